@@ -1,0 +1,75 @@
+# Every target does its own set-up: python3 >= 3.11, make and a network to package registries are enough.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv --quiet
+# uv would pick up another activated environment; the project's own is meant, whatever the caller's shell says.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+
+LOCKED_EXTRAS := agent enricher sinks reports demo
+COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
+
+.PHONY: help demo test test-unit test-tools lint format bench schemas lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20")
+	@$(BIN)/gpuledger demo $(ARGS)
+
+test: $(VENV)/.dev test-tools ## Fetch and build the real parts, then run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-tools: $(VENV)/.dev ## Fetch and build the real parts that tests/real talks to
+	@$(BIN)/python -m tests.tools
+
+lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## Let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## Measure (one benchmark: ARGS="join --json figures.json")
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
+	@$(BIN)/python -m gpuledger.schemas docs/schemas
+
+lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
+	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock
+	@for extra in $(LOCKED_EXTRAS); do \
+		$(COMPILE) pyproject.toml --extra $$extra --constraints requirements/dev.lock \
+			--output-file requirements/$$extra.lock; done
+	@$(COMPILE) requirements/bootstrap.in --constraints requirements/dev.lock \
+		--output-file requirements/bootstrap.lock
+
+clean: ## Remove the environment and what tests and tools left behind
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+# A stamp is younger than the locks it was installed from, so nothing is installed twice. demo.lock holds the
+# versions of dev.lock (make lock constrains it), so that the two can take turns in one environment.
+$(VENV)/.uv: requirements/bootstrap.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuledger needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: requirements/%.lock pyproject.toml $(VENV)/.uv
+	@echo "installing $<"
+	@$(UV) pip install --require-hashes --requirement $<
+	@$(UV) pip install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,1 @@
+"""Lists and watches the API server and publishes slim pod records. Books nothing."""

@@ -1,0 +1,5 @@
+"""What all share: records, topics, bus, settings, service lifecycle, errors. Knows no deployable."""
+
+from importlib.metadata import version
+
+__version__ = version("gpuledger")

@@ -1,0 +1,1 @@
+"""Carry events to their receivers; each sink is a consumer group of its own."""
