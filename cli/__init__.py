@@ -1,1 +1,1 @@
-"""The `gpuledger` command for people. With the tests, the only one to import several deployables."""
+"""The `gpuledger` command for people. Besides tests, only it may import several deployables."""

@@ -1,4 +1,4 @@
-"""What all share: records, topics, bus, settings, service lifecycle, errors. Knows no deployable."""
+"""What all share: records, topics, bus, settings, service lifecycle. Knows no deployable."""
 
 from importlib.metadata import version
 

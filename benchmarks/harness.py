@@ -1,0 +1,60 @@
+"""Finds the benchmarks and chooses among them. Knows no single benchmark and prints nothing."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+from benchmarks.figure import Figure
+from gpuledger.errors import UserError
+
+PREFIX = "bench_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A named source of figures."""
+
+    name: str
+    summary: str
+    """One line: what is measured, against which reference."""
+    run: Callable[[], Iterator[Figure]]
+
+
+def discover(package: ModuleType) -> dict[str, Benchmark]:
+    """Import every `bench_*` module of a package; its benchmarks by name, sorted."""
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = (
+        importlib.import_module(f"{package.__name__}.{name}")
+        for name in names
+        if name.startswith(PREFIX)
+    )
+    benchmarks = [_benchmark(module) for module in modules]
+    return {found.name: found for found in sorted(benchmarks, key=lambda found: found.name)}
+
+
+def _benchmark(module: ModuleType) -> Benchmark:
+    summary = (module.__doc__ or "").strip().partition("\n")[0]
+    return Benchmark(name=module.NAME, summary=summary, run=module.run)
+
+
+def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
+    """Give the named benchmarks in the order asked for; all of them when none is named.
+
+    Raises UserError, with the nearest right names, for a name that no benchmark has.
+    """
+    wanted = list(dict.fromkeys(names)) or list(benchmarks)
+    for name in wanted:
+        if name not in benchmarks:
+            raise UserError(_unknown(name, benchmarks))
+    return [benchmarks[name] for name in wanted]
+
+
+def _unknown(name: str, benchmarks: Iterable[str]) -> str:
+    known = list(benchmarks)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f"no benchmark is named {name!r}; did you mean {' or '.join(near)}?"
+    return f"no benchmark is named {name!r}; there are: {', '.join(known) or 'none'}"
