@@ -1,0 +1,122 @@
+"""What a stage needs of Kafka, in a few methods: the seam that both buses fill.
+
+Here live the protocol and its value types. Publishing is by batch to a partition that the caller
+names; consuming is by poll, with offsets, so that the caller decides when a record is done.
+Errors: any method may raise `BusUnavailableError`; whoever calls retries with a back-off.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+
+class Message(NamedTuple):
+    """What is to be published."""
+
+    key: bytes | None
+    value: bytes | None
+    """`None` is a tombstone on a compacted topic."""
+    timestamp_ms: int
+    """Event time in milliseconds since the epoch: Kafka's CreateTime."""
+
+
+class Record(NamedTuple):
+    """What was published, as a consumer reads it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+PartitionsCallback = Callable[[frozenset[TopicPartition]], Awaitable[None]]
+
+
+async def ignore_partitions(partitions: frozenset[TopicPartition]) -> None:
+    """Do nothing on an assignment or a revocation: the default of both callbacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscription:
+    """What a consumer asks for."""
+
+    group: str
+    """The consumer group: each group reads everything, its members share it."""
+    topics: Sequence[str]
+    """The topics; equally numbered partitions of them go to the same member (range assignment)."""
+    member: str | None = None
+    """The member's own name in the group (static membership): its partitions wait for its return."""
+    on_assigned: PartitionsCallback = ignore_partitions
+    """Called with all partitions newly held, before any of their records is polled."""
+    on_revoked: PartitionsCallback = ignore_partitions
+    """Called with the partitions about to be given up; the last chance to commit for them."""
+
+
+class Producer(Protocol):
+    """Publishes batches."""
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish the messages in their order; return when the bus has acknowledged all of them."""
+
+
+class Consumer(Protocol):
+    """Reads the partitions that its group gave it."""
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Wait at most `timeout_seconds` for records; give at most `max_records`, maybe none.
+
+        A group without a committed offset begins at the beginning of a partition.
+        """
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit, for each partition, the offset of the next record to read."""
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Give the committed offset, or `None` where nothing was committed."""
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Give the partitions that are held now."""
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out no records of these partitions until they are resumed."""
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of these partitions again, from where they were paused."""
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from this offset; one before the first record kept means the first one kept."""
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Give the offset of the next record to be polled; it steps over compacted holes too."""
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Give, for each partition, the offset that the next published record will get."""
+
+
+class Bus(Protocol):
+    """Opens producers and consumers."""
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer; leaving the context flushes and closes it."""
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        """Open a consumer; leaving the context revokes its partitions and leaves the group."""
+
+    async def partitions(self, topic: str) -> int:
+        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+
+

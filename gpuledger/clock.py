@@ -1,0 +1,44 @@
+"""Time as a seam: what a stage needs to know of clocks, so that a simulator can run faster.
+
+Here live the protocol and the machine's own clock. No schedule, no loop.
+"""
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Three readings of time and one way to wait."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch; may be set back and forth by the machine's owner."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of a clock that is never set, for measuring intervals."""
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since boot, suspended time included."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds` of this clock's time."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        return time.time_ns()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of the kernel's monotonic clock."""
+        return time.monotonic_ns()
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since boot (`CLOCK_BOOTTIME`), suspended time included."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`."""
+        await asyncio.sleep(seconds)

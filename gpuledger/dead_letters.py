@@ -1,0 +1,110 @@
+"""Where a record goes that cannot be used: decoded or put aside, never lost in silence.
+
+Here lives the one way in which every consumer turns its records into values. It knows the bus
+and the codec; it knows no stage.
+"""
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+import structlog
+from prometheus_client import Counter
+
+from gpuledger.bus.protocol import Message, Producer, Record
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.records import DeadLetter
+from gpuledger.topics import DEAD_LETTERS
+
+T = TypeVar("T")
+
+DEAD_LETTERS_TOTAL: Final = Counter(
+    "gpuledger_dead_letters",
+    "Records that this process could not use and put aside on the dead-letter topic.",
+    ["topic", "reason"],
+)
+_log = structlog.get_logger(__name__)
+
+
+class DeadLetterOffice:
+    """Decodes records, collects those that cannot be used, and publishes them as dead letters.
+
+    Collected letters are published by `flush`, which a consumer calls before it commits the
+    offsets of the records they stand for.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        producer: Producer,
+        partitions: int,
+        time_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._consumer = consumer
+        self._producer = producer
+        self._partitions = partitions
+        self._time_ns = time_ns
+        self._waiting: list[DeadLetter] = []
+        self.buried = 0
+
+    def decode(
+        self, decoder: Decoder[T], records: Sequence[Record]
+    ) -> Iterator[tuple[Record, T]]:
+        """Give each record with its value; what does not decode is put aside and left out."""
+        for record in records:
+            try:
+                yield record, decoder.decode(record.value)
+            except UndecodableError as error:
+                self.bury(record, reason="undecodable", detail=str(error))
+
+    def bury(self, record: Record, *, reason: str, detail: str) -> None:
+        """Put a record aside, with the reason as one word and the detail as a sentence."""
+        self.buried += 1
+        DEAD_LETTERS_TOTAL.labels(topic=record.topic, reason=reason).inc()
+        self._waiting.append(
+            DeadLetter(
+                topic=record.topic,
+                partition=record.partition,
+                offset=record.offset,
+                consumer=self._consumer,
+                reason=reason,
+                detail=detail,
+                time_ns=self._time_ns(),
+                key_base64=_base64(record.key),
+                value_base64=_base64(record.value),
+            )
+        )
+
+    async def flush(self) -> None:
+        """Publish what was put aside; where that fails, it stays for the next call."""
+        if not self._waiting:
+            return
+        by_partition: dict[int, list[Message]] = {}
+        for letter in self._waiting:
+            place = letter.partition % self._partitions
+            by_partition.setdefault(place, []).append(_message(letter))
+        for partition, messages in by_partition.items():
+            await self._producer.publish(DEAD_LETTERS.name, partition, messages)
+        first = self._waiting[0]
+        _log.warning(
+            "dead_letters",
+            count=len(self._waiting),
+            topic=first.topic,
+            partition=first.partition,
+            offset=first.offset,
+            detail=first.detail,
+        )
+        self._waiting.clear()
+
+
+def _message(letter: DeadLetter) -> Message:
+    return Message(
+        key=letter.topic.encode(), value=encode(letter), timestamp_ms=letter.time_ns // 1_000_000
+    )
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()

@@ -1,0 +1,40 @@
+"""What can go wrong, grouped by what a caller can do about it.
+
+    GpuledgerError
+    ├── UserError              say it in one line, exit 2
+    │   ├── SettingsError
+    │   └── TopicsError
+    ├── UndecodableError       put the record aside, go on
+    └── UnavailableError       try again later
+        └── BusUnavailableError
+
+Exceptions of libraries stop at the seam that calls them and become one of these.
+"""
+
+
+class GpuledgerError(Exception):
+    """Any error that this project raises on purpose."""
+
+
+class UserError(GpuledgerError):
+    """Something that its user can put right: the message says what and how, in one line."""
+
+
+class SettingsError(UserError):
+    """A setting that is unknown, mistyped or missing."""
+
+
+class TopicsError(UserError):
+    """A topic on the broker that is not as the topic table says."""
+
+
+class UndecodableError(GpuledgerError):
+    """A record that is no valid record of its topic; the message names topic, field and value."""
+
+
+class UnavailableError(GpuledgerError):
+    """Something outside did not answer; the same call may succeed later."""
+
+
+class BusUnavailableError(UnavailableError):
+    """The broker did not answer, or did not acknowledge in time."""

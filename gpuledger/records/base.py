@@ -1,0 +1,36 @@
+"""How a record is made: frozen, keyword-only, and without a key for what is not known.
+
+Here lives the one decorator of all records. No record itself, and no encoding.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen keyword-only dataclass whose `None` fields are absent on the wire.
+
+    orjson writes what stands in an instance's `__dict__`, so an optional field that was not given
+    is taken out of it; reading the attribute still finds `None`, the default on the class.
+    Without slots, because orjson is 3 to 5 times slower on slotted dataclasses.
+    """
+    made = dataclass(frozen=True, kw_only=True)(cls)
+    optional = tuple(field.name for field in fields(made) if field.default is None)  # type: ignore[arg-type]  # `made` is a dataclass, which the type of `cls` cannot say
+    if optional:
+        made.__init__ = _leave_out_absent(made.__init__, optional)  # type: ignore[misc]  # replaces the generated constructor, once, here
+    return made
+
+
+def _leave_out_absent(fill: Callable[..., None], optional: tuple[str, ...]) -> Callable[..., None]:
+    def __init__(self: Any, **values: Any) -> None:  # noqa: ANN401, N807  # stands in for any generated constructor
+        fill(self, **values)
+        present = self.__dict__
+        for name in optional:
+            if present[name] is None:
+                del present[name]
+
+    return __init__

@@ -1,0 +1,30 @@
+"""A record that could not be used: where it lay, why, and its bytes.
+
+Here lives the record of `gpuledger.dead-letters.v1`.
+"""
+
+from gpuledger.records.base import record
+
+
+@record
+class DeadLetter:
+    """A record that a consumer could not use, kept so that it can be looked at and sent again."""
+
+    topic: str
+    """The topic from which it was read."""
+    partition: int
+    """Its partition there."""
+    offset: int
+    """Its offset there."""
+    consumer: str
+    """The consumer group that could not use it."""
+    reason: str
+    """Why, as one word: `undecodable`, `invalid`, …"""
+    detail: str
+    """Why, as a sentence that names field and value."""
+    time_ns: int
+    """When it was put aside, nanoseconds since the epoch."""
+    key_base64: str | None = None
+    """The record's key; absent where it had none."""
+    value_base64: str | None = None
+    """The record's bytes, unchanged; absent where it had none."""

@@ -1,0 +1,114 @@
+"""What a tick comes to once it is booked: each GPU's readings and the entries that sum to it.
+
+Here live the records of `gpuledger.events.v1`. How a quantity is split is the join's business.
+"""
+
+from enum import StrEnum
+
+from gpuledger.records.base import record
+from gpuledger.records.samples import DeviceAllocation, GpuReading
+
+
+class Account(StrEnum):
+    """To whom a quantity is debited."""
+
+    POD = "pod"
+    HOST = "host"
+    UNATTRIBUTED = "unattributed"
+    IDLE = "idle"
+
+
+class Method(StrEnum):
+    """How an entry's quantities were found."""
+
+    EXCLUSIVE = "exclusive"
+    PROCESS_UTILIZATION = "process_utilization"
+    ACCOUNTING = "accounting"
+    MEMORY_SHARE = "memory_share"
+    ALLOCATION_SHARE = "allocation_share"
+    EQUAL_SHARE = "equal_share"
+
+
+class PodState(StrEnum):
+    """Whether the pod behind a UID or a container id was known when the event was written."""
+
+    KNOWN = "known"
+    PENDING = "pending"
+
+
+@record
+class Entry:
+    """What one account used of one GPU in one tick."""
+
+    account: Account
+    """The kind of account."""
+    pod_uid: str | None = None
+    """On a pod's account: its UID, where the cgroup path or the pod's record names it."""
+    container_id: str | None = None
+    """On a pod's account: the container's id, where the cgroup path names it."""
+    busy_seconds: float
+    """Time in which its kernels ran; on `idle`: in which no kernel ran."""
+    memory_byte_seconds: float
+    """Memory held times the time it was held; on `idle`: free memory."""
+    joules: float | None = None
+    """Energy; absent on a GPU that gives neither energy nor power."""
+    method: Method
+    """How the busy seconds were found."""
+
+
+@record
+class PodDescription:
+    """Who a pod is, by the pod record in force at the tick's time."""
+
+    uid: str | None = None
+    """The pod's UID; absent where only a container id is known."""
+    container_ids: list[str]
+    """The containers of the pod on which this event books."""
+    state: PodState
+    """`pending` until the pod's record has come."""
+    namespace: str | None = None
+    """Its namespace, once known."""
+    name: str | None = None
+    """Its name, once known."""
+    owner_kind: str | None = None
+    """Kind of its workload, such as `Deployment`."""
+    owner_name: str | None = None
+    """Name of its workload."""
+    labels: dict[str, str] | None = None
+    """The labels that the pod watch was asked to keep."""
+    container_names: dict[str, str] | None = None
+    """Name of each of `container_ids` that the pod's record names."""
+    deleted_time_ns: int | None = None
+    """Since when the pod is gone from the API server, where its processes outlive it."""
+
+
+@record
+class GpuBooks:
+    """One GPU in one tick: what it read, and on whom that is booked."""
+
+    reading: GpuReading
+    """The readings, as the node gave them."""
+    entries: list[Entry]
+    """The entries; for each quantity they sum to the device."""
+
+
+@record
+class GpuEvent:
+    """One tick of one node, booked. `(node, boot_id, seq)` is its identity."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: int
+    """The tick's number within the boot, as the agent gave it."""
+    time_ns: int
+    """End of the covered interval, nanoseconds since the epoch."""
+    interval_ns: int
+    """Length of the covered interval."""
+    gpus: list[GpuBooks]
+    """The books of each GPU that answered."""
+    pods: list[PodDescription]
+    """Who the pods are on whom the entries are booked."""
+    allocations: list[DeviceAllocation]
+    """What was held, beside what was used, as the node gave it."""

@@ -1,0 +1,68 @@
+"""Something that happened to a GPU at an instant: an XID, an ECC error, a GPU that was lost.
+
+Here live the records of `gpuledger.incidents.v1` (by the node) and
+`gpuledger.attributed-incidents.v1` (with the pods that were on the GPU).
+"""
+
+from enum import StrEnum
+
+from gpuledger.records.base import record
+from gpuledger.records.events import PodDescription
+
+
+class Severity(StrEnum):
+    """How loud an incident is."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@record
+class IncidentProcess:
+    """A process that was on the GPU when it happened."""
+
+    pid: int
+    """Process id in the node's own pid namespace."""
+    command: str | None = None
+    """The kernel's name of the program."""
+    container_id: str | None = None
+    """Its container's id."""
+    pod_uid: str | None = None
+    """Its pod's UID."""
+
+
+@record
+class Incident:
+    """What a node saw happen to one of its GPUs."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of the boot."""
+    gpu_uuid: str
+    """The GPU to which it happened."""
+    time_ns: int
+    """When it happened, nanoseconds since the epoch."""
+    kind: str
+    """What happened: `xid`, `gpu_lost`, `gpu_recovered`, …"""
+    source: str
+    """Who said so, such as `nvml`."""
+    severity: Severity
+    """How loud it is."""
+    xid: int | None = None
+    """The driver's XID, on incidents of kind `xid`."""
+    message: str
+    """One sentence for people."""
+    processes: list[IncidentProcess]
+    """The processes on the GPU at that time."""
+
+
+@record
+class AttributedIncident:
+    """An incident together with the pods that were on the GPU."""
+
+    incident: Incident
+    """What happened."""
+    pods: list[PodDescription]
+    """The pods of the incident's processes."""

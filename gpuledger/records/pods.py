@@ -1,0 +1,54 @@
+"""A pod, slim: what the join and the sinks need to name what a container id or a UID stands for.
+
+Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod's UID.
+"""
+
+from gpuledger.records.base import record
+
+
+@record
+class PodContainer:
+    """A container of a pod as its status names it."""
+
+    name: str
+    """The container's name in the pod."""
+    container_id: str | None = None
+    """The runtime's id without its scheme; absent until the container was started."""
+    restarts: int
+    """How often it was started again; each time under another id."""
+
+
+@record
+class PodRecord:
+    """A pod that has a node, at one version of its object in the API server."""
+
+    uid: str
+    """The pod's UID: its identity, also where its name is used again."""
+    namespace: str
+    """The pod's namespace."""
+    name: str
+    """The pod's name."""
+    node: str
+    """The node on which it runs; its record's partition is that node's."""
+    owner_kind: str | None = None
+    """Kind of the workload that people know it by, such as `Deployment` or `Job`."""
+    owner_name: str | None = None
+    """Name of that workload."""
+    labels: dict[str, str]
+    """The labels that the settings ask for."""
+    containers: list[PodContainer]
+    """All containers, init and ephemeral ones included."""
+    config_hash: str | None = None
+    """A static pod's hash, by which cgroup paths call it instead of its UID."""
+    gpus_requested: dict[str, int]
+    """GPU resources asked for, by resource name, summed over the containers."""
+    phase: str
+    """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
+    created_time_ns: int
+    """When the API server made the object, nanoseconds since the epoch."""
+    started_time_ns: int | None = None
+    """When the kubelet took it on."""
+    deleted_time_ns: int | None = None
+    """When it left the API server, as far as the pod watch could see."""
+    resource_version: str
+    """The version of the object from which this record was made."""

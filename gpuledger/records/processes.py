@@ -1,0 +1,48 @@
+"""The life of a process on a GPU, as a node tells it: the audit trail behind the ticks.
+
+Here lives the record of `gpuledger.processes.v1`. What a process used in a tick stands in the tick.
+"""
+
+from enum import StrEnum
+
+from gpuledger.records.base import record
+
+
+class ProcessChange(StrEnum):
+    """Why a process record was written."""
+
+    SEEN = "seen"
+    CHANGED = "changed"
+    ENDED = "ended"
+
+
+@record
+class ProcessRecord:
+    """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of this boot."""
+    pid: int
+    """Process id in the node's own pid namespace."""
+    started_boottime_ns: int | None = None
+    """Start of the process since boot; absent where the process ended before it could be read."""
+    time_ns: int
+    """When the agent saw the change, nanoseconds since the epoch."""
+    change: ProcessChange
+    """Whether the process was first seen, changed, or ended."""
+    gpu_uuids: list[str]
+    """The GPUs it uses, or used last."""
+    command: str | None = None
+    """The kernel's name of the program (`/proc/<pid>/comm`, at most 15 characters)."""
+    cgroup_path: str | None = None
+    """The line of `/proc/<pid>/cgroup` that named the container, or the first one."""
+    container_id: str | None = None
+    """The container's id as the path shows it."""
+    pod_uid: str | None = None
+    """The pod's UID as the path shows it."""
+    busy_seconds: float | None = None
+    """At the end: GPU time over its whole life by the driver's accounting, where that is on."""
+    max_memory_bytes: int | None = None
+    """At the end: the most device memory it held, by the driver's accounting, where that is on."""

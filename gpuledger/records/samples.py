@@ -1,0 +1,127 @@
+"""What a node says of one tick: the GPUs' readings, the processes on them, their containers.
+
+Here live the records of `gpuledger.samples.v1`. Nothing here knows pods by name: a node knows a
+pod by the UID in a cgroup path, names are the join's business.
+"""
+
+from enum import StrEnum
+
+from gpuledger.records.base import record
+
+
+class ProcessKind(StrEnum):
+    """The list of the driver in which a process was found."""
+
+    COMPUTE = "compute"
+    GRAPHICS = "graphics"
+    MPS = "mps"
+
+
+@record
+class GpuReading:
+    """What one GPU read in a tick; a reading that the driver does not give is absent."""
+
+    uuid: str
+    """The GPU's UUID as the driver gives it: its identity, on every machine and after any reboot."""
+    index: int
+    """The driver's index of the GPU at this tick: a label for people, never a key."""
+    model: str | None = None
+    """The product name, such as `NVIDIA H100 80GB HBM3`."""
+    utilization_ratio: float | None = None
+    """Share of the covered interval in which at least one kernel ran, 0 to 1."""
+    memory_utilization_ratio: float | None = None
+    """Share of the covered interval in which the memory controller was busy, 0 to 1."""
+    memory_total_bytes: int | None = None
+    """Size of the device memory, what the driver reserved included."""
+    memory_used_bytes: int | None = None
+    """Memory in use at the tick, without what the driver reserved for itself."""
+    memory_reserved_bytes: int | None = None
+    """Memory that the driver and the firmware keep for themselves."""
+    power_watts: float | None = None
+    """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
+    energy_joules: float | None = None
+    """Energy drawn in the covered interval: the difference of two counter readings."""
+    energy_total_joules: float | None = None
+    """The driver's energy counter; it starts again when the driver is loaded."""
+    temperature_celsius: int | None = None
+    """Temperature of the GPU's die."""
+    sm_clock_hertz: int | None = None
+    """Clock of the streaming multiprocessors."""
+    memory_clock_hertz: int | None = None
+    """Clock of the device memory."""
+
+
+@record
+class ContainerRef:
+    """A container as a cgroup path shows it; processes of the tick point to it."""
+
+    container_id: str | None = None
+    """The runtime's id, 64 hexadecimal digits; absent where the path shows only a pod."""
+    pod_uid: str | None = None
+    """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
+
+
+@record
+class GpuProcess:
+    """One process on one GPU in a tick."""
+
+    gpu: int
+    """Position of the GPU in the tick's `gpus`."""
+    pid: int
+    """Process id in the node's own pid namespace."""
+    started_boottime_ns: int | None = None
+    """Start of the process since the node's boot; with node, boot id and pid its identity."""
+    container: int | None = None
+    """Position of its container in the tick's `containers`; absent for a process of the host."""
+    kind: ProcessKind
+    """The driver's list in which it was found; `compute` where it is in more than one."""
+    memory_used_bytes: int | None = None
+    """Device memory it holds at the tick."""
+    sm_utilization_ratio: float | None = None
+    """Share of the covered interval in which its kernels ran, 0 to 1, from all the driver's samples."""
+    memory_utilization_ratio: float | None = None
+    """Share of the covered interval in which its memory accesses kept the controller busy, 0 to 1."""
+    ended: bool | None = None
+    """True where it was there at the tick before and is gone: it ran for a part of this interval."""
+
+
+@record
+class DeviceAllocation:
+    """A device, or a part of one, that the kubelet has given to a container."""
+
+    gpu_uuid: str
+    """The GPU on which the device is."""
+    device_id: str
+    """The id under which the device plugin knows it, such as a UUID, a MIG id or `UUID::2`."""
+    resource_name: str
+    """The resource under which the pod asked for it, such as `nvidia.com/gpu`."""
+    namespace: str
+    """Namespace of the pod."""
+    pod: str
+    """Name of the pod: the kubelet's pod-resources interface gives no UID."""
+    container: str
+    """Name of the container in the pod."""
+
+
+@record
+class NodeSample:
+    """One tick of one node: all that the node knew of its GPUs at that instant."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
+    seq: int
+    """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
+    time_ns: int
+    """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
+    interval_ns: int
+    """Length of the covered interval by the monotonic clock: what this tick's shares are shares of."""
+    gpus: list[GpuReading]
+    """The readings, one for each GPU that answered."""
+    containers: list[ContainerRef]
+    """The containers of the tick's processes, each once."""
+    processes: list[GpuProcess]
+    """The processes on the GPUs, one entry for each GPU that a process uses."""
+    allocations: list[DeviceAllocation]
+    """What the kubelet has given to whom; empty where the kubelet was not asked."""

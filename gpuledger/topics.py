@@ -1,0 +1,129 @@
+"""The table of topics: what each carries, how it is keyed, placed and kept.
+
+Here live the topics' names and configurations, and the placing of a node's records. Creating them
+on a broker is `gpuledger.bus`'s business; the contract for people is `docs/asyncapi.yaml`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuledger.records import (
+    AttributedIncident,
+    DeadLetter,
+    GpuEvent,
+    Incident,
+    NodeSample,
+    PodRecord,
+    ProcessRecord,
+)
+
+DEFAULT_PARTITIONS: Final = 12
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """One topic: the record it carries, its key, its partitioner, and its configuration."""
+
+    name: str
+    """The topic's name; a change of record that old readers cannot follow gets a new version."""
+    record: type
+    """The type of its records."""
+    key: str
+    """The field of the record that is the Kafka key."""
+    partitioner: str = "node"
+    """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
+    `source`: the partition number of the record it speaks of, modulo the partitions."""
+    partitions: int = DEFAULT_PARTITIONS
+    """How many partitions; all topics placed by node have the same number, and it never changes."""
+    cleanup_policy: str = "delete"
+    """Kafka's `cleanup.policy`."""
+    retention_ms: int | None = None
+    """Kafka's `retention.ms`; absent where compaction alone decides."""
+    min_insync_replicas: int = 2
+    """Kafka's `min.insync.replicas`, on clusters with at least three replicas."""
+    extra: dict[str, str] = field(default_factory=dict)
+    """Further configuration of the topic."""
+
+    def config(self, *, replication_factor: int) -> dict[str, str]:
+        """Give the Kafka configuration of the topic on a cluster with that many replicas."""
+        made = {
+            "cleanup.policy": self.cleanup_policy,
+            "min.insync.replicas": str(min(self.min_insync_replicas, max(1, replication_factor - 1))),
+            "message.timestamp.type": "CreateTime",
+        }
+        if self.retention_ms is not None:
+            made["retention.ms"] = str(self.retention_ms)
+        return made | self.extra
+
+
+SAMPLES: Final = Topic(
+    name="gpuledger.samples.v1", record=NodeSample, key="node", retention_ms=6 * _HOUR_MS
+)
+PROCESSES: Final = Topic(
+    name="gpuledger.processes.v1", record=ProcessRecord, key="node", retention_ms=_DAY_MS
+)
+INCIDENTS: Final = Topic(
+    name="gpuledger.incidents.v1", record=Incident, key="node", retention_ms=7 * _DAY_MS
+)
+PODS: Final = Topic(
+    name="gpuledger.pods.v1",
+    record=PodRecord,
+    key="uid",
+    cleanup_policy="compact",
+    # Every version outlives the samples that it describes, so that a replay finds what the first
+    # run found; a tombstone outlives a reader that is a day behind.
+    extra={
+        "min.compaction.lag.ms": str(6 * _HOUR_MS),
+        "delete.retention.ms": str(_DAY_MS),
+        "segment.ms": str(_HOUR_MS),
+    },
+)
+EVENTS: Final = Topic(
+    name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS
+)
+ATTRIBUTED_INCIDENTS: Final = Topic(
+    name="gpuledger.attributed-incidents.v1",
+    record=AttributedIncident,
+    key="node",
+    retention_ms=7 * _DAY_MS,
+)
+DEAD_LETTERS: Final = Topic(
+    name="gpuledger.dead-letters.v1",
+    record=DeadLetter,
+    key="topic",
+    partitioner="source",
+    partitions=1,
+    retention_ms=7 * _DAY_MS,
+)
+
+TOPICS: Final = (
+    SAMPLES,
+    PROCESSES,
+    INCIDENTS,
+    PODS,
+    EVENTS,
+    ATTRIBUTED_INCIDENTS,
+    DEAD_LETTERS,
+)
+BY_NAME: Final = {topic.name: topic for topic in TOPICS}
+
+
+def partition_of_node(node: str, *, partitions: int) -> int:
+    """Give the partition of all records of a node: where Kafka's default partitioner puts that key."""
+    return (murmur2(node.encode()) & 0x7FFFFFFF) % partitions
+
+
+def murmur2(data: bytes) -> int:
+    """Hash as Kafka's `Utils.murmur2` does, as an unsigned 32-bit number."""
+    mask, prime = 0xFFFFFFFF, 0x5BD1E995
+    hashed = 0x9747B28C ^ len(data)
+    whole = len(data) & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(data[start : start + 4], "little") * prime & mask
+        hashed = (hashed * prime & mask) ^ ((word ^ word >> 24) * prime & mask)
+    if tail := data[whole:]:
+        hashed = (hashed ^ int.from_bytes(tail, "little")) * prime & mask
+    hashed = (hashed ^ hashed >> 13) * prime & mask
+    return hashed ^ hashed >> 15
