@@ -1,0 +1,54 @@
+"""The documents: links that lead somewhere, decisions that are numbered and listed, commands that exist."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SECTIONS = ["Context", "Decision", "Consequences", "Alternatives"]
+
+
+def targets_of_make() -> set[str]:
+    """Give the targets that `make help` lists."""
+    listed = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607 - the make that users have
+    return {line.split()[1] for line in listed.stdout.splitlines() if line.startswith("  make ")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_within_the_repository_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text())
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
+
+    assert named <= targets_of_make()
+
+
+def test_decisions_are_numbered_without_gaps_and_listed_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+
+    assert [int(adr.name[:3]) for adr in ADRS] == list(range(len(ADRS)))
+    assert [adr.name for adr in ADRS if f"adr/{adr.name}" not in index] == []
+
+
+@pytest.mark.parametrize("adr", ADRS, ids=lambda adr: str(adr.stem))
+def test_a_decision_has_the_sections_of_its_template(adr: Path) -> None:
+    text = adr.read_text()
+
+    assert re.match(r"# \d{3} .+\n\n- Status: \w+", text)
+    assert re.findall(r"^## (\w+)", text, flags=re.MULTILINE) == SECTIONS
+
+
+def test_the_readme_gives_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+
+    for command in ("make demo", "make test"):
+        assert re.search(rf"^{command}$", text, flags=re.MULTILINE), command
