@@ -1,4 +1,4 @@
-"""The documents: links that lead somewhere, decisions that are numbered and listed, commands that exist."""
+"""The documents: links that lead somewhere, decisions that are listed, commands that exist."""
 
 import re
 import subprocess

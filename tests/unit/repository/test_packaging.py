@@ -1,4 +1,4 @@
-"""What pyproject.toml promises of the distribution: scripts that start, and a wheel of the right packages."""
+"""What pyproject.toml promises: scripts that start, and a wheel of the right packages."""
 
 import ast
 import importlib
