@@ -46,10 +46,10 @@ class Entry:
     """On a pod's account: its UID, where the cgroup path or the pod's record names it."""
     container_id: str | None = None
     """On a pod's account: the container's id, where the cgroup path names it."""
-    busy_seconds: float
-    """Time in which its kernels ran; on `idle`: in which no kernel ran."""
-    memory_byte_seconds: float
-    """Memory held times the time it was held; on `idle`: free memory."""
+    busy_seconds: float | None = None
+    """Time in which its kernels ran; on `idle`: in which no kernel ran; absent without a reading."""
+    memory_byte_seconds: float | None = None
+    """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
     method: Method
