@@ -1,0 +1,67 @@
+"""`python -m tests.tools [NAME...] [--list] [--check]`: get the real parts that tests/real talks to.
+
+A part that cannot be had is one loud line. That is an error where CI=true; on a person's machine
+the tests that need it are left out, which is for pytest to say again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tests.tools import catalogue, report
+from tests.tools.errors import MissingToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and give its exit code."""
+    options = _parse(arguments)
+    try:
+        tools = [catalogue.named(name) for name in options.names] or list(catalogue.TOOLS)
+    except MissingToolError as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE_ERROR
+    started_seconds = time.monotonic()
+    look_only = options.list or options.check
+    missing = [tool.name for tool in tools if not _tell(tool, look_only=look_only)]
+    if not look_only:
+        seconds = time.monotonic() - started_seconds
+        report.say(f"{len(tools) - len(missing)} of {len(tools)} real parts in {seconds:.1f} s")
+    must_have_all = options.check or os.environ.get("CI") == "true"
+    return 1 if missing and must_have_all and not options.list else 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.tools", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--list", action="store_true", help="say what is there and where")
+    parser.add_argument(
+        "--check", action="store_true", help="as --list, with exit code 1 when a part is missing"
+    )
+    return parser.parse_args(arguments)
+
+
+def _tell(tool: catalogue.Tool, *, look_only: bool) -> bool:
+    address = catalogue.given(tool)
+    if address and not look_only:
+        report.say(f"{tool.name}: {tool.given_by}={address}, nothing to fetch")
+        return True
+    try:
+        path = tool.find() if look_only else tool.provide()
+    except MissingToolError as error:
+        report.say(f"{report.LOUD} {tool.name} {tool.version} CANNOT BE HAD: {error.reason}")
+        return False
+    report.say(f"{tool.name} {tool.version}: {path}")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,111 @@
+"""All the real parts there are, by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from tests.tools.debian import DebianTool
+from tests.tools.errors import MissingToolError
+from tests.tools.go_modules import GoTool
+from tests.tools.kafka_jars import KafkaTool
+
+KUBERNETES_VERSION = "1.36.3"
+# Without these the API server would call itself v0.0.0.
+KUBERNETES_LINKER_FLAGS = " ".join(
+    [
+        "-s -w",
+        f"-X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}",
+        "-X k8s.io/component-base/version.gitMajor=1",
+        "-X k8s.io/component-base/version.gitMinor=36",
+    ]
+)
+PROMETHEUS_VERSION = "0.315.0"
+PROMETHEUS_TAGS = "netgo,remove_all_sd"
+
+
+class Tool(Protocol):
+    """A real part: found where it lies, or provided by fetching and building."""
+
+    @property
+    def name(self) -> str:
+        """What the part is called on the command line."""
+
+    @property
+    def version(self) -> str:
+        """The version that is fetched."""
+
+    @property
+    def given_by(self) -> str | None:
+        """The environment variable that names one already running."""
+
+    def find(self) -> Path:
+        """Give its program or folder; raises MissingToolError."""
+
+    def provide(self) -> Path:
+        """Give its program or folder, fetched and built first; raises MissingToolError."""
+
+
+KAFKA = KafkaTool()
+
+# The quick ones first: a run that is broken off leaves most of them.
+TOOLS: tuple[Tool, ...] = (
+    DebianTool(name="kcat", program="kcat", package="kcat"),
+    DebianTool(
+        name="alertmanager",
+        program="prometheus-alertmanager",
+        package="prometheus-alertmanager",
+        given_by="ALERTMANAGER_URL",
+    ),
+    DebianTool(
+        name="victoria-metrics",
+        program="victoria-metrics",
+        package="victoria-metrics",
+        given_by="VICTORIAMETRICS_URL",
+    ),
+    KAFKA,
+    GoTool(
+        name="etcd",
+        version="3.6.5",
+        module="etcd",
+        package="go.etcd.io/etcd/server/v3",
+        given_by="GPULEDGER_TEST_KUBECONFIG",
+    ),
+    GoTool(
+        name="prometheus",
+        version=PROMETHEUS_VERSION,
+        module="prometheus",
+        package="github.com/prometheus/prometheus/cmd/prometheus",
+        tags=PROMETHEUS_TAGS,
+        given_by="PROMETHEUS_URL",
+    ),
+    GoTool(
+        name="promtool",
+        version=PROMETHEUS_VERSION,
+        module="prometheus",
+        package="github.com/prometheus/prometheus/cmd/promtool",
+        tags=PROMETHEUS_TAGS,
+    ),
+    GoTool(
+        name="kube-apiserver",
+        version=KUBERNETES_VERSION,
+        module="kube_apiserver",
+        linker_flags=KUBERNETES_LINKER_FLAGS,
+        given_by="GPULEDGER_TEST_KUBECONFIG",
+    ),
+)
+
+
+def named(name: str) -> Tool:
+    """Give the tool of that name; raises MissingToolError that lists the names there are."""
+    for tool in TOOLS:
+        if tool.name == name:
+            return tool
+    known = ", ".join(tool.name for tool in TOOLS)
+    raise MissingToolError(name, f"no such part; there are {known}")
+
+
+def given(tool: Tool) -> str | None:
+    """Give the address of a part that already runs elsewhere, as its environment variable says."""
+    return os.environ.get(tool.given_by) if tool.given_by else None

@@ -1,0 +1,44 @@
+"""What a run says while it works: a line as each step starts, signs of life, its seconds at the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOUD = "!!!"
+SIGN_OF_LIFE_SECONDS = 30.0
+
+
+def say(line: str) -> None:
+    """Print a line at once, so that a log shows where a long build stands."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def step(name: str, version: str, text: str) -> Iterator[None]:
+    """Say what is being done for a part, that it goes on, and in the end how many seconds it took."""
+    heading = f"{name} {version}: {text}"
+    started_seconds = time.monotonic()
+    say(f"{heading} ...")
+    ended = threading.Event()
+    watcher = threading.Thread(
+        target=_say_still, args=(heading, started_seconds, ended), daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+    say(f"{heading} - done in {time.monotonic() - started_seconds:.1f} s")
+
+
+def _say_still(heading: str, started_seconds: float, ended: threading.Event) -> None:
+    while not ended.wait(SIGN_OF_LIFE_SECONDS):
+        say(f"{heading} ... {time.monotonic() - started_seconds:.0f} s")
