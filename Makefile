@@ -66,7 +66,7 @@ clean: ## Remove the environment and what tests and tools left behind
 # versions of dev.lock (make lock constrains it), so that the two can take turns in one environment.
 $(VENV)/.uv: requirements/bootstrap.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuledger needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
-	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
