@@ -1,0 +1,94 @@
+"""What a cgroup path says: which container, which pod.
+
+Here lives the reading of the lines of `/proc/<pid>/cgroup`, as pure functions over text. Nothing
+here opens a file, and nothing here knows a pod by name.
+
+A path is cut into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into one
+path element), and a segment means something only as a whole: `libpod-<64 hex>` holds the letters
+`pod`, a desktop's scope holds a UUID, and neither is a pod.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+_HEX_ID: Final = "[0-9a-f]{64}"
+_UUID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
+# The 32 digits are the configuration hash that a kubelet gives a static pod in place of a UID.
+_POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
+# A closed list: `crio-conmon-<id>` is the container's monitor, `<id>.mount` its file system.
+_CONTAINER: Final = re.compile(
+    rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
+)
+_PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.DOTALL)
+# The kernel adds this to the path of a process that outlived its cgroup.
+_DELETED: Final = " (deleted)"
+_CONTROLLERS: Final = ("name=systemd", "", "memory", "pids", "devices", "cpu,cpuacct")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where a process runs, as its cgroup shows it."""
+
+    container_id: str | None = None
+    """The runtime's id, 64 hexadecimal digits; `None` where the path names no container."""
+    pod_uid: str | None = None
+    """The pod's UID, or a static pod's configuration hash; `None` where the path names no pod."""
+    line: str | None = None
+    """The line that said so, else the first line; `None` where there was none."""
+
+    @property
+    def in_container(self) -> bool:
+        """Whether the path names a pod or a container at all: everything else is the host."""
+        return self.container_id is not None or self.pod_uid is not None
+
+
+class _Line(NamedTuple):
+    text: str
+    controllers: str
+    path: str
+
+
+def locate(lines: str | Iterable[str]) -> Location:
+    """Read the lines of one `/proc/<pid>/cgroup`, or of one bare path.
+
+    Of several lines one with a pod wins, then one with a container: in a hybrid hierarchy some
+    controllers may stop at an outer container.
+    """
+    texts = lines.splitlines() if isinstance(lines, str) else lines
+    parsed = [_parse(text) for text in map(str.strip, texts) if text]
+    found = [(_locate_path(line.path), line) for line in parsed]
+    if not found:
+        return Location()
+    (container_id, pod_uid), line = min(found, key=lambda one: _rank(*one))
+    if container_id is None and pod_uid is None:
+        line = parsed[0]
+    return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
+
+
+def _parse(text: str) -> _Line:
+    matched = _PROC_LINE.fullmatch(text)
+    controllers, path = matched.groups() if matched else ("", text)
+    return _Line(text=text, controllers=controllers, path=path.removesuffix(_DELETED))
+
+
+def _rank(found: tuple[str | None, str | None], line: _Line) -> tuple[bool, bool, int]:
+    container_id, pod_uid = found
+    known = line.controllers in _CONTROLLERS
+    preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)
+    return (pod_uid is None, container_id is None, preference)
+
+
+def _locate_path(path: str) -> tuple[str | None, str | None]:
+    """Take the last pod and the first container within it.
+
+    The last pod, because a cluster in a container (kind, minikube) has its pods innermost; the
+    first container, because Docker in a pod is still that pod's container.
+    """
+    segments = re.split("[/:]", path)
+    pods = [(place, found) for place, found in enumerate(map(_POD.fullmatch, segments)) if found]
+    place, pod = pods[-1] if pods else (-1, None)
+    containers = (_CONTAINER.fullmatch(segment) for segment in segments[place + 1 :])
+    container = next(filter(None, containers), None)
+    return (container and container[1], pod and pod[1].replace("_", "-"))
