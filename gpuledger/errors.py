@@ -5,6 +5,7 @@
     │   ├── SettingsError
     │   └── TopicsError
     ├── UndecodableError       put the record aside, go on
+    ├── MessageTooLargeError   publish it smaller or not at all: trying again never helps
     └── UnavailableError       try again later
         └── BusUnavailableError
 
@@ -30,6 +31,10 @@ class TopicsError(UserError):
 
 class UndecodableError(GpuledgerError):
     """A record that is no valid record of its topic; the message names topic, field and value."""
+
+
+class MessageTooLargeError(GpuledgerError):
+    """A message larger than the bus takes; the message names its topic, key, size and the limit."""
 
 
 class UnavailableError(GpuledgerError):

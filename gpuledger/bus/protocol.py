@@ -55,7 +55,7 @@ class Subscription:
     topics: Sequence[str]
     """The topics; equally numbered partitions of them go to the same member (range assignment)."""
     member: str | None = None
-    """The member's own name in the group (static membership): its partitions wait for its return."""
+    """The member's own name in the group (static membership): its partitions wait for it."""
     on_assigned: PartitionsCallback = ignore_partitions
     """Called with all partitions newly held, before any of their records is polled."""
     on_revoked: PartitionsCallback = ignore_partitions
@@ -118,5 +118,3 @@ class Bus(Protocol):
 
     async def partitions(self, topic: str) -> int:
         """Give the number of partitions; `TopicsError` where the topic does not exist."""
-
-

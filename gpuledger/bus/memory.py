@@ -1,0 +1,88 @@
+"""The bus in memory: one process, one event loop, nothing kept after it; for the demo and tests.
+
+It behaves as Kafka does where a stage can see it; one test suite holds both to that.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gpuledger.bus.memory_consumer import MemoryConsumer
+from gpuledger.bus.memory_group import Group
+from gpuledger.bus.memory_log import PartitionLog
+from gpuledger.bus.memory_producer import MemoryProducer
+from gpuledger.bus.protocol import Consumer, Producer, Subscription, TopicPartition
+from gpuledger.errors import TopicsError
+from gpuledger.topics import TOPICS, Topic
+
+MAX_PARTITION_BYTES: Final = 16 * 2**20
+MAX_PARTITION_RECORDS: Final = 100_000
+SESSION_TIMEOUT_SECONDS: Final = 30.0
+
+
+class MemoryBus:
+    """Topics, partitions and consumer groups in this process's memory.
+
+    A partition keeps at most `max_partition_bytes` and `max_partition_records`, its newest ones; a
+    compacted one keeps the last record of each key.
+    """
+
+    def __init__(
+        self,
+        topics: Iterable[Topic] = TOPICS,
+        *,
+        max_partition_bytes: int = MAX_PARTITION_BYTES,
+        max_partition_records: int = MAX_PARTITION_RECORDS,
+        session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
+    ) -> None:
+        self._session_timeout_seconds = session_timeout_seconds
+        self._groups: dict[str, Group] = {}
+        self._partitions: dict[str, int] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
+        for topic in topics:
+            self._partitions[topic.name] = topic.partitions
+            for number in range(topic.partitions):
+                place = TopicPartition(topic.name, number)
+                self._logs[place] = PartitionLog(
+                    place,
+                    compacted="compact" in topic.cleanup_policy,
+                    max_bytes=max_partition_bytes,
+                    max_records=max_partition_records,
+                )
+
+    async def partitions(self, topic: str) -> int:
+        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        self._must_exist([topic])
+        return self._partitions[topic]
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        """Open a producer."""
+        yield MemoryProducer(logs=self._logs)
+
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        """Open a consumer; `TopicsError` where a topic does not exist."""
+        self._must_exist(subscription.topics)
+        group = self._groups.setdefault(
+            subscription.group,
+            Group(
+                partitions=self._partitions, session_timeout_seconds=self._session_timeout_seconds
+            ),
+        )
+        consumer = MemoryConsumer(subscription=subscription, group=group, logs=self._logs)
+        try:
+            yield consumer
+        finally:
+            await consumer.close()
+
+    def compact(self, topic: str) -> None:
+        """Compact a topic now, as Kafka's cleaner would in its own time."""
+        self._must_exist([topic])
+        for number in range(self._partitions[topic]):
+            self._logs[TopicPartition(topic, number)].compact()
+
+    def _must_exist(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            if topic not in self._partitions:
+                raise TopicsError(f"there is no topic {topic!r} on this bus")
