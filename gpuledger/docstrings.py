@@ -1,0 +1,44 @@
+"""What the docstring under each field of a class says, for help texts and JSON Schemas.
+
+Python throws these strings away, so they are read from the source, once for each class. Nothing
+here knows settings or records.
+"""
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+from types import MappingProxyType
+
+
+@cache
+def field_docstrings(cls: type) -> MappingProxyType[str, str]:
+    """Give the docstring of each field that has one, base classes included, as one line each."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _own_docstrings(base)
+    return MappingProxyType(found)
+
+
+def class_docstring(cls: type) -> str:
+    """Give the docstring of the class as one line; empty where it has none of its own."""
+    return " ".join((cls.__dict__.get("__doc__") or "").split())
+
+
+def _own_docstrings(cls: type) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # built in, or installed without its source
+        return {}
+    defined = ast.parse(source).body[0]
+    if not isinstance(defined, ast.ClassDef):
+        return {}
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in zip(defined.body, defined.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

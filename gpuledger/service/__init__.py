@@ -1,0 +1,20 @@
+"""The life of a deployable: logs, health pages, signals, back-off."""
+
+from gpuledger.service.backoff import Backoff
+from gpuledger.service.health import serve_health
+from gpuledger.service.lifecycle import explain_user_errors, run_until_signalled
+from gpuledger.service.logs import configure_logs
+from gpuledger.service.readiness import Check, Readiness
+from gpuledger.service.run import ServiceSettings, run_service
+
+__all__ = [
+    "Backoff",
+    "Check",
+    "Readiness",
+    "ServiceSettings",
+    "configure_logs",
+    "explain_user_errors",
+    "run_service",
+    "run_until_signalled",
+    "serve_health",
+]

@@ -1,0 +1,115 @@
+"""From the first instruction to the exit code: signals, deadlines, errors.
+
+Here lives the one way in which a deployable runs and ends. What it does meanwhile is not known.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gpuledger.errors import UserError
+
+_log = structlog.get_logger(__name__)
+_FAILED: Final = 1
+_USER_ERROR: Final = 2
+
+
+def run_until_signalled(
+    work: Callable[[], Awaitable[None]], *, stop_within_seconds: float = 10.0
+) -> int:
+    """Run `work()` until it ends or SIGTERM or SIGINT cancels it; give the exit code.
+
+    0 where it ended or let itself be cancelled, 1 where it failed, 2 where a `UserError` came out
+    of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
+    """
+    deadline = _Deadline(stop_within_seconds)
+    try:
+        asyncio.run(_supervise(work, deadline))
+    except BaseException as error:  # noqa: BLE001  # the last place where it can be told
+        return _explain(error)
+    finally:
+        deadline.lift()
+    return 0
+
+
+def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
+    """Make a `main` that says a `UserError` in one line on standard error and gives 2."""
+
+    @wraps(main)
+    def explaining() -> int:
+        try:
+            return main()
+        except UserError as error:
+            return _explain(error)
+
+    return explaining
+
+
+async def _supervise(work: Callable[[], Awaitable[None]], deadline: "_Deadline") -> None:
+    task = asyncio.ensure_future(work())
+    signalled = False
+
+    def stop(name: str) -> None:
+        nonlocal signalled
+        if not signalled:  # a wrapper may pass the same signal on twice
+            signalled = True
+            _log.info("stopping", signal=name)
+            deadline.begin()
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number.name)
+    await asyncio.wait({task})
+    deadline.begin()  # whatever the work left behind may hang as well
+    if not (signalled and task.cancelled()):
+        task.result()
+
+
+class _Deadline:
+    """Ends the process when its time is over: from a thread, as the event loop itself may hang."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def begin(self) -> None:
+        if self._timer.ident is None:
+            self._timer.start()
+
+    def lift(self) -> None:
+        """Let the process live on, unless a thread is left for which Python's exit would wait."""
+        others = set(threading.enumerate()) - {threading.main_thread(), self._timer}
+        if all(thread.daemon for thread in others):
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        _log.error("did_not_stop", stop_within_seconds=self._seconds)
+        sys.stderr.flush()
+        os._exit(_FAILED)
+
+
+def _explain(error: BaseException) -> int:
+    mistake = _user_error(error)
+    if mistake is None:
+        _log.error("failed", exc_info=error)
+        return _FAILED
+    sys.stderr.write(f"{Path(sys.argv[0]).name}: {' '.join(str(mistake).split())}\n")
+    return _USER_ERROR
+
+
+def _user_error(error: BaseException) -> UserError | None:
+    """Find the user's mistake in an error; a task group wraps what its tasks raise."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = [_user_error(one) for one in error.exceptions]
+        return inner[0] if all(inner) else None
+    return error if isinstance(error, UserError) else None

@@ -1,0 +1,46 @@
+"""A deployable as a whole: logs, health pages, its work, its end."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import structlog
+
+from gpuledger import __version__
+from gpuledger.service.health import serve_health
+from gpuledger.service.lifecycle import run_until_signalled
+from gpuledger.service.logs import configure_logs
+from gpuledger.service.readiness import Readiness
+from gpuledger.settings.groups import HttpSettings, LogSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class ServiceSettings(Protocol):
+    """What the settings of every deployable have."""
+
+    @property
+    def http(self) -> HttpSettings:
+        """Where health and metrics are served."""
+
+    @property
+    def log(self) -> LogSettings:
+        """What is written to standard error."""
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def run_service(main: Callable[[S, Readiness], Awaitable[None]], *, settings: S) -> int:
+    """Run `main` with logs and health pages until a signal; give the exit code."""
+    configure_logs(settings.log)
+    readiness = Readiness()
+
+    async def work() -> None:
+        async with serve_health(listen=settings.http.listen, readiness=readiness) as address:
+            _log.info("started", version=__version__, http=address)
+            try:
+                await main(settings, readiness)
+            finally:
+                _log.info("ended")
+
+    return run_until_signalled(work)

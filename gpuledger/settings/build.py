@@ -1,0 +1,133 @@
+"""From layers of given values to a settings object: merge, convert, construct.
+
+Pure: no file, no environment. Every error names the setting as its source wrote it, the value and
+what is expected.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+import yaml
+
+from gpuledger.errors import SettingsError
+from gpuledger.settings.fields import (
+    REQUIRED,
+    Path,
+    Setting,
+    alternatives,
+    dotted,
+    is_group,
+    settings_of,
+)
+from gpuledger.settings.secret import MASK, Secret
+from gpuledger.settings.sources import Given, Layer
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_NAMES: Final[Mapping[Any, str]] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Secret: "a text",
+    FilePath: "a path",
+}
+_BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "of length >="}
+
+
+def build(model: type[S], layers: Sequence[Layer]) -> S:
+    """Build the settings; a later layer wins. `SettingsError` names the first mistake."""
+    given: dict[Path, Given] = {}
+    for layer in layers:
+        given |= layer
+    values = {setting.path: _value_of(setting, given) for setting in settings_of(model)}
+    return _construct(model, (), values)
+
+
+def _value_of(setting: Setting, given: Mapping[Path, Given]) -> Any:  # noqa: ANN401  # any setting
+    if setting.path in given:
+        return _convert(setting, given[setting.path])
+    if setting.default is REQUIRED:
+        raise SettingsError(
+            f"{setting.name} is missing: set {setting.variable} or {setting.name} in the file"
+        )
+    return setting.default
+
+
+def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
+    if setting.is_secret and given.value == MASK:
+        raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
+    try:
+        return _read_text(setting.type, given.value) if given.is_text else _take(setting, given)
+    except (msgspec.ValidationError, ValueError, yaml.YAMLError) as error:
+        shown = MASK if setting.is_secret else repr(given.value)
+        expected = describe(setting.type)
+        problem = f"expected {expected}, got {shown}" if expected else f"{error}; got {shown}"
+        raise SettingsError(f"{given.origin}: {problem}") from error
+
+
+def _take(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
+    return msgspec.convert(given.value, setting.type, dec_hook=_from_text)
+
+
+def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
+    """Convert a text: as it stands where a text is wanted, else as a number, a list or YAML."""
+    try:
+        return msgspec.convert(text, hint, dec_hook=_from_text)
+    except msgspec.ValidationError:
+        return msgspec.convert(_parse(hint, text), hint, strict=False, dec_hook=_from_text)
+
+
+def _parse(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
+    kinds = {get_origin(part) or part for part in alternatives(hint)}
+    if kinds & {list, tuple, set, frozenset} and not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if any(is_group(kind) for kind in kinds) or kinds & {list, tuple, set, frozenset, dict}:
+        return yaml.safe_load(text)
+    return text
+
+
+def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's hook for types that it does not know
+    if wanted in (Secret, FilePath) and isinstance(value, str):
+        return wanted(value)
+    raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")
+
+
+def describe(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
+    """Say what a simple setting accepts; `None` for lists and mappings, which msgspec explains."""
+    parts = [part for part in alternatives(hint) if part is not type(None)]
+    said = [_describe_one(part) for part in parts]
+    return " or ".join(text for text in said if text) if all(said) else None
+
+
+def _describe_one(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
+    if get_origin(hint) is Annotated:
+        base, *notes = get_args(hint)
+        return " ".join(filter(None, [describe(base), *map(_bounds, notes)])) or None
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in hint)
+    return _NAMES.get(hint)
+
+
+def _bounds(note: Any) -> str:  # noqa: ANN401  # a msgspec.Meta, or a note that means nothing here
+    bounds = ((sign, getattr(note, name, None)) for name, sign in _BOUNDS.items())
+    return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+
+def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
+    arguments = {
+        field.name: _construct(field.type, (*path, field.name), values)
+        if is_group(field.type)
+        else values[*path, field.name]
+        for field in msgspec.structs.fields(model)
+    }
+    try:
+        return model(**arguments)
+    except ValueError as error:  # raised by a group's own __post_init__
+        prefix = f"{dotted(path)}: " if path else ""
+        raise SettingsError(f"{prefix}{error}") from error

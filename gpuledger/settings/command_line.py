@@ -1,0 +1,145 @@
+"""The command line of a deployable: `--config`, `--print-config`, `--version`, `--help`.
+
+Here the sources are put in their order: defaults, YAML file, environment, options.
+"""
+
+import argparse
+import os
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+import yaml
+from typing_extensions import override
+
+from gpuledger import __version__
+from gpuledger.errors import SettingsError
+from gpuledger.settings.build import build
+from gpuledger.settings.fields import REQUIRED, Setting, settings_of
+from gpuledger.settings.secret import Secret
+from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
+
+S = TypeVar("S", bound=msgspec.Struct)
+_WIDTH: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A command line option of one deployable: another way to give one of its settings."""
+
+    name: str
+    """`--source` for an option, `kind` for a positional argument, which may be left out."""
+    setting: str
+    """The setting that it gives, groups separated by dots."""
+    help: str
+    """One sentence for `--help`."""
+    choices: tuple[str, ...] = ()
+    """The values that `--help` names; the setting's type decides what is accepted."""
+
+
+def load_settings(
+    model: type[S],
+    *,
+    prog: str,
+    description: str,
+    options: Sequence[Option] = (),
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> S:
+    """Give the settings: defaults < YAML file < environment < options.
+
+    `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
+    `SettingsError` naming the setting, the value and the remedy.
+    """
+    settings = settings_of(model)
+    parsed = _parser(settings, prog=prog, description=description, options=options).parse_args(argv)
+    layers = [
+        *([read_yaml(parsed.config, settings)] if parsed.config else []),
+        read_environment(os.environ if environ is None else environ, settings),
+        _from_options(parsed, options),
+    ]
+    loaded = build(model, layers)
+    if parsed.print_config:
+        sys.stdout.write(printed(loaded))
+        raise SystemExit(0)
+    return loaded
+
+
+def printed(settings: msgspec.Struct) -> str:
+    """Write settings as YAML, with a mask for each secret."""
+    return yaml.safe_dump(
+        msgspec.to_builtins(settings, enc_hook=str), sort_keys=False, allow_unicode=True
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; --help lists all options")
+
+
+def _parser(
+    settings: Sequence[Setting], *, prog: str, description: str, options: Sequence[Option]
+) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=_table(settings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for option in options:
+        details: dict[str, Any] = {"help": option.help, "metavar": "|".join(option.choices) or None}
+        if not option.name.startswith("-"):
+            details["nargs"] = "?"
+        else:
+            details["dest"] = _destination(option)
+        parser.add_argument(option.name, **details)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings, secrets masked, and exit"
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
+
+
+def _destination(option: Option) -> str:
+    return option.name.lstrip("-").replace("-", "_")
+
+
+def _from_options(parsed: argparse.Namespace, options: Sequence[Option]) -> Layer:
+    values = ((option, getattr(parsed, _destination(option))) for option in options)
+    return {
+        tuple(option.setting.split(".")): Given(value=value, origin=option.name, is_text=True)
+        for option, value in values
+        if value is not None
+    }
+
+
+def _table(settings: Sequence[Setting]) -> str:
+    head = (
+        "Settings, by name in the file, with their default and environment variable. A variable\n"
+        "wins over the file, an option over both. A secret may also stand in a file that\n"
+        "NAME_file or VARIABLE_FILE names.\n"
+    )
+    return "\n".join([head, *map(_row, settings)]).replace("%", "%%")
+
+
+def _row(setting: Setting) -> str:
+    default = "required" if setting.default is REQUIRED else f"default {_shown(setting.default)}"
+    meaning = textwrap.fill(
+        setting.meaning, width=_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+    )
+    return f"  {setting.name} ({default})\n      {setting.variable}\n{meaning}\n"
+
+
+def _shown(default: Any) -> str:  # noqa: ANN401  # any setting
+    if default is None or default == "":
+        return "none"
+    if isinstance(default, Secret | Path | str):
+        return str(default)
+    return msgspec.json.encode(default, enc_hook=str).decode()

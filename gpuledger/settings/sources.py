@@ -1,0 +1,160 @@
+"""Where settings come from: a YAML file, the environment. Each source gives a flat layer of values.
+
+Here unknown names are refused and secrets are read from their files. Types are checked elsewhere
+(`gpuledger.settings.build`).
+"""
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+import yaml
+from typing_extensions import override
+
+from gpuledger.errors import SettingsError
+from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A value that was given for a setting."""
+
+    value: Any
+    """The value, as its source has it."""
+    origin: str
+    """Where it stands, for error messages."""
+    is_text: bool
+    """Whether the source knows only text, so that numbers have to be read from it."""
+
+
+Layer = Mapping[Path, Given]
+
+# Kubernetes (and Docker links) put these into each container for each Service of the namespace;
+# a Service named gpuledger-join would otherwise keep every deployable from starting.
+_SERVICE_LINK: Final = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
+)
+
+
+def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
+    """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
+    given = {
+        at: Given(value=value, origin=f"{dotted(at)} in {path}", is_text=False)
+        for at, value in _flatten(_load(path), (), _groups(settings), str(path))
+    }
+    _refuse_unknown(given, settings, dotted)
+    return _with_secrets(given, settings)
+
+
+def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) -> Layer:
+    """Read all variables that begin with `GPULEDGER_`; `SettingsError` where one is unknown."""
+    paths = {variable_of(path): path for path in _known(settings)}
+    given = {
+        paths.get(name, (name,)): Given(value=value, origin=name, is_text=True)
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and (name in paths or not _is_service_link(name, value))
+    }
+    unknown = sorted(path[0] for path in given if path not in paths.values())
+    if unknown:
+        meant = nearest(
+            unknown[0].removeprefix(PREFIX), (name.removeprefix(PREFIX) for name in paths)
+        )
+        meant = meant.replace("did you mean ", f"did you mean {PREFIX}")
+        raise SettingsError(f"unknown environment variable {unknown[0]}: {meant}")
+    return _with_secrets(given, settings)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if not _SERVICE_LINK.fullmatch(name):
+        return False
+    return not name.endswith("_PORT") or "://" in value or name.endswith("_SERVICE_PORT")
+
+
+def _known(settings: Sequence[Setting]) -> list[Path]:
+    files = [setting.file_path for setting in settings if setting.is_secret]
+    return [*(setting.path for setting in settings), *files]
+
+
+def _groups(settings: Sequence[Setting]) -> frozenset[Path]:
+    return frozenset(
+        setting.path[:depth] for setting in settings for depth in range(1, len(setting.path))
+    )
+
+
+def _refuse_unknown(given: Layer, settings: Sequence[Setting], name_of: Any) -> None:  # noqa: ANN401
+    known = _known(settings)
+    for path, value in given.items():
+        if path not in known:
+            meant = nearest(name_of(path), map(name_of, known))
+            raise SettingsError(f"unknown setting {value.origin}: {meant}")
+
+
+def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Layer:
+    """Put the content of each `*_file` in the place of its secret."""
+    for setting in settings:
+        named = given.pop(setting.file_path, None) if setting.is_secret else None
+        if named is None:
+            continue
+        if setting.path in given:
+            raise SettingsError(f"{given[setting.path].origin} and {named.origin}: give only one")
+        text = _read_secret(named)
+        given[setting.path] = Given(value=text, origin=named.origin, is_text=True)
+    return given
+
+
+def _read_secret(named: Given) -> str:
+    try:
+        text = FilePath(str(named.value)).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise SettingsError(f"{named.origin}: cannot read {named.value}: {reason}") from error
+    if not text:
+        raise SettingsError(f"{named.origin}: {named.value} is empty, expected a secret in it")
+    return text
+
+
+def _load(path: FilePath) -> Mapping[str, Any]:
+    try:
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)  # noqa: S506  # a SafeLoader
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise SettingsError(f"cannot read settings file {path}: {reason}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise SettingsError(f"{path}: expected a mapping of settings, got {loaded!r}")
+    return loaded or {}
+
+
+def _flatten(
+    loaded: Mapping[str, Any], path: Path, groups: frozenset[Path], file: str
+) -> Iterator[tuple[Path, Any]]:
+    for key, value in loaded.items():
+        here = (*path, str(key))
+        if here not in groups:
+            yield here, value
+        elif isinstance(value, dict):
+            yield from _flatten(value, here, groups, file)
+        elif value is not None:
+            raise SettingsError(f"{dotted(here)} in {file}: expected a mapping, got {value!r}")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping; PyYAML would take the last in silence."""
+
+    @override
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,  # PyYAML's signature
+    ) -> dict[Hashable, Any]:
+        made = super().construct_mapping(node, deep=deep)
+        written = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for key in made if written.count(key) > 1]
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                problem=f"key {twice[0]!r} stands twice", problem_mark=node.start_mark
+            )
+        return made
