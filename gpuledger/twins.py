@@ -17,9 +17,13 @@ T = TypeVar("T")
 encode_twin: Final = msgspec.json.Encoder().encode
 
 
-@cache
 def twin_of(record: type[T]) -> type[T]:
     """Give the twin of a record class: keyword-only, frozen, its absent fields left out."""
+    return cast("type[T]", _build(record))
+
+
+@cache
+def _build(record: Any) -> type:  # noqa: ANN401  # mypy takes a class for unhashable
     hints = get_type_hints(record)
     spec: list[Any] = [
         (field.name, _with_twins(hints[field.name]))
@@ -27,10 +31,9 @@ def twin_of(record: type[T]) -> type[T]:
         else (field.name, _with_twins(hints[field.name]), field.default)
         for field in fields(cast("Any", record))
     ]
-    made = msgspec.defstruct(
+    return msgspec.defstruct(
         record.__name__, spec, frozen=True, kw_only=True, gc=False, omit_defaults=True
     )
-    return cast("type[T]", made)
 
 
 def _with_twins(hint: Any) -> Any:  # noqa: ANN401  # any type annotation

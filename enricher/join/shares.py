@@ -1,0 +1,91 @@
+"""Splits one quantity of one GPU among the claims on it; what nobody claims is said apart.
+
+Pure arithmetic over claims: no records, no names. Each function gives the shares in the order of
+the claims, and together with `unclaimed` they never exceed what was to be split.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from enricher.join.claims import Claim
+from gpuledger.records import Method
+
+
+class Split(NamedTuple):
+    """One quantity, split."""
+
+    shares: list[float]
+    """What each claim gets, in the claims' order."""
+    unclaimed: float
+    """What was used and nobody claims."""
+    method: Method
+    """How the shares were found."""
+
+
+def split_busy(
+    utilization_ratio: float | None, claims: Sequence[Claim], seconds: float
+) -> Split | None:
+    """Split the time in which kernels ran; `None` where the driver said nothing of it."""
+    measured = [claim.sm_ratio for claim in claims if claim.sm_ratio is not None]
+    if utilization_ratio is None and not measured:
+        return None
+    ratio = sum(measured) if utilization_ratio is None else utilization_ratio
+    busy_seconds = min(1.0, ratio) * seconds
+    if not claims:
+        return Split([], busy_seconds, Method.EXCLUSIVE)
+    if len(claims) == 1:
+        return Split([busy_seconds], 0.0, Method.EXCLUSIVE)
+    if busy_seconds > 0.0 and measured:
+        return _split_by_utilization(busy_seconds, claims, seconds)
+    return _split_by_memory(busy_seconds, claims)
+
+
+def _split_by_utilization(busy_seconds: float, claims: Sequence[Claim], seconds: float) -> Split:
+    """Follow the processes' own utilization.
+
+    The driver's process samples end with the process, so the kernels of the last moments of a
+    process that ended show on the device only: what is missing is its. Otherwise the difference
+    is rounding (whole percents on both sides), and spread in proportion.
+    """
+    wanted = [(claim.sm_ratio or 0.0) * seconds for claim in claims]
+    total = sum(wanted)
+    missing = busy_seconds - total
+    ended = [place for place, claim in enumerate(claims) if claim.has_ended]
+    if missing > 0.0 and ended:
+        for place in ended:
+            wanted[place] += missing / len(ended)
+    elif total > 0.0:
+        wanted = [share * busy_seconds / total for share in wanted]
+    else:
+        return _split_by_memory(busy_seconds, claims)
+    return Split(wanted, 0.0, Method.PROCESS_UTILIZATION)
+
+
+def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:
+    """Without a measure of use, memory held is the next best; without that, equal parts."""
+    held = [claim.memory_bytes or 0 for claim in claims]
+    total = sum(held)
+    if total:
+        shares = [busy_seconds * part / total for part in held]
+        return Split(shares, 0.0, Method.MEMORY_SHARE)
+    return Split([busy_seconds / len(claims)] * len(claims), 0.0, Method.EQUAL_SHARE)
+
+
+def split_memory(
+    used_bytes: int | None, claims: Sequence[Claim], seconds: float, *, limit_bytes: int
+) -> tuple[list[float], float]:
+    """Split the memory in use; give the claims' byte-seconds and those that nobody claims.
+
+    What the processes hold is theirs, scaled down where they claim more than is in use. The rest
+    is nobody's, unless the driver tells no process's memory and there is only one claim. Never more
+    than `limit_bytes`: readings taken one after the other need not agree.
+    """
+    held = [float(claim.memory_bytes or 0) for claim in claims]
+    total = sum(held)
+    used = min(total if used_bytes is None else float(used_bytes), float(limit_bytes))
+    if total > used:
+        held = [part * used / total for part in held]
+        total = used
+    elif len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
+        held, total = [used], used
+    return [part * seconds for part in held], (used - total) * seconds

@@ -1,0 +1,124 @@
+"""Records in, messages out: what the join makes of each topic's records.
+
+Here live the pods and the high-water marks of a worker, and the three transforms over them.
+No asyncio, no bus client: the shell around it is `service`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from enricher.join import metrics
+from enricher.join.books import book_tick
+from enricher.join.checks import explain_invalid
+from enricher.join.describe import DescriptionCache, describe_pods
+from enricher.join.marks import HighWaterMarks
+from enricher.join.pods import PodCache
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import (
+    AttributedIncident,
+    GpuEvent,
+    Incident,
+    NodeSample,
+    PodRecord,
+    PodState,
+    ProcessRecord,
+)
+from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
+from gpuledger.twins import encode_twin, twin_of
+
+_GpuEvent: Final = twin_of(GpuEvent)
+_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
+_PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
+_PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
+_AttributedIncident: Final = twin_of(AttributedIncident)
+_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
+
+
+class JoinStage:
+    """The state of a worker, and what it makes of records; memory is bounded by its partitions."""
+
+    def __init__(self, *, office: DeadLetterOffice) -> None:
+        self.pods = PodCache()
+        self._office = office
+        self._marks = HighWaterMarks()
+        self._descriptions = DescriptionCache(self.pods)
+
+    def take_pods(self, records: Sequence[Record]) -> None:
+        """Take pods in; a tombstone takes one out."""
+        for record in records:
+            if record.value is None and record.key is not None:
+                self.pods.remove(record.key.decode(errors="replace"))
+        kept = [record for record in records if record.value is not None]
+        for record, pod in self._office.decode(_PODS, kept):
+            self.pods.put(pod, partition=record.partition)
+
+    def take_samples(self, records: Sequence[Record]) -> list[Message]:
+        """Book ticks: one event for each that is new and whole, in the order of the ticks."""
+        events = []
+        for record, sample in self._office.decode(_SAMPLES, records):
+            problem = explain_invalid(sample)
+            if problem is not None:
+                detail = f"{record.topic}: {problem}"
+                self._office.bury(record, reason="invalid", detail=detail)
+            elif self._is_new(record.partition, sample):
+                events.append(self._book(record, sample))
+        metrics.TICKS_TOTAL.inc(len(records))
+        return events
+
+    def take_processes(self, records: Sequence[Record]) -> None:
+        """Count process records; the ticks carry what is booked."""
+        for _, process in self._office.decode(_PROCESSES, records):
+            metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
+
+    def take_incidents(self, records: Sequence[Record]) -> list[Message]:
+        """Attribute incidents to the pods of the processes that were on the GPU."""
+        return [
+            Message(
+                key=incident.node.encode(),
+                value=encode_twin(self._attribute(incident)),
+                timestamp_ms=record.timestamp_ms,
+            )
+            for record, incident in self._office.decode(_INCIDENTS, records)
+        ]
+
+    def forget(self, partition: int) -> None:
+        """Forget what belongs to a partition that is no longer held."""
+        self.pods.remove_partition(partition)
+        self._marks.forget(partition)
+
+    def _is_new(self, partition: int, sample: NodeSample) -> bool:
+        is_new = self._marks.advance(partition, sample.node, sample.boot_id, sample.seq)
+        if not is_new:
+            metrics.DUPLICATES_TOTAL.inc()
+        return is_new
+
+    def _book(self, record: Record, sample: NodeSample) -> Message:
+        books = book_tick(sample)
+        pods = self._descriptions.describe(sample.node, books)
+        pending = sum(pod.state is PodState.PENDING for pod in pods)
+        if pending:
+            metrics.PENDING_TOTAL.inc(pending)
+        event = _GpuEvent(
+            node=sample.node,
+            boot_id=sample.boot_id,
+            seq=sample.seq,
+            time_ns=sample.time_ns,
+            interval_ns=sample.interval_ns,
+            gpus=books,
+            pods=pods,
+            allocations=sample.allocations,
+        )
+        return Message(
+            key=record.key, value=encode_twin(event), timestamp_ms=sample.time_ns // 1_000_000
+        )
+
+    def _attribute(self, incident: Incident) -> AttributedIncident:
+        metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
+        identities = {
+            (process.pod_uid, process.container_id)
+            for process in incident.processes
+            if process.pod_uid is not None or process.container_id is not None
+        }
+        return _AttributedIncident(incident=incident, pods=describe_pods(identities, self.pods))
