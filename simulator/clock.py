@@ -1,0 +1,90 @@
+"""The simulation's clocks: one that runs faster than the machine, and one that is moved by hand.
+
+Both keep scenario time: event times, sleeps and intervals are in its seconds.
+"""
+
+import asyncio
+from typing import Final
+
+from gpuledger.clock import Clock, SystemClock
+
+_NS: Final = 1_000_000_000
+
+
+class ScaledClock:
+    """Scenario time: `epoch + (machine's time - epoch) * speed`, so all processes agree on it."""
+
+    def __init__(self, *, epoch_ns: int, speed: float, machine: Clock | None = None) -> None:
+        self._machine = machine or SystemClock()
+        self._epoch_ns = epoch_ns
+        self._speed = speed
+        self._monotonic_zero_ns = self._machine.monotonic_ns()
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the Unix epoch, in scenario time."""
+        return self._epoch_ns + int((self._machine.time_ns() - self._epoch_ns) * self._speed)
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that never fall, in scenario time."""
+        return int((self._machine.monotonic_ns() - self._monotonic_zero_ns) * self._speed)
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since the scenario's epoch; a node's own clock counts from its boot."""
+        return self.time_ns() - self._epoch_ns
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds` of scenario time."""
+        await asyncio.sleep(seconds / self._speed)
+
+
+class HandClock:
+    """Scenario time that stands still until it is moved: for tests and fast replays."""
+
+    def __init__(self, *, start_ns: int) -> None:
+        self._start_ns = start_ns
+        self._now_ns = start_ns
+
+    def advance(self, seconds: float) -> None:
+        """Move on by `seconds`."""
+        self._now_ns += round(seconds * _NS)
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the Unix epoch."""
+        return self._now_ns
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since this clock was made."""
+        return self._now_ns - self._start_ns
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since this clock was made."""
+        return self._now_ns - self._start_ns
+
+    async def sleep(self, seconds: float) -> None:
+        """Move on by `seconds` at once."""
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+class NodeClock:
+    """A node's clock: the simulation's, with the time since the node's boot."""
+
+    def __init__(self, clock: Clock, *, boot_time_ns: int) -> None:
+        self._clock = clock
+        self._boot_time_ns = boot_time_ns
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the Unix epoch."""
+        return self._clock.time_ns()
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that never fall."""
+        return self._clock.monotonic_ns()
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since the node's boot."""
+        return self._clock.time_ns() - self._boot_time_ns
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds` of scenario time."""
+        await self._clock.sleep(seconds)

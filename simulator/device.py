@@ -1,0 +1,121 @@
+"""One GPU as physics: kernels that run, memory that is held, energy that is drawn.
+
+Here the truth of a device is asked at any instant since the scenario's start. In which form NVML
+tells of it is `nvml`'s business.
+"""
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from simulator.gpu_models import MODELS, UNLISTED, GpuModel
+from simulator.kernels import Kernels, Stream
+from simulator.plan import PlannedProcess
+from simulator.scenario_shape import GpuGroup, Node
+
+_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """What never changes of a GPU."""
+
+    uuid: str
+    """Its UUID as NVML writes it."""
+    index: int
+    """The driver's index."""
+    name: str
+    """Product name."""
+    memory_bytes: int
+    """Size of its memory."""
+    idle_watts: float
+    """Draw while no kernel runs."""
+    max_watts: float
+    """Draw while kernels run."""
+    model: GpuModel
+    """The product's other facts."""
+
+
+def gpu_groups(node: Node) -> list[GpuGroup]:
+    """Give the GPUs of a node one by one, in the driver's order."""
+    groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
+    return [group for group in groups for _ in range(group.count)]
+
+
+def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> GpuFacts:
+    """Fill in from the product facts what the scenario leaves out."""
+    model = MODELS.get(group.model, UNLISTED)
+    return GpuFacts(
+        uuid=uuid,
+        index=index,
+        name=group.model,
+        memory_bytes=group.memory_bytes or model.memory_bytes,
+        idle_watts=group.idle_watts or model.idle_watts,
+        max_watts=group.max_watts or model.max_watts,
+        model=model,
+    )
+
+
+class SimulatedGpu:
+    """One GPU and the processes that ever use it; safe to ask from several threads."""
+
+    def __init__(
+        self,
+        facts: GpuFacts,
+        processes: list[PlannedProcess],
+        *,
+        seed: int,
+        time_slice_ns: int,
+    ) -> None:
+        self.facts = facts
+        self.processes = processes
+        self._lock = Lock()
+        self._streams = {
+            process: Stream(
+                start_ns=process.start_ns,
+                end_ns=process.end_ns,
+                kernel_ns=round(process.spec.load.kernel_seconds * _NS),
+                busy_ratio=process.spec.load.busy_ratio,
+                seed=f"{seed}/{facts.uuid}/{process.pid}",
+            )
+            for process in processes
+        }
+        self._kernels = Kernels(list(self._streams.values()), time_slice_ns=time_slice_ns)
+
+    def busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
+        """Time within [start, end) in which the process's kernels ran."""
+        with self._lock:
+            self._kernels.run_until(end_ns)
+            busy = self._streams[process].busy
+            return busy.until(end_ns) - busy.until(start_ns)
+
+    def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
+        """Time within [start, end) in which any kernel ran."""
+        return sum(self.busy_ns(process, start_ns, end_ns) for process in self.processes)
+
+    def memory_busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
+        """Time within [start, end) in which the process kept the memory controller busy."""
+        return self.busy_ns(process, start_ns, end_ns) * process.spec.load.memory_ratio
+
+    def intervals(self, process: PlannedProcess, until_ns: int) -> list[tuple[int, int]]:
+        """Give the busy intervals that started before `until_ns`, as (start, end)."""
+        with self._lock:
+            self._kernels.run_until(until_ns)
+            return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
+
+    def alive(self, time_ns: int) -> list[PlannedProcess]:
+        """Give the processes that hold memory at `time_ns`."""
+        return [process for process in self.processes if process.alive(time_ns)]
+
+    def used_bytes(self, time_ns: int) -> int:
+        """Memory that processes hold at `time_ns`."""
+        return sum(process.spec.memory_bytes for process in self.alive(time_ns))
+
+    def active_joules(self, busy_ns: int) -> float:
+        """Energy beyond the idle draw that `busy_ns` of kernels cost."""
+        return busy_ns / _NS * (self.facts.max_watts - self.facts.idle_watts)
+
+    def joules(self, start_ns: int, end_ns: int) -> float:
+        """Energy drawn within [start, end); times before the scenario's start count as idle."""
+        idle = (end_ns - start_ns) / _NS * self.facts.idle_watts
+        return idle + self.active_joules(self.device_busy_ns(start_ns, end_ns))

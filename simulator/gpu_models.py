@@ -1,0 +1,82 @@
+"""Sizes, watts and clocks of the GPUs that a scenario may name without describing them.
+
+Here live product facts alone. Which GPU sits in which node is the scenario's business.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+_GIB: Final = 1 << 30
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """What a product is made of."""
+
+    memory_bytes: int
+    """Size of the device memory, the driver's reserve included."""
+    reserved_bytes: int
+    """What the driver and the firmware keep for themselves."""
+    idle_watts: float
+    """Draw of the board while no kernel runs."""
+    max_watts: float
+    """Draw of the board while kernels run without a pause."""
+    sm_clock_megahertz: int
+    """Clock of the multiprocessors under load."""
+    memory_clock_megahertz: int
+    """Clock of the device memory."""
+
+
+MODELS: Final = {
+    "NVIDIA H200": GpuModel(
+        memory_bytes=143_771 * _MIB,
+        reserved_bytes=620 * _MIB,
+        idle_watts=76,
+        max_watts=700,
+        sm_clock_megahertz=1980,
+        memory_clock_megahertz=3201,
+    ),
+    "NVIDIA H100 80GB HBM3": GpuModel(
+        memory_bytes=81_559 * _MIB,
+        reserved_bytes=571 * _MIB,
+        idle_watts=70,
+        max_watts=700,
+        sm_clock_megahertz=1980,
+        memory_clock_megahertz=2619,
+    ),
+    "NVIDIA A100-SXM4-80GB": GpuModel(
+        memory_bytes=81_920 * _MIB,
+        reserved_bytes=696 * _MIB,
+        idle_watts=55,
+        max_watts=400,
+        sm_clock_megahertz=1410,
+        memory_clock_megahertz=1593,
+    ),
+    "NVIDIA L4": GpuModel(
+        memory_bytes=23_034 * _MIB,
+        reserved_bytes=565 * _MIB,
+        idle_watts=16,
+        max_watts=72,
+        sm_clock_megahertz=2040,
+        memory_clock_megahertz=6251,
+    ),
+    "Tesla T4": GpuModel(
+        memory_bytes=15 * _GIB,
+        reserved_bytes=446 * _MIB,
+        idle_watts=10,
+        max_watts=70,
+        sm_clock_megahertz=1590,
+        memory_clock_megahertz=5001,
+    ),
+}
+
+UNLISTED: Final = GpuModel(
+    memory_bytes=16 * _GIB,
+    reserved_bytes=512 * _MIB,
+    idle_watts=30,
+    max_watts=300,
+    sm_clock_megahertz=1500,
+    memory_clock_megahertz=1500,
+)
+"""What a scenario's own model is made of where the scenario does not say."""

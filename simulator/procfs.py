@@ -1,0 +1,96 @@
+"""Plays a node's `/proc`: what the agent reads of the processes that run now.
+
+Here live the few files that are read, in the kernel's own form. Paths are as on the node.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gpuledger.clock import Clock
+from simulator.identities import Uids
+from simulator.plan import PlannedPod, PlannedProcess
+
+_TICK_NS: Final = 10_000_000
+_V1_CONTROLLERS: Final = (
+    "12:pids",
+    "11:memory",
+    "10:devices",
+    "9:cpu,cpuacct",
+    "8:freezer",
+    "1:name=systemd",
+)
+
+
+class SimulatedProcfs:
+    """The files of one node's `/proc`."""
+
+    def __init__(
+        self,
+        processes: Iterable[PlannedProcess],
+        *,
+        clock: Clock,
+        epoch_ns: int,
+        boot_id: str,
+        cgroup_driver: str,
+        uids: Uids,
+    ) -> None:
+        self._processes = {process.pid: process for process in processes}
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+        self._boot_id = boot_id
+        self._cgroup_driver = cgroup_driver
+        self._uids = uids
+        self._files: dict[str, Callable[[PlannedProcess], str]] = {
+            "cgroup": self._cgroup,
+            "comm": lambda process: f"{process.comm}\n",
+            "stat": self._stat,
+            "cmdline": lambda process: process.spec.command.replace(" ", "\0") + "\0",
+        }
+
+    def read(self, path: str) -> bytes:
+        """Give a file's bytes; raises FileNotFoundError where there is none at this time."""
+        if path == "/proc/sys/kernel/random/boot_id":
+            return f"{self._boot_id}\n".encode()
+        parts = path.split("/")
+        if len(parts) != 4 or parts[1] != "proc" or not parts[2].isdigit():  # noqa: PLR2004  # "/proc/PID/FILE"
+            raise FileNotFoundError(path)
+        process = self._processes.get(int(parts[2]))
+        write = self._files.get(parts[3])
+        since_ns = self._clock.time_ns() - self._epoch_ns
+        if process is None or write is None or not process.alive(since_ns):
+            raise FileNotFoundError(path)
+        return write(process).encode()
+
+    def _stat(self, process: PlannedProcess) -> str:
+        started_ns = (
+            process.start_ns + self._epoch_ns - (self._clock.time_ns() - self._clock.boottime_ns())
+        )
+        before = f"{process.pid} ({process.comm}) S 1 {process.pid} {process.pid} 0 -1 4194560"
+        return f"{before} {'0 ' * 8}20 0 1 0 {started_ns // _TICK_NS} {'0 ' * 29}0\n"
+
+    def _cgroup(self, process: PlannedProcess) -> str:
+        path = process.host_cgroup or self._pod_path(process)
+        if self._cgroup_driver != "v1":
+            return f"0::{path}\n"
+        return "".join(f"{controller}:{path}\n" for controller in _V1_CONTROLLERS)
+
+    def _pod_path(self, process: PlannedProcess) -> str:
+        pod = process.pod
+        uid = self._uids.uid(pod.key) if pod else None
+        if pod is None or uid is None:
+            # The API server has not given the pod its UID, so no kubelet can have started it yet.
+            raise FileNotFoundError(f"/proc/{process.pid}/cgroup")
+        shape = _systemd_path if self._cgroup_driver == "systemd" else _cgroupfs_path
+        return shape(pod, uid, process.container_id)
+
+
+def _systemd_path(pod: PlannedPod, uid: str, container_id: str | None) -> str:
+    qos = "" if pod.spec.qos == "guaranteed" else f"-{pod.spec.qos}"
+    parent = f"/kubepods{qos}.slice" if qos else ""
+    name = f"kubepods{qos}-pod{uid.replace('-', '_')}.slice"
+    return f"/kubepods.slice{parent}/{name}/cri-containerd-{container_id}.scope"
+
+
+def _cgroupfs_path(pod: PlannedPod, uid: str, container_id: str | None) -> str:
+    qos = "" if pod.spec.qos == "guaranteed" else f"/{pod.spec.qos}"
+    return f"/kubepods{qos}/pod{uid}/{container_id}"

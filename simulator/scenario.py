@@ -1,0 +1,159 @@
+"""Reads a scenario from a YAML file and says in one line what is wrong with it.
+
+Here live the file and the checks of one part against another. Its shape is `scenario_shape`'s.
+"""
+
+import difflib
+import re
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from gpuledger.errors import UserError
+from simulator.device import describe_gpu, gpu_groups
+from simulator.plan import PlannedProcess, plan_pods, plan_processes
+from simulator.scenario_shape import Scenario
+
+__all__ = ["Scenario", "load_scenario", "parse_scenario"]
+
+_AT: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_PATTERN_REMEDY: Final = (
+    "names are of lower-case letters, digits, '-' and '.', a cgroup path starts with '/'"
+)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read and check a scenario; raises UserError that names file, field and remedy."""
+    try:
+        content = yaml.safe_load(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give the path of a scenario file") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: no valid YAML: {_one_line(error)}") from error
+    try:
+        return parse_scenario(content)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def parse_scenario(content: object) -> Scenario:
+    """Make a scenario from a YAML document's content and check it."""
+    try:
+        scenario = msgspec.convert(content, Scenario)
+    except msgspec.ValidationError as error:
+        raise UserError(_explain(str(error))) from error
+    _check_names(scenario)
+    _check_pods(scenario)
+    _check_gpus(scenario)
+    return scenario
+
+
+def _explain(message: str) -> str:
+    """Turn msgspec's words into ours, with the nearest right field."""
+    match = _AT.match(message)
+    what, path = (match["what"], match["path"] or "") if match else (message, "")
+    where = path.lstrip(".") or "the file"
+    if "matching regex" in what:
+        return f"{where}: {_PATTERN_REMEDY}"
+    unknown = _UNKNOWN.search(what)
+    if not unknown:
+        return f"{where}: {what[:1].lower()}{what[1:]}"
+    known = _fields_at(path)
+    return f"{where}: unknown field {unknown['field']!r}; {_nearest(unknown['field'], known)}"
+
+
+def _fields_at(path: str) -> list[str]:
+    """Give the fields that the scenario's shape has at msgspec's path."""
+    at: Any = Scenario
+    for name in re.findall(r"\.(\w+)|(\[)", path):
+        at = _structs_in(at)[0] if name[1] else get_type_hints(at)[name[0]]
+        at = (_structs_in(at) or [at])[0]
+    return [field.name for field in msgspec.structs.fields(at)]
+
+
+def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
+    if get_origin(hint) in (Union, types.UnionType, list) or hasattr(hint, "__metadata__"):
+        return [found for part in get_args(hint) for found in _structs_in(part)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else []
+
+
+def _nearest(wrong: str, known: Iterable[str]) -> str:
+    """Say what was probably meant, else what there is."""
+    names = list(known)
+    near = difflib.get_close_matches(wrong, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
+
+
+def _check_names(scenario: Scenario) -> None:
+    nodes = [node.name for node in scenario.nodes]
+    for number, name in enumerate(nodes):
+        if name in nodes[:number]:
+            raise UserError(f"nodes[{number}].name: {name!r} comes twice; give each node its own")
+    places = [(f"pods[{i}].node", pod.node) for i, pod in enumerate(scenario.pods)]
+    places += [(f"host_processes[{i}].node", p.node) for i, p in enumerate(scenario.host_processes)]
+    for where, name in places:
+        if name not in nodes:
+            raise UserError(f"{where}: no node {name!r}; {_nearest(name, nodes)}")
+
+
+def _check_pods(scenario: Scenario) -> None:
+    free_from: dict[tuple[str, str], float | None] = {}
+    for number, pod in enumerate(scenario.pods):
+        where, name = f"pods[{number}]", (pod.namespace, pod.name)
+        if pod.end_seconds is not None and pod.end_seconds <= pod.start_seconds:
+            raise UserError(
+                f"{where}.end_seconds: {pod.end_seconds} is not after "
+                f"start_seconds {pod.start_seconds}"
+            )
+        free = free_from.get(name, 0.0)
+        if free is None or (name in free_from and pod.start_seconds < free):
+            raise UserError(
+                f"{where}.name: {pod.namespace}/{pod.name} still runs at {pod.start_seconds} s; "
+                "end the earlier pod of that name first"
+            )
+        free_from[name] = pod.end_seconds
+        containers = [container.name for container in pod.containers]
+        if len(set(containers)) < len(containers):
+            raise UserError(f"{where}.containers: {', '.join(containers)}: names come twice")
+
+
+def _check_gpus(scenario: Scenario) -> None:
+    """Check that each process's GPUs are there and have room for it when it starts."""
+    processes = plan_processes(scenario, plan_pods(scenario, epoch_ns=0))
+    for node in scenario.nodes:
+        groups = gpu_groups(node)
+        on_node = [process for process in processes if process.node == node.name]
+        for process in on_node:
+            missing = [index for index in process.spec.gpus if not 0 <= index < len(groups)]
+            if missing:
+                raise UserError(
+                    f"{_who(process)}: gpus: {node.name} has no GPU {missing[0]}; "
+                    f"it has 0 to {len(groups) - 1}"
+                )
+        for index, group in enumerate(groups):
+            facts = describe_gpu(group, uuid="", index=index)
+            room = facts.memory_bytes - facts.model.reserved_bytes
+            _check_room(node.name, index, room, [p for p in on_node if index in p.spec.gpus])
+
+
+def _check_room(node: str, index: int, room: int, processes: list[PlannedProcess]) -> None:
+    for process in processes:
+        held = sum(p.spec.memory_bytes for p in processes if p.alive(process.start_ns))
+        if held > room:
+            raise UserError(
+                f"{_who(process)}: memory_bytes: GPU {index} of {node} would hold {held} bytes "
+                f"when it starts, and has room for {room}; lower memory_bytes or move a process"
+            )
+
+
+def _who(process: PlannedProcess) -> str:
+    return f"{process.pod.key if process.pod else 'host process'} {process.spec.command!r}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,169 @@
+"""What a scenario says: nodes with GPUs, pods with owners, processes with their load.
+
+Here lives the shape of the YAML file, each field with its unit. Reading, checking against one
+another and naming mistakes is `scenario`'s business.
+"""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Name = Annotated[
+    str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.\-]*[a-z0-9])?$")
+]
+"""A name as Kubernetes allows them."""
+Seconds = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Bytes = Annotated[int, Meta(ge=0)]
+
+
+class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One or more equal GPUs; what is left out comes from the model's product facts."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    """Product name as NVML gives it."""
+    count: Annotated[int, Meta(ge=1, le=16)] = 1
+    """How many of them."""
+    memory_bytes: Annotated[int, Meta(gt=0)] | None = None
+    """Size of the device memory, the driver's reserve included."""
+    idle_watts: Positive | None = None
+    """Draw of the board while no kernel runs."""
+    max_watts: Positive | None = None
+    """Draw of the board while kernels run without a pause."""
+
+
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A machine with GPUs."""
+
+    name: Name
+    """The node's name in Kubernetes."""
+    gpus: GpuGroup | list[GpuGroup]
+    """Its GPUs in the driver's order."""
+    cgroup_driver: Literal["systemd", "cgroupfs", "v1"] = "systemd"
+    """How `/proc/<pid>/cgroup` looks: version 2 by systemd or cgroupfs, or version 1."""
+    uptime_seconds: Seconds = 18_000.0
+    """For how long the node has been up at the scenario's start."""
+    labels: dict[str, str] = {}
+    """The node object's labels."""
+
+
+class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a process uses each of its GPUs: kernels and the gaps between them."""
+
+    busy_ratio: Share = 0.5
+    """Share of time in which its kernels run while it has the GPU to itself."""
+    kernel_seconds: Annotated[float, Meta(ge=0.0005, le=10)] = 0.01
+    """Mean length of the work that it submits at once."""
+    memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
+    """Share of its kernels' time in which the memory controller is busy."""
+
+
+class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program that holds device memory and runs kernels."""
+
+    command: Annotated[str, Meta(min_length=1)]
+    """Its command line; the kernel's name of it is the first word's file name, or `comm`."""
+    comm: Annotated[str, Meta(min_length=1)] | None = None
+    """The kernel's name of it, where that is not the program's; the kernel keeps 15 bytes."""
+    gpus: Annotated[list[int], Meta(min_length=1)]
+    """The driver's indices of the GPUs that it uses."""
+    load: Load = Load()
+    """How it uses each of them."""
+    memory_bytes: Bytes
+    """Device memory that it holds on each of its GPUs."""
+    start_seconds: Seconds = 0.0
+    """When it starts: after its pod's start, or after the scenario's for a host process."""
+    end_seconds: Positive | None = None
+    """When it ends, counted likewise; with its pod where absent."""
+    kind: Literal["compute", "graphics", "mps"] = "compute"
+    """The driver's list in which it stands."""
+
+
+class HostProcess(Process, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process outside of every pod."""
+
+    node: Name
+    """The node on which it runs."""
+    cgroup: Annotated[str, Meta(pattern="^/")] = "/system.slice/ssh.service"
+    """Its cgroup path."""
+
+
+class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A container of a pod."""
+
+    name: Name
+    """Its name in the pod."""
+    image: str = "registry.local/workload:1"
+    """Its image."""
+    processes: list[Process] = []
+    """Its processes on GPUs."""
+
+
+class Controller(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The object that stands between a workload and its pod."""
+
+    kind: Annotated[str, Meta(min_length=1)]
+    """Its kind, such as `ReplicaSet`."""
+    name: Name
+    """Its name."""
+
+
+class Owner(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The workload by which people know a pod."""
+
+    kind: Annotated[str, Meta(min_length=1)]
+    """Its kind, such as `Deployment`."""
+    name: Name
+    """Its name."""
+    via: Controller | None = None
+    """The pod's controller where it is not the workload itself; a Deployment's ReplicaSet is
+    found from the pod's name."""
+
+
+class Pod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A pod with the node on which it runs."""
+
+    namespace: Name
+    """Its namespace."""
+    name: Name
+    """Its name; it may come again once the pod of that name has ended."""
+    node: Name
+    """The node on which it runs."""
+    owner: Owner | None = None
+    """The workload to which it belongs."""
+    labels: dict[str, str] = {}
+    """Its labels."""
+    annotations: dict[str, str] = {}
+    """Its annotations."""
+    start_seconds: Seconds = 0.0
+    """When its containers start, since the scenario's start."""
+    end_seconds: Positive | None = None
+    """When they end, since the scenario's start; absent: never."""
+    qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
+    """Its quality of service class, which its cgroup path shows."""
+    in_api: bool = True
+    """Whether the API server knows it; a pod that it does not know stays a bare UID."""
+    containers: Annotated[list[Container], Meta(min_length=1)]
+    """Its containers."""
+
+
+class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster and what happens on it."""
+
+    name: Name
+    """What people call it."""
+    seed: int = 1
+    """From which everything random and every id is drawn."""
+    speed: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    """Seconds of the scenario in a second of the machine."""
+    sample_period_seconds: Annotated[float, Meta(ge=0.02, le=1)] = 1 / 6
+    """Length of the driver's utilization windows; drivers take a sixth of a second to one."""
+    time_slice_seconds: Annotated[float, Meta(ge=0.0005, le=1)] = 0.002
+    """For how long a GPU runs one of several processes before it turns to the next."""
+    nodes: Annotated[list[Node], Meta(min_length=1)]
+    """The machines."""
+    pods: list[Pod] = field(default_factory=list)
+    """The pods."""
+    host_processes: list[HostProcess] = field(default_factory=list)
+    """Processes outside of every pod."""

@@ -1,0 +1,134 @@
+"""One run of a scenario: its nodes, its clock and its truth.
+
+Here the parts are put together. Two processes that start from the same scenario and the same epoch
+hold the same simulation, so they need not talk to one another.
+"""
+
+from dataclasses import dataclass
+
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from simulator import identities
+from simulator.clock import NodeClock, ScaledClock
+from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
+from simulator.identities import DerivedUids, Uids
+from simulator.nvml import SimulatedNvml
+from simulator.plan import PlannedProcess, plan_pods, plan_processes
+from simulator.procfs import SimulatedProcfs
+from simulator.scenario_shape import Node, Scenario
+from simulator.truth import PodUsage, Usage, pod_usage, sum_usage
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedNode:
+    """What an agent on the node meets."""
+
+    name: str
+    """The node's name."""
+    nvml: SimulatedNvml
+    """Its NVML library."""
+    procfs: SimulatedProcfs
+    """Its `/proc`."""
+    clock: NodeClock
+    """Its clock."""
+    gpus: list[SimulatedGpu]
+    """The truth behind its GPUs."""
+
+
+class Simulation:
+    """A scenario at work: scenario second s happens at `epoch_ns + s * 1e9`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        epoch_ns: int,
+        clock: Clock | None = None,
+        uids: Uids | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.epoch_ns = epoch_ns
+        self.clock = clock or ScaledClock(epoch_ns=epoch_ns, speed=scenario.speed)
+        self.uids = uids or DerivedUids(seed=scenario.seed, epoch_ns=epoch_ns)
+        self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
+        self.processes = plan_processes(scenario, self.pods)
+        self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
+
+    def node(self, name: str) -> SimulatedNode:
+        """Give the node of that name; raises UserError where the scenario has none."""
+        if name not in self.nodes:
+            known = ", ".join(self.nodes)
+            raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
+        return self.nodes[name]
+
+    def uid(self, pod_key: str) -> str:
+        """Give the UID of a pod, a drawn one where the API server has given none."""
+        given = self.uids.uid(pod_key)
+        return given or identities.run_uuid(self.scenario.seed, self.epoch_ns, f"pod/{pod_key}")
+
+    def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
+        """Give what each pod that lived within [start, end) used, in the scenario's order.
+
+        Times are nanoseconds since the Unix epoch.
+        """
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return [
+            pod_usage(
+                pod,
+                sum_usage(self.node(pod.spec.node).gpus, start, end, of=pod),
+                uid=self.uid(pod.key),
+            )
+            for pod in self.pods
+            if node in (None, pod.spec.node) and pod.start_ns < end and pod.end_ns > start
+        ]
+
+    def host_truth(self, start_ns: int, end_ns: int, node: str | None = None) -> Usage:
+        """Give what processes outside every pod used within [start, end)."""
+        gpus = [
+            gpu
+            for simulated in self.nodes.values()
+            if node in (None, simulated.name)
+            for gpu in simulated.gpus
+        ]
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return sum_usage(gpus, start, end, of=None)
+
+    def _make_node(self, node: Node) -> SimulatedNode:
+        seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * _NS)
+        processes = [process for process in self.processes if process.node == node.name]
+        gpus = self._make_gpus(node, processes)
+        clock = NodeClock(self.clock, boot_time_ns=self.epoch_ns - uptime_ns)
+        return SimulatedNode(
+            name=node.name,
+            nvml=SimulatedNvml(
+                gpus,
+                clock=clock,
+                epoch_ns=self.epoch_ns,
+                uptime_ns=uptime_ns,
+                sample_period_ns=round(self.scenario.sample_period_seconds * _NS),
+            ),
+            procfs=SimulatedProcfs(
+                processes,
+                clock=clock,
+                epoch_ns=self.epoch_ns,
+                boot_id=identities.run_uuid(seed, self.epoch_ns, f"boot/{node.name}"),
+                cgroup_driver=node.cgroup_driver,
+                uids=self.uids,
+            ),
+            clock=clock,
+            gpus=gpus,
+        )
+
+    def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:
+        seed = self.scenario.seed
+        return [
+            SimulatedGpu(
+                describe_gpu(group, uuid=identities.gpu_uuid(seed, node.name, index), index=index),
+                [process for process in processes if index in process.spec.gpus],
+                seed=seed,
+                time_slice_ns=round(self.scenario.time_slice_seconds * _NS),
+            )
+            for index, group in enumerate(gpu_groups(node))
+        ]
