@@ -50,9 +50,7 @@ class DeadLetterOffice:
         self._waiting: list[DeadLetter] = []
         self.buried = 0
 
-    def decode(
-        self, decoder: Decoder[T], records: Sequence[Record]
-    ) -> Iterator[tuple[Record, T]]:
+    def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
         """Give each record with its value; what does not decode is put aside and left out."""
         for record in records:
             try:
@@ -80,24 +78,32 @@ class DeadLetterOffice:
 
     async def flush(self) -> None:
         """Publish what was put aside; where that fails, it stays for the next call."""
-        if not self._waiting:
+        # Others may put records aside while this waits for the bus; those are for the next call.
+        letters, self._waiting = self._waiting, []
+        if not letters:
             return
-        by_partition: dict[int, list[Message]] = {}
-        for letter in self._waiting:
-            place = letter.partition % self._partitions
-            by_partition.setdefault(place, []).append(_message(letter))
-        for partition, messages in by_partition.items():
-            await self._producer.publish(DEAD_LETTERS.name, partition, messages)
-        first = self._waiting[0]
+        try:
+            await self._publish(letters)
+        except BaseException:
+            self._waiting = letters + self._waiting
+            raise
+        first = letters[0]
         _log.warning(
             "dead_letters",
-            count=len(self._waiting),
+            count=len(letters),
             topic=first.topic,
             partition=first.partition,
             offset=first.offset,
             detail=first.detail,
         )
-        self._waiting.clear()
+
+    async def _publish(self, letters: Sequence[DeadLetter]) -> None:
+        by_partition: dict[int, list[Message]] = {}
+        for letter in letters:
+            place = letter.partition % self._partitions
+            by_partition.setdefault(place, []).append(_message(letter))
+        for partition, messages in by_partition.items():
+            await self._producer.publish(DEAD_LETTERS.name, partition, messages)
 
 
 def _message(letter: DeadLetter) -> Message:
