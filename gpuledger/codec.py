@@ -49,7 +49,9 @@ def _explain(topic: str, value: bytes | None, error: Exception) -> str:
     what, path = _split_path(str(error))
     if path is None:
         return f"{topic}: not JSON of this topic's record: {what}; value {_shorten(value)}"
-    return f"{topic}: field {path or '(the record)'}: {what}; value {_shorten(_value_at(value, path))}"
+    return (
+        f"{topic}: field {path or '(the record)'}: {what}; value {_shorten(_value_at(value, path))}"
+    )
 
 
 def _split_path(message: str) -> tuple[str, str | None]:

@@ -48,9 +48,10 @@ class Topic:
 
     def config(self, *, replication_factor: int) -> dict[str, str]:
         """Give the Kafka configuration of the topic on a cluster with that many replicas."""
+        in_sync = min(self.min_insync_replicas, max(1, replication_factor - 1))
         made = {
             "cleanup.policy": self.cleanup_policy,
-            "min.insync.replicas": str(min(self.min_insync_replicas, max(1, replication_factor - 1))),
+            "min.insync.replicas": str(in_sync),
             "message.timestamp.type": "CreateTime",
         }
         if self.retention_ms is not None:
@@ -80,9 +81,7 @@ PODS: Final = Topic(
         "segment.ms": str(_HOUR_MS),
     },
 )
-EVENTS: Final = Topic(
-    name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS
-)
+EVENTS: Final = Topic(name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS)
 ATTRIBUTED_INCIDENTS: Final = Topic(
     name="gpuledger.attributed-incidents.v1",
     record=AttributedIncident,
@@ -111,7 +110,7 @@ BY_NAME: Final = {topic.name: topic for topic in TOPICS}
 
 
 def partition_of_node(node: str, *, partitions: int) -> int:
-    """Give the partition of all records of a node: where Kafka's default partitioner puts that key."""
+    """Give the partition of a node's records: where Kafka's default partitioner puts that key."""
     return (murmur2(node.encode()) & 0x7FFFFFFF) % partitions
 
 

@@ -47,7 +47,7 @@ class Entry:
     container_id: str | None = None
     """On a pod's account: the container's id, where the cgroup path names it."""
     busy_seconds: float | None = None
-    """Time in which its kernels ran; on `idle`: in which no kernel ran; absent without a reading."""
+    """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."""
     memory_byte_seconds: float | None = None
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None

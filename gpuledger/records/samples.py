@@ -22,7 +22,7 @@ class GpuReading:
     """What one GPU read in a tick; a reading that the driver does not give is absent."""
 
     uuid: str
-    """The GPU's UUID as the driver gives it: its identity, on every machine and after any reboot."""
+    """The GPU's UUID as the driver gives it: its identity on every machine, after any reboot."""
     index: int
     """The driver's index of the GPU at this tick: a label for people, never a key."""
     model: str | None = None
@@ -78,11 +78,11 @@ class GpuProcess:
     memory_used_bytes: int | None = None
     """Device memory it holds at the tick."""
     sm_utilization_ratio: float | None = None
-    """Share of the covered interval in which its kernels ran, 0 to 1, from all the driver's samples."""
+    """Share of the covered interval in which its kernels ran, 0 to 1, by all samples in it."""
     memory_utilization_ratio: float | None = None
-    """Share of the covered interval in which its memory accesses kept the controller busy, 0 to 1."""
+    """Share of the covered interval in which it kept the memory controller busy, 0 to 1."""
     ended: bool | None = None
-    """True where it was there at the tick before and is gone: it ran for a part of this interval."""
+    """True where it was there at the tick before and is gone: it ran for a part of it at most."""
 
 
 @record
@@ -116,7 +116,7 @@ class NodeSample:
     time_ns: int
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
     interval_ns: int
-    """Length of the covered interval by the monotonic clock: what this tick's shares are shares of."""
+    """Length of the covered interval by the monotonic clock: what the shares are shares of."""
     gpus: list[GpuReading]
     """The readings, one for each GPU that answered."""
     containers: list[ContainerRef]
