@@ -50,9 +50,9 @@ class JoinStage:
         for record in records:
             if record.value is None and record.key is not None:
                 self.pods.remove(record.key.decode(errors="replace"))
-        kept = [record for record in records if record.value is not None]
-        for record, pod in self._office.decode(_PODS, kept):
-            self.pods.put(pod, partition=record.partition)
+                continue
+            for _, pod in self._office.decode(_PODS, [record]):
+                self.pods.put(pod, partition=record.partition)
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""

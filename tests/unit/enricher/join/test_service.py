@@ -1,0 +1,147 @@
+"""The join's shell on the bus in memory: order, rebuilding, commits, retries."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from enricher.join.service import GROUP, run_join
+from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import TopicsError
+from gpuledger.records import DeadLetter, GpuEvent, PodState
+from gpuledger.service import Readiness
+from gpuledger.topics import (
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    PODS,
+    PROCESSES,
+    SAMPLES,
+    TOPICS,
+    Topic,
+    partition_of_node,
+)
+from tests.unit.enricher.join.ticks import UIDS, pod, process, sample
+
+PLACE = partition_of_node("node-a", partitions=12)
+SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05))
+
+
+@asynccontextmanager
+async def joining(bus: MemoryBus) -> AsyncIterator[Readiness]:
+    """Run a join on the bus while the context is open."""
+    readiness = Readiness()
+    task = asyncio.create_task(run_join(bus=bus, settings=SETTINGS, readiness=readiness))
+    try:
+        yield readiness
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def publish(bus: MemoryBus, topic: Topic, *values: object, key: str = "node-a") -> None:
+    """Publish values, or bytes as they are, where the node's records go."""
+    data = [value if isinstance(value, bytes) else encode(value) for value in values]
+    async with bus.producer() as producer:
+        messages = [Message(key.encode(), value, 1_790_000_000_000) for value in data]
+        await producer.publish(topic.name, PLACE, messages)
+
+
+async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
+    """Read `count` records of a topic from its beginning, within two seconds."""
+    found: list[bytes] = []
+    subscription = Subscription(group="reader", topics=[topic.name])
+    async with asyncio.timeout(2), bus.consumer(subscription) as consumer:
+        while len(found) < count:
+            batch = await consumer.poll(timeout_seconds=1, max_records=100)
+            found += [each.value or b"" for records in batch.values() for each in records]
+    return found
+
+
+async def read_events(bus: MemoryBus, count: int) -> list[GpuEvent]:
+    """Read `count` events."""
+    decoder = Decoder(topic=EVENTS.name, record=GpuEvent)
+    return [decoder.decode(value) for value in await read(bus, EVENTS, count)]
+
+
+def tick(seq: int) -> object:
+    """Give a tick on which the first pod was busy."""
+    return sample(seq=seq, processes=[process(container=0, sm_utilization_ratio=0.5)])
+
+
+async def test_pods_that_were_there_before_are_known_to_the_first_event() -> None:
+    """The pods of new partitions are read to their end before a tick is booked."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    await publish(bus, PODS, pod(), key=UIDS[0])
+    async with joining(bus):
+        (event,) = await read_events(bus, 1)
+    assert event.pods[0].state is PodState.KNOWN
+
+
+async def test_an_event_goes_to_the_partition_of_its_tick() -> None:
+    """Per-node order is kept, and sinks are co-partitioned."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
+    async with joining(bus):
+        events = await read_events(bus, 3)
+    assert [event.seq for event in events] == [1, 2, 3]
+    async with bus.consumer(Subscription(group="ends", topics=[EVENTS.name])) as consumer:
+        place = TopicPartition(EVENTS.name, PLACE)
+        assert (await consumer.end_offsets([place]))[place] == 3
+
+
+async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
+    """Committed ticks are not booked again."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus):
+        await read_events(bus, 1)
+        await committed(bus, 1)
+    await publish(bus, SAMPLES, tick(2))
+    async with joining(bus):
+        events = await read_events(bus, 2)
+    assert [event.seq for event in events] == [1, 2]
+
+
+async def committed(bus: MemoryBus, offset: int) -> None:
+    """Wait until the join has committed this offset of its ticks."""
+    place = TopicPartition(SAMPLES.name, PLACE)
+    async with asyncio.timeout(2), bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
+        while await consumer.committed(place) != offset:  # noqa: ASYNC110 - the bus has no event for commits
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("topic", [SAMPLES, PROCESSES, INCIDENTS, PODS], ids=lambda each: each.name)
+async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topic) -> None:
+    """On each input topic; and the ticks go on."""
+    bus = MemoryBus()
+    await publish(bus, topic, b"no json")
+    async with joining(bus):
+        (value,) = await read(bus, DEAD_LETTERS, 1)
+        await publish(bus, SAMPLES, tick(1))
+        assert len(await read_events(bus, 1)) == 1
+    letter = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(value)
+    assert (letter.topic, letter.partition, letter.offset) == (topic.name, PLACE, 0)
+    assert letter.value_base64 == "bm8ganNvbg=="
+
+
+async def test_topics_that_differ_in_partitions_are_refused() -> None:
+    """Output partition = input partition cannot hold otherwise."""
+    other = Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=3)
+    bus = MemoryBus([other if topic is EVENTS else topic for topic in TOPICS])
+    with pytest.raises(TopicsError, match="same number of partitions"):
+        await run_join(bus=bus, settings=SETTINGS, readiness=Readiness())
+
+
+async def test_it_is_ready_once_the_pods_are_read() -> None:
+    """Both checks are ok after the first event."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus) as readiness:
+        await read_events(bus, 1)
+        assert readiness.is_ready()

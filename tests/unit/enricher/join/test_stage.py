@@ -1,0 +1,172 @@
+"""What the stage makes of records: events, attributed incidents, dead letters."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import (
+    AttributedIncident,
+    GpuEvent,
+    Incident,
+    IncidentProcess,
+    PodContainer,
+    PodState,
+    Severity,
+)
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, INCIDENTS, PODS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, process, record, sample
+
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
+
+
+@pytest.fixture
+def office() -> DeadLetterOffice:
+    """Give an office whose letters can be counted."""
+    return DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+
+
+@pytest.fixture
+def stage(office: DeadLetterOffice) -> JoinStage:
+    """Give a stage that knows no pod."""
+    return JoinStage(office=office)
+
+
+def pod_record(number: int = 0, **changes: object) -> Record:
+    """Give a pod's record as it is read from the pods topic."""
+    return record(pod(number, **changes), topic=PODS.name, key=UIDS[number])
+
+
+def event_of(messages: list[Message]) -> GpuEvent:
+    """Give the one event of the messages."""
+    assert len(messages) == 1
+    return EVENT.decode(messages[0].value)
+
+
+def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
+    """Namespace, name, owner, labels and container names come from the pod's record."""
+    stage.take_pods([pod_record()])
+    (described,) = event_of(stage.take_samples([record(USED)])).pods
+    assert described.state is PodState.KNOWN
+    assert (described.namespace, described.name) == ("research", "train-0")
+    assert (described.owner_kind, described.owner_name) == ("Job", "train")
+    assert described.container_names == {CONTAINER_IDS[0]: "main"}
+    assert described.labels == {"team": "vision"}
+
+
+def test_an_unknown_pod_is_emitted_at_once_and_named_when_its_record_comes(
+    stage: JoinStage,
+) -> None:
+    """The books are the same before and after; only the description turns from pending to known."""
+    before = event_of(stage.take_samples([record(USED)]))
+    stage.take_pods([pod_record()])
+    later = sample(seq=2000, processes=USED.processes)
+    after = event_of(stage.take_samples([record(later, offset=1)]))
+    assert (before.pods[0].uid, before.pods[0].state) == (UIDS[0], PodState.PENDING)
+    assert (after.pods[0].uid, after.pods[0].state) == (UIDS[0], PodState.KNOWN)
+    assert before.gpus == after.gpus
+
+
+FOUND_BY = [
+    ("its container id, where the path shows no pod", None, CONTAINER_IDS[0], {}),
+    ("its UID, where the container is not in its status yet", UIDS[0], "f" * 64, {}),
+    ("the hash of a static pod", "a" * 32, None, {"config_hash": "a" * 32}),
+]
+
+
+@pytest.mark.parametrize(("case", "uid", "container_id", "changes"), FOUND_BY)
+def test_a_pod_is_found_by_what_the_cgroup_shows(
+    stage: JoinStage, case: str, uid: str | None, container_id: str | None, changes: dict[str, Any]
+) -> None:
+    """Each way in which a path can name a pod leads to its record."""
+    stage.take_pods([pod_record(**changes)])
+    found = stage.pods.find(uid, container_id)
+    assert found is not None, case
+    assert found.uid == UIDS[0]
+
+
+def test_a_container_that_started_again_is_still_found(stage: JoinStage) -> None:
+    """The new record has another container id under the same UID; the old one is forgotten."""
+    stage.take_pods([pod_record()])
+    again = [PodContainer(name="main", container_id="e" * 64, restarts=1)]
+    stage.take_pods([pod_record(containers=again)])
+    assert stage.pods.find(None, "e" * 64) is not None
+    assert stage.pods.find(None, CONTAINER_IDS[0]) is None
+
+
+def test_a_tombstone_takes_a_pod_out(stage: JoinStage) -> None:
+    """After it the pod is pending again."""
+    stage.take_pods([pod_record(), record(None, topic=PODS.name, key=UIDS[0])])
+    assert len(stage.pods) == 0
+
+
+def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
+    """The mark is per node and boot; another boot begins again."""
+    assert len(stage.take_samples([record(USED), record(USED, offset=1)])) == 1
+    rebooted = sample(boot_id="another", seq=1)
+    assert len(stage.take_samples([record(rebooted, offset=2)])) == 1
+
+
+def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
+    """Its pods and its marks: another worker has them now."""
+    stage.take_pods([pod_record()])
+    stage.take_samples([record(USED)])
+    stage.forget(3)
+    assert len(stage.pods) == 0
+    assert len(stage.take_samples([record(USED)])) == 1
+
+
+BROKEN = [
+    (b"{", "undecodable"),
+    (None, "undecodable"),
+    (sample(interval_ns=0), "invalid"),
+    (sample(processes=[process(gpu=1)]), "invalid"),
+    (sample(processes=[process(gpu=-1)]), "invalid"),
+    (sample(processes=[process(container=8)]), "invalid"),
+]
+
+
+@pytest.mark.parametrize(("value", "reason"), BROKEN)
+async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
+    value: object, reason: str
+) -> None:
+    """The letter says why and holds the original bytes."""
+    producer = KeepingProducer()
+    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    events = JoinStage(office=office).take_samples([record(value), record(USED, offset=1)])
+    await office.flush()
+    (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
+    assert len(events) == 1
+    assert letter["reason"] == reason
+    assert (letter["partition"], letter["offset"]) == (3, 0)
+
+
+def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> None:
+    """A process of the host adds none."""
+    stage.take_pods([pod_record()])
+    incident = Incident(
+        node="node-a",
+        boot_id="boot",
+        gpu_uuid="GPU-a",
+        time_ns=1,
+        kind="xid",
+        source="nvml",
+        severity=Severity.CRITICAL,
+        xid=79,
+        message="The GPU has fallen off the bus.",
+        processes=[
+            IncidentProcess(pid=1, pod_uid=UIDS[0], container_id=CONTAINER_IDS[0]),
+            IncidentProcess(pid=2, command="nvidia-persiste"),
+        ],
+    )
+    (message,) = stage.take_incidents([record(incident, topic=INCIDENTS.name)])
+    decoder = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
+    found = decoder.decode(message.value)
+    assert found.incident == incident
+    assert [each.name for each in found.pods] == ["train-0"]

@@ -1,0 +1,85 @@
+"""Builders of ticks and pods for the join's tests: every field has a plausible default."""
+
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import encode
+from gpuledger.records import (
+    ContainerRef,
+    GpuProcess,
+    GpuReading,
+    NodeSample,
+    PodContainer,
+    PodRecord,
+    ProcessKind,
+)
+from gpuledger.topics import SAMPLES
+
+GIB = 2**30
+SECOND_NS = 10**9
+UIDS = [f"00000000-0000-4000-8000-00000000000{digit}" for digit in range(8)]
+CONTAINER_IDS = [f"{digit}" * 64 for digit in range(8)]
+
+
+def reading(**changes: object) -> GpuReading:
+    """Give a reading of a GPU that was busy for half of the tick."""
+    values: dict[str, object] = {
+        "uuid": "GPU-a",
+        "index": 0,
+        "utilization_ratio": 0.5,
+        "memory_total_bytes": 80 * GIB,
+        "memory_used_bytes": 20 * GIB,
+        "memory_reserved_bytes": GIB,
+        "energy_joules": 300.0,
+    }
+    return GpuReading(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuReading's
+
+
+def process(**changes: object) -> GpuProcess:
+    """Give a process on the first GPU, in no container."""
+    values: dict[str, object] = {"gpu": 0, "pid": 1000, "kind": ProcessKind.COMPUTE}
+    return GpuProcess(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuProcess's
+
+
+def sample(**changes: object) -> NodeSample:
+    """Give a tick of one second on one GPU without processes."""
+    values: dict[str, object] = {
+        "node": "node-a",
+        "boot_id": "boot",
+        "seq": 1000,
+        "time_ns": 1_790_000_000 * SECOND_NS,
+        "interval_ns": SECOND_NS,
+        "gpus": [reading()],
+        "containers": [
+            ContainerRef(pod_uid=uid, container_id=container)
+            for uid, container in zip(UIDS, CONTAINER_IDS, strict=True)
+        ],
+        "processes": [],
+        "allocations": [],
+    }
+    return NodeSample(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeSample's
+
+
+def pod(number: int = 0, **changes: object) -> PodRecord:
+    """Give the pod whose UID and container stand at `number` in the tick's containers."""
+    values: dict[str, object] = {
+        "uid": UIDS[number],
+        "namespace": "research",
+        "name": f"train-{number}",
+        "node": "node-a",
+        "owner_kind": "Job",
+        "owner_name": "train",
+        "labels": {"team": "vision"},
+        "containers": [PodContainer(name="main", container_id=CONTAINER_IDS[number], restarts=0)],
+        "gpus_requested": {"nvidia.com/gpu": 1},
+        "phase": "Running",
+        "created_time_ns": 1_789_999_000 * SECOND_NS,
+        "resource_version": "7",
+    }
+    return PodRecord(**(values | changes))  # type: ignore[arg-type]  # the names are a PodRecord's
+
+
+def record(
+    value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "node-a"
+) -> Record:
+    """Give a value as a consumer reads it; bytes and None as they are."""
+    data = value if isinstance(value, bytes) or value is None else encode(value)
+    return Record(topic, 3, offset, 1_790_000_000_000, key.encode(), data)
