@@ -1,0 +1,80 @@
+"""The seam to the Kubernetes API server: a GET that answers in bytes, and the one error it raises.
+
+Here live the protocol, its error and the choice of credentials. What the bytes mean is decoded
+elsewhere; how often to ask is the reflector's business.
+"""
+
+import asyncio
+import importlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from enricher.podwatch.settings import KubernetesSettings
+from gpuledger.errors import UnavailableError
+
+_NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
+_NO_PERMISSION: Final = ": grant its account get, list and watch on pods in a ClusterRole"
+_REMEDIES: Final[dict[int, str]] = {
+    HTTPStatus.UNAUTHORIZED: _NO_CREDENTIALS,
+    HTTPStatus.FORBIDDEN: _NO_PERMISSION,
+}
+_EXPIRED_REASONS: Final = frozenset({"Expired", "Gone", "ResourceVersionTooLarge"})
+
+
+class KubernetesError(UnavailableError):
+    """The API server did not answer, or did not answer with what was asked for."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        reason: str = "",
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message + _REMEDIES.get(status or 0, ""))
+        self.status = status
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def expired(self) -> bool:
+        """Whether the version asked for is no longer, or not, known: only a new list helps."""
+        return self.status == HTTPStatus.GONE or self.reason in _EXPIRED_REASONS
+
+
+class Answer(Protocol):
+    """The body of a successful answer."""
+
+    async def read(self) -> bytes:
+        """Give the whole body; `KubernetesError` where the connection breaks first."""
+
+    def chunks(self) -> AsyncGenerator[bytes]:
+        """Give the body as it comes; `KubernetesError` where the connection breaks or is silent."""
+
+
+class Api(Protocol):
+    """An API server that lets itself be asked."""
+
+    def get(
+        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Open the answer to a GET; `KubernetesError` for all but success.
+
+        `silence_seconds` is the longest time without a byte, `total_seconds` that of all of it.
+        """
+
+
+@asynccontextmanager
+async def open_api(settings: KubernetesSettings) -> AsyncIterator[Api]:
+    """Open the API server that the settings, the cluster or the user's kubeconfig name.
+
+    Raises `UserError` where no configuration is found or it cannot be read.
+    """
+    # The client library takes two seconds to import: nobody who only needs the protocol pays for
+    # that, and whoever runs this loop goes on meanwhile.
+    client = await asyncio.to_thread(importlib.import_module, "enricher.podwatch.client")
+    async with client.open_client(settings) as api:
+        yield api

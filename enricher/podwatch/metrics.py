@@ -1,0 +1,43 @@
+"""What podwatch counts, each with its meaning. Values are set where things happen."""
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+PODS: Final = Gauge("gpuledger_podwatch_pods", "Pods with a node, as the API server has them.")
+EVENTS: Final = Counter(
+    "gpuledger_podwatch_events",
+    "Lines of watches by type; `unknown` is a type that podwatch steps over.",
+    ["type"],
+)
+RELISTS: Final = Counter(
+    "gpuledger_podwatch_relists",
+    "Complete lists of the pods; more than one means that a watch could not be resumed.",
+)
+INTERRUPTIONS: Final = Counter(
+    "gpuledger_podwatch_interruptions",
+    "Lists and watches that ended in an error, by HTTP status; `none` where there was no answer.",
+    ["status"],
+)
+UNDECODABLE: Final = Counter(
+    "gpuledger_podwatch_undecodable", "Objects of the API server that could not be read as pods."
+)
+PUBLISHED: Final = Counter(
+    "gpuledger_podwatch_published", "Messages that Kafka has acknowledged.", ["kind"]
+)
+PUBLISH_FAILURES: Final = Counter(
+    "gpuledger_podwatch_publish_failures",
+    "Attempts to publish that Kafka did not acknowledge; they are repeated.",
+)
+UNPUBLISHED: Final = Gauge(
+    "gpuledger_podwatch_unpublished_pods", "Pods whose newest state Kafka has not acknowledged."
+)
+LAG: Final = Histogram(
+    "gpuledger_podwatch_lag_seconds",
+    "Time from seeing a pod's change to Kafka's acknowledgement, one observation a batch.",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
+EARLY_TOMBSTONES: Final = Counter(
+    "gpuledger_podwatch_early_tombstones",
+    "Deleted pods whose record did not stay its full time, because too many waited.",
+)

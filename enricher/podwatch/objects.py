@@ -1,0 +1,150 @@
+"""What is read of the API server's objects: the few fields that matter, all else is stepped over.
+
+Here live partial structs in the server's own words. Each field may be absent or null, because a
+server leaves out what is empty; what they mean for the ledger is said in `decode`.
+"""
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Raw, Struct, field
+
+Time = Annotated[datetime, Meta(tz=True)]
+Quantity = str | int | float
+
+
+class _Object(Struct, rename="camel", gc=False):
+    """Never part of a reference cycle, so the garbage collector need not look at any."""
+
+
+class OwnerReference(_Object):
+    """Who made an object."""
+
+    kind: str
+    name: str
+    controller: bool | None = None
+
+
+class Annotations(_Object):
+    """The two annotations of a static pod's mirror; others can be long and are not read."""
+
+    config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
+    config_mirror: str | None = field(default=None, name="kubernetes.io/config.mirror")
+
+
+class ObjectMeta(_Object):
+    """Who an object is."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    creation_timestamp: Time | None = None
+    labels: dict[str, str] | None = None
+    annotations: Annotations | None = None
+    owner_references: list[OwnerReference] | None = None
+
+
+class Resources(_Object):
+    """What a container asks for."""
+
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class Container(_Object):
+    """A container as its pod asks for it."""
+
+    name: str
+    restart_policy: str | None = None
+    resources: Resources | None = None
+
+
+class PodSpec(_Object):
+    """What a pod asks for."""
+
+    node_name: str | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    ephemeral_containers: list[Container] | None = None
+
+
+class ContainerStatus(_Object):
+    """A container as the kubelet runs it."""
+
+    name: str
+    container_id: str | None = field(default=None, name="containerID")
+    restart_count: int = 0
+
+
+class PodStatus(_Object):
+    """What the kubelet says of a pod."""
+
+    phase: str | None = None
+    start_time: Time | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+
+
+class Pod(_Object):
+    """A pod."""
+
+    metadata: ObjectMeta
+    spec: PodSpec | None = None
+    status: PodStatus | None = None
+
+
+class ListMeta(_Object):
+    """Where a list ends, and how to get the rest of it."""
+
+    resource_version: str = ""
+    continue_token: str | None = field(default=None, name="continue")
+
+
+class PodPage(_Object):
+    """One page of a list; its pods undecoded, so that a strange one does not spoil the others."""
+
+    metadata: ListMeta
+    items: list[Raw] | None = None
+
+
+class VersionOnly(_Object):
+    """Any object, of which only the version is wanted."""
+
+    metadata: ListMeta
+
+
+class WatchEvent(_Object):
+    """One line of a watch; what the object is depends on the type."""
+
+    type: str = ""
+    object: Raw = Raw(b"null")
+
+
+class Cause(_Object):
+    """One detail of a refusal."""
+
+    reason: str | None = None
+
+
+class StatusDetails(_Object):
+    """Details of a refusal."""
+
+    causes: list[Cause] | None = None
+    retry_after_seconds: int | None = None
+
+
+class Status(_Object):
+    """Why the server refused."""
+
+    message: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    details: StatusDetails | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason in one word; that of the first cause says more than the general one."""
+        causes = (self.details.causes if self.details else None) or []
+        return next((cause.reason for cause in causes if cause.reason), self.reason or "")

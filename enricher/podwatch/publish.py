@@ -1,0 +1,102 @@
+"""Publishes what the table has due, for ever; while Kafka is away it waits in the table."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from enricher.podwatch import metrics
+from enricher.podwatch.table import Pending, PodTable
+from gpuledger.bus.protocol import Bus, Message, Producer
+from gpuledger.clock import Clock
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service.backoff import Backoff
+from gpuledger.service.readiness import Check
+from gpuledger.topics import PODS, partition_of_node
+from gpuledger.twins import encode_twin
+
+_NS_PER_MS: Final = 1_000_000
+_NS: Final = 1_000_000_000
+_log = structlog.get_logger(__name__)
+
+
+class Publisher:
+    """Sends batches of pods to the partitions of their nodes."""
+
+    def __init__(
+        self, *, bus: Bus, table: PodTable, check: Check, clock: Clock, batch_most: int
+    ) -> None:
+        self._bus = bus
+        self._table = table
+        self._check = check
+        self._clock = clock
+        self._batch_most = batch_most
+        self._backoff = Backoff()
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that the table may have something due."""
+        self._changed.set()
+
+    def measure(self) -> None:
+        """Set the gauges: after batches and lists, not for each pod."""
+        metrics.PODS.set(len(self._table))
+        metrics.UNPUBLISHED.set(self._table.unpublished)
+
+    async def forever(self) -> None:
+        """Publish what comes; a producer that failed is replaced after a pause."""
+        while True:
+            try:
+                await self._with_one_producer()
+            except BusUnavailableError as error:
+                await self._pause(error)
+
+    async def _with_one_producer(self) -> None:
+        partitions = await self._bus.partitions(PODS.name)
+        async with self._bus.producer() as producer:
+            self._check.ok()
+            while True:
+                while batch := self._table.batch(self._batch_most):
+                    await self._send(producer, batch, partitions)
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _pause(self, error: BusUnavailableError) -> None:
+        metrics.PUBLISH_FAILURES.inc()
+        self._check.failed(str(error))
+        _log.warning("publish_failed", error=str(error), unpublished=self._table.unpublished)
+        await self._clock.sleep(self._backoff.next_seconds())
+
+    async def _send(self, producer: Producer, batch: Sequence[Pending], partitions: int) -> None:
+        """Send each partition its part; what arrived counts even if others failed."""
+        parts: dict[int, list[Pending]] = defaultdict(list)
+        for one in batch:
+            parts[partition_of_node(one.node, partitions=partitions)].append(one)
+        results = await asyncio.gather(
+            *(self._send_part(producer, place, part) for place, part in parts.items()),
+            return_exceptions=True,
+        )
+        self.measure()
+        for failure in results:
+            if failure is not None:
+                raise failure
+        self._backoff.reset()
+        self._check.ok()
+
+    async def _send_part(self, producer: Producer, partition: int, part: list[Pending]) -> None:
+        await producer.publish(PODS.name, partition, [_message(one) for one in part])
+        self._table.acknowledge(part)
+        tombstones = sum(one.pod is None for one in part)
+        metrics.PUBLISHED.labels(kind="tombstone").inc(tombstones)
+        metrics.PUBLISHED.labels(kind="record").inc(len(part) - tombstones)
+        metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
+
+
+def _message(one: Pending) -> Message:
+    return Message(
+        key=one.uid.encode(),
+        value=encode_twin(one.pod) if one.pod else None,
+        timestamp_ms=one.seen_time_ns // _NS_PER_MS,
+    )

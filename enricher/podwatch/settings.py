@@ -1,0 +1,75 @@
+"""What can be set on podwatch. Values only; reading them is `gpuledger.settings`'s business."""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+from gpuledger.settings.groups import Seconds
+
+ALL_LABELS: Final = "*"
+Count = Annotated[int, Meta(ge=1)]
+
+
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which API server is watched, and how patiently."""
+
+    kubeconfig: str = ""
+    """Path of a kubeconfig file; empty: the pod's service account, else KUBECONFIG or ~/.kube."""
+    context: str = ""
+    """Context in that file; empty: its current one."""
+    page_limit: Count = 500
+    """How many pods to ask for in one page of a list."""
+    page_timeout_seconds: Seconds = 60.0
+    """How long one page may take."""
+    connect_timeout_seconds: Seconds = 10.0
+    """How long a connection may take to open, TLS included."""
+    watch_timeout_seconds: Seconds = 300.0
+    """How long the server is asked to keep a watch open, at least; at most twice as long."""
+    silence_seconds: Seconds = 90.0
+    """After how long without a byte a watch is taken for dead; bookmarks come about each minute."""
+    backoff_first_seconds: Seconds = 1.6
+    """The first pause after a failure; each is by chance between half and the whole of it."""
+    backoff_most_seconds: Seconds = 30.0
+    """The longest pause after failures in a row."""
+
+    def __post_init__(self) -> None:
+        """Refuse pauses in the wrong order; raises `ValueError`."""
+        if self.backoff_first_seconds > self.backoff_most_seconds:
+            raise ValueError("backoff_first_seconds is more than backoff_most_seconds")
+
+
+class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of gpuledger-podwatch."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    """Where the pods are published."""
+    http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
+    """Where health and metrics are served."""
+    log: LogSettings = LogSettings()
+    """How the log is written."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """Which API server is watched."""
+    labels: list[str] = msgspec.field(
+        default_factory=lambda: [
+            "app",
+            "app.kubernetes.io/name",
+            "app.kubernetes.io/instance",
+            "app.kubernetes.io/part-of",
+            "team",
+            "project",
+            "cost-center",
+        ]
+    )
+    """Labels of pods to carry along; `*` carries all of them."""
+    gpu_resource_prefixes: list[str] = msgspec.field(
+        default_factory=lambda: ["nvidia.com/", "aliyun.com/gpu"]
+    )
+    """A container resource whose name begins with one of these counts as a GPU request."""
+    tombstone_after_seconds: Seconds = 900.0
+    """How long a deleted pod's record stays before a tombstone lets compaction drop it."""
+    tombstones_most: Count = 100_000
+    """How many deleted pods wait for that at most; beyond it the oldest waits no longer."""
+    publish_batch: Count = 5000
+    """How many pods are published in one go at most."""

@@ -1,0 +1,119 @@
+"""The pods as last seen, and which of them Kafka does not know yet. Pure: no clock, no waiting.
+
+Memory is bounded by the pods of the cluster and the deleted ones that wait for their tombstone;
+while Kafka is away, a pod's newer state takes the place of its older one.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from gpuledger.records import PodRecord
+
+_NS: Final = 1_000_000_000
+
+
+class Pending(NamedTuple):
+    """One message that is due: a pod's newest state, or a tombstone where it has none."""
+
+    uid: str
+    node: str
+    pod: PodRecord | None
+    seen_time_ns: int
+
+
+class PodTable:
+    """Takes what the reflector saw, gives what is to be published."""
+
+    def __init__(self, *, tombstone_after_seconds: float, tombstones_most: int) -> None:
+        self._tombstone_after_ns = round(tombstone_after_seconds * _NS)
+        self._tombstones_most = tombstones_most
+        self._alive: dict[str, PodRecord] = {}
+        self._dead: dict[str, PodRecord] = {}
+        self._buried: dict[str, str] = {}
+        self._unpublished: dict[str, int] = {}
+        self._listed: set[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    @property
+    def unpublished(self) -> int:
+        """How many pods have a state that was not acknowledged."""
+        return len(self._unpublished)
+
+    def see(self, pod: PodRecord, *, time_ns: int) -> None:
+        """Take a pod's state; one that only differs in its version is the same."""
+        if self._listed is not None:
+            self._listed.add(pod.uid)
+        known = self._alive.get(pod.uid)
+        if known is None or _with(pod, resource_version=known.resource_version) != known:
+            self._dead.pop(pod.uid, None)
+            self._buried.pop(pod.uid, None)
+            self._alive[pod.uid] = pod
+            self._unpublished[pod.uid] = time_ns
+
+    def delete(self, pod: PodRecord, *, time_ns: int) -> None:
+        """Take that a pod left the API server."""
+        self._alive.pop(pod.uid, None)
+        self._dead[pod.uid] = _with(pod, deleted_time_ns=time_ns)
+        self._unpublished[pod.uid] = time_ns
+
+    def begin_list(self) -> None:
+        """Take that a complete list begins; one that broke off before is forgotten."""
+        self._listed = set()
+
+    def end_list(self, *, time_ns: int) -> int:
+        """Delete what the list did not have; give how many."""
+        listed, self._listed = self._listed or set(), None
+        gone = [pod for uid, pod in self._alive.items() if uid not in listed]
+        for pod in gone:
+            self.delete(pod, time_ns=time_ns)
+        return len(gone)
+
+    def bury(self, *, time_ns: int) -> int:
+        """Make tombstones of the deleted pods whose time is over; give how many came early."""
+        early = max(0, len(self._dead) - self._tombstones_most)
+        for uid in [*islice(self._dead, early), *self._due(time_ns)]:
+            if pod := self._dead.pop(uid, None):
+                self._buried[uid] = pod.node
+                self._unpublished[uid] = time_ns
+        return early
+
+    def _due(self, time_ns: int) -> Iterator[str]:
+        """Give the deleted pods that are due, the oldest first; the deletion itself goes before."""
+        for uid, pod in self._dead.items():
+            if (pod.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
+                return
+            if uid not in self._unpublished:
+                yield uid
+
+    def batch(self, most: int) -> list[Pending]:
+        """Give what is to be published, oldest first; it stays due until acknowledged."""
+        return [
+            self._pending(uid, time_ns) for uid, time_ns in islice(self._unpublished.items(), most)
+        ]
+
+    def _pending(self, uid: str, time_ns: int) -> Pending:
+        pod = self._state(uid)
+        node = pod.node if pod else self._buried[uid]
+        return Pending(uid=uid, node=node, pod=pod, seen_time_ns=time_ns)
+
+    def _state(self, uid: str) -> PodRecord | None:
+        return self._alive.get(uid) or self._dead.get(uid)
+
+    def acknowledge(self, batch: Iterable[Pending]) -> None:
+        """Take that these were published; what changed meanwhile stays due."""
+        for one in batch:
+            if self._state(one.uid) is not one.pod:
+                continue
+            self._unpublished.pop(one.uid, None)
+            if one.pod is None:
+                self._buried.pop(one.uid, None)
+
+
+def _with(pod: PodRecord, **changes: object) -> PodRecord:
+    """Give a record with some fields replaced; a twin is a msgspec Struct, which its type hides."""
+    return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))
