@@ -5,6 +5,7 @@ are ignored, so that old readers follow new writers. What happens to a bad recor
 elsewhere (`gpuledger.dead_letters`).
 """
 
+import re
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -14,7 +15,11 @@ import orjson
 from gpuledger.errors import UndecodableError
 
 T = TypeVar("T")
-_SHOWN_BYTES: Final = 120
+_SHOWN_CHARACTERS: Final = 120
+_STEP: Final = re.compile(r"(?P<key>[^.\[\]]+)(?!\])|\[(?P<position>\d+)\]|\[\.\.\.\]")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
+# RecursionError: thousands of brackets, also in a field that nobody reads, must not stop a stage.
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
 
 
 def encode(record: object) -> bytes:
@@ -33,7 +38,7 @@ class Decoder(Generic[T]):
         """Give the record, or raise `UndecodableError` naming topic, field and value."""
         try:
             return self._decode(value)  # type: ignore[arg-type]  # None is refused below, with the others
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        except _UNDECODABLE as error:
             raise UndecodableError(_explain(self.topic, value, error)) from error
 
 
@@ -49,13 +54,16 @@ def _explain(topic: str, value: bytes | None, error: Exception) -> str:
     what, path = _split_path(str(error))
     if path is None:
         return f"{topic}: not JSON of this topic's record: {what}; value {_shorten(value)}"
-    return (
-        f"{topic}: field {path or '(the record)'}: {what}; value {_shorten(_value_at(value, path))}"
-    )
+    shown = _shorten(_value_at(value, path))
+    missing = _MISSING.fullmatch(what)
+    if missing:
+        where = ".".join(filter(None, [path, missing["field"]]))
+        return f"{topic}: field {where}: missing; value {shown}"
+    return f"{topic}: field {path or '(the record)'}: {what}; value {shown}"
 
 
 def _split_path(message: str) -> tuple[str, str | None]:
-    """Take msgspec's message apart: ``Expected `int`, got `str` - at `$.gpus[...].index` ``."""
+    """Take msgspec's message apart: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
     what, found, path = message.partition(" - at `$")
     if found:
         return what, path.rstrip("`").lstrip(".")
@@ -63,22 +71,24 @@ def _split_path(message: str) -> tuple[str, str | None]:
 
 
 def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
-    """Look up what stands at the path; msgspec writes `[...]` for any list position."""
+    """Look up what stands at the path, or the nearest whole around it.
+
+    msgspec writes `[...]` for any key of a mapping: there the mapping is the nearest.
+    """
     try:
         found: Any = orjson.loads(value)
-        for step in path.replace("[...]", ".*").split("."):
-            found = _step_into(found, step)
+        for step in _STEP.finditer(path):
+            if step["key"] is not None:
+                found = found[step["key"]]
+            elif step["position"] is not None:
+                found = found[int(step["position"])]
+            else:
+                break
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         return value
     return found
 
 
-def _step_into(found: Any, step: str) -> Any:  # noqa: ANN401  # any JSON value
-    if not step:
-        return found
-    return found if step == "*" else found[step]
-
-
 def _shorten(value: object) -> str:
     shown = repr(value)
-    return shown if len(shown) <= _SHOWN_BYTES else f"{shown[:_SHOWN_BYTES]}…"
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"

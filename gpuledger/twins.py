@@ -24,7 +24,7 @@ def twin_of(record: type[T]) -> type[T]:
 
 @cache
 def _build(record: Any) -> type:  # noqa: ANN401  # mypy takes a class for unhashable
-    hints = get_type_hints(record)
+    hints = get_type_hints(record, include_extras=True)
     spec: list[Any] = [
         (field.name, _with_twins(hints[field.name]))
         if field.default is MISSING

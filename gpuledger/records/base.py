@@ -1,13 +1,20 @@
 """How a record is made: frozen, keyword-only, and without a key for what is not known.
 
-Here lives the one decorator of all records. No record itself, and no encoding.
+Here live the decorator of all records and their whole numbers. No record itself, no encoding.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
+
+import msgspec
 
 T = TypeVar("T")
+
+# What does not fit in 64 bits decodes, but could never be encoded again; and a position of -1
+# would be the last one in Python.
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

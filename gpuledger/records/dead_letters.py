@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.dead-letters.v1`.
 """
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Natural, record
 
 
 @record
@@ -12,9 +12,9 @@ class DeadLetter:
 
     topic: str
     """The topic from which it was read."""
-    partition: int
+    partition: Natural
     """Its partition there."""
-    offset: int
+    offset: Natural
     """Its offset there."""
     consumer: str
     """The consumer group that could not use it."""
@@ -22,7 +22,7 @@ class DeadLetter:
     """Why, as one word: `undecodable`, `invalid`, …"""
     detail: str
     """Why, as a sentence that names field and value."""
-    time_ns: int
+    time_ns: Natural
     """When it was put aside, nanoseconds since the epoch."""
     key_base64: str | None = None
     """The record's key; absent where it had none."""

@@ -5,7 +5,7 @@ Here live the records of `gpuledger.events.v1`. How a quantity is split is the j
 
 from enum import StrEnum
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Natural, record
 from gpuledger.records.samples import DeviceAllocation, GpuReading
 
 
@@ -78,7 +78,7 @@ class PodDescription:
     """The labels that the pod watch was asked to keep."""
     container_names: dict[str, str] | None = None
     """Name of each of `container_ids` that the pod's record names."""
-    deleted_time_ns: int | None = None
+    deleted_time_ns: Natural | None = None
     """Since when the pod is gone from the API server, where its processes outlive it."""
 
 
@@ -100,11 +100,11 @@ class GpuEvent:
     """The node's name in Kubernetes."""
     boot_id: str
     """The kernel's id of the boot."""
-    seq: int
+    seq: Natural
     """The tick's number within the boot, as the agent gave it."""
-    time_ns: int
+    time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch."""
-    interval_ns: int
+    interval_ns: Natural
     """Length of the covered interval."""
     gpus: list[GpuBooks]
     """The books of each GPU that answered."""

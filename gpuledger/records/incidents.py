@@ -6,7 +6,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 
 from enum import StrEnum
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Natural, record
 from gpuledger.records.events import PodDescription
 
 
@@ -22,7 +22,7 @@ class Severity(StrEnum):
 class IncidentProcess:
     """A process that was on the GPU when it happened."""
 
-    pid: int
+    pid: Natural
     """Process id in the node's own pid namespace."""
     command: str | None = None
     """The kernel's name of the program."""
@@ -42,7 +42,7 @@ class Incident:
     """The kernel's id of the boot."""
     gpu_uuid: str
     """The GPU to which it happened."""
-    time_ns: int
+    time_ns: Natural
     """When it happened, nanoseconds since the epoch."""
     kind: str
     """What happened: `xid`, `gpu_lost`, `gpu_recovered`, …"""
@@ -50,7 +50,7 @@ class Incident:
     """Who said so, such as `nvml`."""
     severity: Severity
     """How loud it is."""
-    xid: int | None = None
+    xid: Natural | None = None
     """The driver's XID, on incidents of kind `xid`."""
     message: str
     """One sentence for people."""

@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod's UID.
 """
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Natural, record
 
 
 @record
@@ -14,7 +14,7 @@ class PodContainer:
     """The container's name in the pod."""
     container_id: str | None = None
     """The runtime's id without its scheme; absent until the container was started."""
-    restarts: int
+    restarts: Natural
     """How often it was started again; each time under another id."""
 
 
@@ -40,15 +40,15 @@ class PodRecord:
     """All containers, init and ephemeral ones included."""
     config_hash: str | None = None
     """A static pod's hash, by which cgroup paths call it instead of its UID."""
-    gpus_requested: dict[str, int]
+    gpus_requested: dict[str, Natural]
     """GPU resources asked for, by resource name, summed over the containers."""
     phase: str
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
-    created_time_ns: int
+    created_time_ns: Natural
     """When the API server made the object, nanoseconds since the epoch."""
-    started_time_ns: int | None = None
+    started_time_ns: Natural | None = None
     """When the kubelet took it on."""
-    deleted_time_ns: int | None = None
+    deleted_time_ns: Natural | None = None
     """When it left the API server, as far as the pod watch could see."""
     resource_version: str
     """The version of the object from which this record was made."""

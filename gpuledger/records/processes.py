@@ -5,7 +5,7 @@ Here lives the record of `gpuledger.processes.v1`. What a process used in a tick
 
 from enum import StrEnum
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Natural, record
 
 
 class ProcessChange(StrEnum):
@@ -24,11 +24,11 @@ class ProcessRecord:
     """The node's name in Kubernetes."""
     boot_id: str
     """The kernel's id of this boot."""
-    pid: int
+    pid: Natural
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: int | None = None
+    started_boottime_ns: Natural | None = None
     """Start of the process since boot; absent where the process ended before it could be read."""
-    time_ns: int
+    time_ns: Natural
     """When the agent saw the change, nanoseconds since the epoch."""
     change: ProcessChange
     """Whether the process was first seen, changed, or ended."""
@@ -44,5 +44,5 @@ class ProcessRecord:
     """The pod's UID as the path shows it."""
     busy_seconds: float | None = None
     """At the end: GPU time over its whole life by the driver's accounting, where that is on."""
-    max_memory_bytes: int | None = None
+    max_memory_bytes: Natural | None = None
     """At the end: the most device memory it held, by the driver's accounting, where that is on."""

@@ -6,7 +6,7 @@ pod by the UID in a cgroup path, names are the join's business.
 
 from enum import StrEnum
 
-from gpuledger.records.base import record
+from gpuledger.records.base import Integer, Natural, record
 
 
 class ProcessKind(StrEnum):
@@ -23,7 +23,7 @@ class GpuReading:
 
     uuid: str
     """The GPU's UUID as the driver gives it: its identity on every machine, after any reboot."""
-    index: int
+    index: Natural
     """The driver's index of the GPU at this tick: a label for people, never a key."""
     model: str | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""
@@ -31,11 +31,11 @@ class GpuReading:
     """Share of the covered interval in which at least one kernel ran, 0 to 1."""
     memory_utilization_ratio: float | None = None
     """Share of the covered interval in which the memory controller was busy, 0 to 1."""
-    memory_total_bytes: int | None = None
+    memory_total_bytes: Natural | None = None
     """Size of the device memory, what the driver reserved included."""
-    memory_used_bytes: int | None = None
+    memory_used_bytes: Natural | None = None
     """Memory in use at the tick, without what the driver reserved for itself."""
-    memory_reserved_bytes: int | None = None
+    memory_reserved_bytes: Natural | None = None
     """Memory that the driver and the firmware keep for themselves."""
     power_watts: float | None = None
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
@@ -43,11 +43,11 @@ class GpuReading:
     """Energy drawn in the covered interval: the difference of two counter readings."""
     energy_total_joules: float | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
-    temperature_celsius: int | None = None
+    temperature_celsius: Integer | None = None
     """Temperature of the GPU's die."""
-    sm_clock_hertz: int | None = None
+    sm_clock_hertz: Natural | None = None
     """Clock of the streaming multiprocessors."""
-    memory_clock_hertz: int | None = None
+    memory_clock_hertz: Natural | None = None
     """Clock of the device memory."""
 
 
@@ -65,17 +65,17 @@ class ContainerRef:
 class GpuProcess:
     """One process on one GPU in a tick."""
 
-    gpu: int
+    gpu: Natural
     """Position of the GPU in the tick's `gpus`."""
-    pid: int
+    pid: Natural
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: int | None = None
+    started_boottime_ns: Natural | None = None
     """Start of the process since the node's boot; with node, boot id and pid its identity."""
-    container: int | None = None
+    container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
     kind: ProcessKind
     """The driver's list in which it was found; `compute` where it is in more than one."""
-    memory_used_bytes: int | None = None
+    memory_used_bytes: Natural | None = None
     """Device memory it holds at the tick."""
     sm_utilization_ratio: float | None = None
     """Share of the covered interval in which its kernels ran, 0 to 1, by all samples in it."""
@@ -111,11 +111,11 @@ class NodeSample:
     """The node's name in Kubernetes."""
     boot_id: str
     """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
-    seq: int
+    seq: Natural
     """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
-    time_ns: int
+    time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
-    interval_ns: int
+    interval_ns: Natural
     """Length of the covered interval by the monotonic clock: what the shares are shares of."""
     gpus: list[GpuReading]
     """The readings, one for each GPU that answered."""
