@@ -1,1 +1,6 @@
-"""Carry events to their receivers; each sink is a consumer group of its own."""
+"""The ends of the way: three kinds of sink, each a consumer group of its own.
+
+`remote_write` gives samples to Prometheus and its kin, `alerts` gives alerts to Alertmanager,
+`store` appends rows to a Delta Lake table. What they share (the consume loop, the retries, the
+metrics) lives beside them. A sink computes nothing that the join could have computed.
+"""

@@ -1,0 +1,263 @@
+"""The one consume loop of all sinks: poll, decode, hand over, put aside, commit.
+
+Offsets are committed after the sink has acknowledged them and after the dead letters before them
+lie on the bus. While a receiver is slow or away the partitions are paused and polling goes on, so
+that the group keeps its member and memory stays bounded by one poll. What is sent, and to whom, is
+the sink's business.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import structlog
+
+from gpuledger.bus.protocol import Bus, Consumer, Record, Subscription, TopicPartition
+from gpuledger.clock import Clock
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service import Backoff, Check
+from gpuledger.topics import DEAD_LETTERS
+from sinks.metrics import LAG_SECONDS
+from sinks.progress import Progress
+
+RELEASE_SECONDS: Final = 5.0
+"""How long a sink may take to finish what it holds of partitions that are being given up."""
+_MOST_FAILURES: Final = 8
+"""After so many failures of the bus in a row the consumer is closed and opened anew."""
+_log = structlog.get_logger(__name__)
+
+Partitions = frozenset[TopicPartition]
+Polled = Mapping[TopicPartition, Sequence[Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one poll brought of one partition, decoded."""
+
+    partition: TopicPartition
+    items: Sequence[tuple[Record, Any]]
+    """Records with their values, in order; what did not decode is left out."""
+    next_offset: int
+    """The offset after the last record, also where that one did not decode."""
+
+
+class Desk(Protocol):
+    """What the loop offers a sink while it works."""
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer, for seeking."""
+
+    @property
+    def office(self) -> DeadLetterOffice:
+        """Where a record is put aside."""
+
+    def acknowledge(
+        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+    ) -> None:
+        """Say that all before `next_offset` is done; `time_ns` is the newest event's time."""
+
+
+class Sink(Protocol):
+    """What a kind of sink does with events."""
+
+    name: str
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:
+        """Take note of partitions newly held; must neither block nor raise."""
+
+    async def prepare(self, desk: Desk) -> Partitions:
+        """Do what must come before the next `take`; give the partitions that were set elsewhere.
+
+        What was polled of those is let go: it will be polled again, in its new place.
+        """
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        """Work on what was polled, perhaps nothing; return when there is room for more."""
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:
+        """Finish what is held of these partitions, soon, and forget them; may run beside `take`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consuming:
+    """How a sink wants its records."""
+
+    group: str
+    member: str | None = None
+    decoders: Mapping[str, Decoder[Any]]
+    """The decoder of each topic to read."""
+    poll_seconds: float = 0.5
+    """How long a poll waits; at least this often `take` is called."""
+    poll_records: int = 500
+    """The most records of a poll: the bound on memory."""
+
+
+async def consume(*, bus: Bus, sink: Sink, how: Consuming, check: Check, clock: Clock) -> None:
+    """Feed the sink until cancelled; where the bus is away, try again with growing pauses."""
+    backoff = Backoff()
+    while True:
+        try:
+            await _Session(sink=sink, how=how, check=check, clock=clock).run(bus)
+        except BusUnavailableError as error:
+            await _pause(check, clock, backoff, error)
+
+
+async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusUnavailableError) -> None:
+    check.failed(str(error))
+    _log.warning("bus_unavailable", error=str(error))
+    await clock.sleep(backoff.next_seconds())
+
+
+class _Session:
+    """One opened consumer with its producer of dead letters."""
+
+    consumer: Consumer
+    office: DeadLetterOffice
+
+    def __init__(self, *, sink: Sink, how: Consuming, check: Check, clock: Clock) -> None:
+        self._sink, self._how, self._check, self._clock = sink, how, check, clock
+        self._progress = Progress()
+        self._settling = asyncio.Lock()
+        self._backoff = Backoff()
+        self._failures = 0
+        self._spare: dict[TopicPartition, list[Record]] = {}
+
+    async def run(self, bus: Bus) -> None:
+        async with AsyncExitStack() as stack:
+            self.office = DeadLetterOffice(
+                consumer=self._how.group,
+                producer=await stack.enter_async_context(bus.producer()),
+                partitions=await bus.partitions(DEAD_LETTERS.name),
+                time_ns=self._clock.time_ns,
+            )
+            self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
+            self._check.ok()
+            while True:
+                await self._take(await self._poll())
+                await self._settle()
+
+    def acknowledge(
+        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+    ) -> None:
+        self._progress.done(partition, next_offset)
+        if time_ns is not None:
+            lag_seconds = (self._clock.time_ns() - time_ns) / 1e9
+            LAG_SECONDS.labels(sink=self._sink.name).set(lag_seconds)
+
+    def _subscription(self) -> Subscription:
+        return Subscription(
+            group=self._how.group,
+            topics=tuple(self._how.decoders),
+            member=self._how.member,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+        )
+
+    async def _on_assigned(self, partitions: Partitions) -> None:
+        await self._sink.assign(partitions, self)
+
+    async def _on_revoked(self, partitions: Partitions) -> None:
+        """Commit what the receiver has; what it does not have is the next owner's to send."""
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._sink.release(partitions, self)
+                await self._settle_once()
+        except (TimeoutError, BusUnavailableError) as error:
+            _log.warning("released_without_commit", sink=self._sink.name, error=repr(error))
+        self._progress.keep(self.consumer.assignment() - partitions)
+        for partition in partitions:
+            self._spare.pop(partition, None)
+
+    async def _poll(self) -> Polled:
+        if self._spare:
+            spare, self._spare = self._spare, {}
+            return spare
+        try:
+            polled = await self.consumer.poll(
+                timeout_seconds=self._how.poll_seconds, max_records=self._how.poll_records
+            )
+        except BusUnavailableError as error:
+            await self._endure(error)
+            return {}
+        self._failures = 0
+        self._check.ok()
+        self._backoff.reset()
+        return polled
+
+    async def _endure(self, error: BusUnavailableError) -> None:
+        """Wait before the next attempt; a consumer that fails again and again is opened anew."""
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES:
+            raise error
+        await _pause(self._check, self._clock, self._backoff, error)
+
+    def _decode(self, polled: Polled) -> list[Batch]:
+        return [
+            Batch(
+                partition=partition,
+                items=list(self.office.decode(self._how.decoders[partition.topic], records)),
+                next_offset=records[-1].offset + 1,
+            )
+            for partition, records in polled.items()
+            if records
+        ]
+
+    async def _work(self, polled: Polled) -> None:
+        moved = await self._sink.prepare(self)
+        kept = {at: records for at, records in polled.items() if at not in moved}
+        await self._sink.take(self._decode(kept), self)
+
+    async def _take(self, polled: Polled) -> None:
+        """Let the sink work; where that takes long, keep the membership of the group alive."""
+        task = asyncio.create_task(self._work(polled))
+        try:
+            await asyncio.wait({task}, timeout=self._how.poll_seconds)
+            while not task.done():
+                await self._poll_paused()
+                await self._settle()
+            await task
+        finally:
+            await _end(task)
+            self.consumer.resume(self.consumer.assignment())
+
+    async def _poll_paused(self) -> None:
+        """Poll with everything paused; a partition that comes in meanwhile may bring one record."""
+        self.consumer.pause(self.consumer.assignment())
+        try:
+            polled = await self.consumer.poll(timeout_seconds=self._how.poll_seconds, max_records=1)
+        except BusUnavailableError as error:
+            await self._endure(error)
+            return
+        for partition, records in polled.items():
+            self._spare.setdefault(partition, []).extend(records)
+
+    async def _settle(self) -> None:
+        """Publish the dead letters and commit what is done; nothing more is taken before that."""
+        while True:
+            try:
+                await self._settle_once()
+            except BusUnavailableError as error:
+                await self._endure(error)
+            else:
+                return
+
+    async def _settle_once(self) -> None:
+        async with self._settling:
+            self._progress.keep(self.consumer.assignment())
+            offsets = self._progress.uncommitted()
+            await self.office.flush()
+            if offsets:
+                await self.consumer.commit(offsets)
+                self._progress.committed(offsets)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,1 @@
+"""Samples for Prometheus and its kin, by remote-write 1.0."""

@@ -1,0 +1,68 @@
+"""The settings of the remote-write sink."""
+
+from typing import Annotated
+
+import msgspec
+
+from gpuledger.settings import Secret
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where samples go, and how the sender shows who it is."""
+
+    url: str = "http://localhost:9090/api/v1/write"
+    """The receiver's remote-write endpoint."""
+    headers: dict[str, str] = {}
+    """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    username: str = ""
+    """User for basic authentication; empty means none."""
+    password: Secret | None = None
+    """Password for basic authentication."""
+    bearer_token: Secret | None = None
+    """Token for `Authorization: Bearer`; not together with a username."""
+    ca_file: str = ""
+    """PEM file of the authority behind the receiver's certificate; empty means the system's."""
+    timeout_seconds: Seconds = 30.0
+    """How long one request may take."""
+    samples_per_request: Count = 2000
+    """How many samples a request holds at most, one tick of one node apart."""
+    newest_ahead_seconds: Seconds = 300.0
+    """Ticks further in the future are put aside: they would block their series at the receiver."""
+    poll_records: Count = 500
+    """The most events that one poll brings."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be sent; raises ValueError naming the field."""
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url {self.url!r} must begin with http:// or https://")
+        if self.bearer_token is not None and self.username:
+            raise ValueError("bearer_token and username exclude each other: give one of them")
+        if bool(self.username) != (self.password is not None):
+            raise ValueError("username and password go together: give both or neither")
+        refuse_reserved(self.headers)
+
+
+RESERVED_HEADERS = frozenset(
+    {
+        "authorization",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "host",
+        "transfer-encoding",
+        "user-agent",
+        "x-prometheus-remote-write-version",
+    }
+)
+
+
+def refuse_reserved(headers: dict[str, str]) -> None:
+    """Raise ValueError for a header that the protocol reserves or another setting gives."""
+    for name in headers:
+        if name.lower() in RESERVED_HEADERS:
+            raise ValueError(
+                f"headers: {name} is the sender's own; take it out (credentials have settings)"
+            )

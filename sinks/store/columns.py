@@ -1,0 +1,96 @@
+"""The columns of the table `entries`: names, types, and how Parquet keeps each.
+
+Here lives the one schema of the store. How an event becomes rows is `sinks.store.rows`' business,
+writing them is `sinks.store.table`'s.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from arro3.core import Array, DataType, Field, Schema, Table
+
+PARTITION_COLUMN: Final = "event_date"
+_MICROSECONDS_UTC: Final = DataType.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the table."""
+
+    name: str
+    kind: DataType
+    """The Arrow type."""
+    made_as: DataType | None = None
+    """The type of the Python values, where Arrow arrays of `kind` are made by a cast."""
+    nullable: bool = False
+    encoding: Literal["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"] | None = None
+    """The Parquet encoding; absent where a dictionary is best."""
+
+    def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
+        """Make the Arrow array; raises TypeError or ValueError for values of another type."""
+        if self.made_as is None:
+            return Array(values, type=self.kind)
+        return Array(values, type=self.made_as).cast(self.kind)
+
+
+def _text(name: str, *, nullable: bool = False) -> Column:
+    return Column(name=name, kind=DataType.utf8(), nullable=nullable)
+
+
+def _rising(name: str) -> Column:
+    return Column(name=name, kind=DataType.int64(), encoding="DELTA_BINARY_PACKED")
+
+
+def _quantity(name: str, *, nullable: bool = True) -> Column:
+    return Column(
+        name=name, kind=DataType.float64(), nullable=nullable, encoding="BYTE_STREAM_SPLIT"
+    )
+
+
+# The first columns carry the statistics by which readers skip files (STATISTICS_COLUMNS).
+COLUMNS: Final = (
+    Column(name=PARTITION_COLUMN, kind=DataType.date32(), made_as=DataType.int32()),
+    _text("node"),
+    _text("boot_id"),
+    _rising("seq"),
+    Column(
+        name="time",
+        kind=_MICROSECONDS_UTC,
+        made_as=DataType.int64(),
+        encoding="DELTA_BINARY_PACKED",
+    ),
+    _quantity("interval_seconds", nullable=False),
+    _text("gpu_uuid"),
+    Column(name="gpu_index", kind=DataType.int32()),
+    _text("model", nullable=True),
+    _text("account"),
+    _text("method"),
+    _text("pod_uid", nullable=True),
+    _text("container_id", nullable=True),
+    _text("container", nullable=True),
+    _text("namespace", nullable=True),
+    _text("pod", nullable=True),
+    _text("owner_kind", nullable=True),
+    _text("owner_name", nullable=True),
+    _text("labels", nullable=True),
+    _quantity("busy_seconds"),
+    _quantity("memory_byte_seconds"),
+    _quantity("joules"),
+    Column(name="kafka_partition", kind=DataType.int32()),
+    _rising("kafka_offset"),
+)
+STATISTICS_COLUMNS: Final = 5
+SCHEMA: Final = Schema(
+    [Field(column.name, column.kind, nullable=column.nullable) for column in COLUMNS]
+)
+
+
+def table_of(rows: list[tuple[Any, ...]]) -> Table:
+    """Make the Arrow table of rows whose values stand in the columns' order.
+
+    Raises TypeError or ValueError for a value that is not of its column's type: nothing is cast
+    in silence.
+    """
+    by_column = zip(*rows, strict=True)
+    arrays = [column.array(list(values)) for column, values in zip(COLUMNS, by_column, strict=True)]
+    return Table.from_arrays(arrays, schema=SCHEMA)

@@ -1,0 +1,25 @@
+"""How the store is read: the files of the table as they are now, as a relation for SQL.
+
+Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is written here.
+"""
+
+from collections.abc import Mapping
+
+from deltalake import DeltaTable
+
+from sinks.store.table import table_uri
+
+
+def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
+    """Give DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
+
+    Raises deltalake's TableNotFoundError where there is no table.
+    """
+    table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
+    files = ", ".join(_quoted(uri) for uri in table.file_uris())
+    return f"read_parquet([{files}], hive_partitioning = true)"
+
+
+def _quoted(uri: str) -> str:
+    escaped = uri.replace("'", "''")
+    return f"'{escaped}'"

@@ -1,0 +1,66 @@
+"""An event to rows: one row an entry, values in the order of `sinks.store.columns`.
+
+Here lives that transformation. Pure; no Arrow, no table.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Entry, GpuBooks, GpuEvent, PodDescription
+from sinks.describing import PodIndex, container_name
+
+Row = tuple[Any, ...]
+_DAY_NS: Final = 86_400 * 10**9
+
+
+def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
+    """Give one row for each entry of each GPU of the event."""
+    pods = PodIndex(event.pods)
+    tick = (
+        event.time_ns // _DAY_NS,
+        event.node,
+        event.boot_id,
+        event.seq,
+        event.time_ns // 1000,
+        event.interval_ns / 1e9,
+    )
+    source = (record.partition, record.offset)
+    for books in event.gpus:
+        for entry in books.entries:
+            yield (
+                *tick,
+                *_gpu(books),
+                entry.account.value,
+                entry.method.value,
+                *_pod(entry, pods.pod_of(entry)),
+                entry.busy_seconds,
+                entry.memory_byte_seconds,
+                entry.joules,
+                *source,
+            )
+
+
+def _gpu(books: GpuBooks) -> Row:
+    return books.reading.uuid, books.reading.index, books.reading.model
+
+
+def _pod(entry: Entry, pod: PodDescription | None) -> Row:
+    if pod is None:
+        return entry.pod_uid, entry.container_id, None, None, None, None, None, None
+    return (
+        entry.pod_uid or pod.uid,
+        entry.container_id,
+        container_name(pod, entry),
+        pod.namespace,
+        pod.name,
+        pod.owner_kind,
+        pod.owner_name,
+        None if pod.labels is None else _json(pod.labels),
+    )
+
+
+def _json(labels: dict[str, str]) -> str:
+    return orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,0 +1,177 @@
+"""Events as the join makes them, and the small helpers around a bus, for the sinks' tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.codec import decoder_of, encode
+from gpuledger.records import (
+    Account,
+    DeadLetter,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    GpuReading,
+    Method,
+    PodDescription,
+    PodState,
+)
+from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
+
+NODE = "node-a"
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+SECOND_NS = 1_000_000_000
+START_NS = 1_790_000_000 * SECOND_NS
+PARTITIONS = 2
+T = TypeVar("T")
+
+
+def reading(**changes: object) -> GpuReading:
+    values: dict[str, Any] = {
+        "uuid": GPU,
+        "index": 0,
+        "model": "NVIDIA H100 80GB HBM3",
+        "utilization_ratio": 0.75,
+        "memory_total_bytes": 80 * 2**30,
+        "memory_used_bytes": 20 * 2**30,
+        "power_watts": 350.5,
+        "temperature_celsius": 61,
+        "sm_clock_hertz": 1_980_000_000,
+    }
+    values.update(changes)
+    return GpuReading(**values)
+
+
+def entry(account: Account = Account.POD, **changes: object) -> Entry:
+    values: dict[str, Any] = {
+        "account": account,
+        "busy_seconds": 0.5,
+        "memory_byte_seconds": 2.0**30,
+        "joules": 100.0,
+        "method": Method.PROCESS_UTILIZATION,
+    }
+    if account is Account.POD:
+        values |= {"pod_uid": "uid-train", "container_id": "c" * 64}
+    values.update(changes)
+    return Entry(**values)
+
+
+def pod(**changes: object) -> PodDescription:
+    values: dict[str, Any] = {
+        "uid": "uid-train",
+        "container_ids": ["c" * 64],
+        "state": PodState.KNOWN,
+        "namespace": "research",
+        "name": "train-0",
+        "owner_kind": "StatefulSet",
+        "owner_name": "train",
+        "labels": {"team": "vision", "app": "train"},
+        "container_names": {"c" * 64: "trainer"},
+    }
+    values.update(changes)
+    return PodDescription(**values)
+
+
+def event(
+    tick: int = 0,
+    *,
+    node: str = NODE,
+    entries: Sequence[Entry] | None = None,
+    pods: Sequence[PodDescription] | None = None,
+    **changes: object,
+) -> GpuEvent:
+    booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
+    values: dict[str, Any] = {
+        "node": node,
+        "boot_id": "boot-1",
+        "seq": 1000 * (tick + 1),
+        "time_ns": START_NS + tick * SECOND_NS,
+        "interval_ns": SECOND_NS,
+        "gpus": [GpuBooks(reading=reading(), entries=booked)],
+        "pods": [pod()] if pods is None else list(pods),
+        "allocations": [],
+    }
+    values.update(changes)
+    return GpuEvent(**values)
+
+
+def bus() -> MemoryBus:
+    return MemoryBus(
+        [
+            replace(topic, partitions=PARTITIONS) if topic is not DEAD_LETTERS else topic
+            for topic in TOPICS
+        ]
+    )
+
+
+def place_of(node: str, topic: str = EVENTS.name) -> TopicPartition:
+    return TopicPartition(topic, partition_of_node(node, partitions=PARTITIONS))
+
+
+async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) -> None:
+    """Publish events in their node's partition; bytes go in as they are, in that of `node`."""
+    async with to.producer() as producer:
+        for one in events:
+            if isinstance(one, bytes):
+                at, value, time_ns = place_of(node), one, START_NS
+            else:
+                at, value, time_ns = place_of(one.node), encode(one), one.time_ns
+            message = Message(key=b"key", value=value, timestamp_ms=time_ns // 1_000_000)
+            await producer.publish(at.topic, at.partition, [message])
+
+
+async def dead_letters(of: MemoryBus) -> list[DeadLetter]:
+    return [
+        decoder_of(DEAD_LETTERS.name, DeadLetter).decode(record.value)
+        for record in of._logs[TopicPartition(DEAD_LETTERS.name, 0)].read(0, max_records=1000)
+    ]
+
+
+def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
+    return of._groups[group].committed.get(at) if group in of._groups else None
+
+
+async def eventually(holds: Callable[[], T], *, within_seconds: float = 5.0) -> T:
+    """Give what `holds()` gives, as soon as that is true."""
+    async with asyncio.timeout(within_seconds):
+        while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.005)
+    return found
+
+
+@asynccontextmanager
+async def running(work: Awaitable[T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run `work` beside the test and cancel it at the end; its failure is the test's."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class HandClock:
+    """A clock that the test moves by hand; sleeping moves it too, and is remembered."""
+
+    def __init__(self, now_ns: int = START_NS) -> None:
+        self.now_ns = now_ns
+        self.slept: list[float] = []
+
+    def time_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def boottime_ns(self) -> int:
+        return self.now_ns
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_ns += round(seconds * SECOND_NS)
+        await asyncio.sleep(0)

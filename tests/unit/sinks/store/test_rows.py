@@ -1,0 +1,94 @@
+"""Rows of the table `entries`: what each entry becomes, and which types are refused."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Account, Entry, PodDescription, PodState
+from sinks.store.columns import COLUMNS, table_of
+from sinks.store.rows import rows_of
+from tests.unit.sinks.given import START_NS, entry, event, pod
+
+RECORD = Record(
+    topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
+)
+
+
+def rows(**changes: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as event() takes them
+    names = [column.name for column in COLUMNS]
+    return [dict(zip(names, row, strict=True)) for row in rows_of(event(**changes), RECORD)]
+
+
+def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
+    first, second = rows(entries=[entry(), entry(Account.IDLE)])
+
+    assert first["account"] == "pod"
+    assert second["account"] == "idle"
+    assert {
+        (row["node"], row["seq"], row["kafka_partition"], row["kafka_offset"])
+        for row in (first, second)
+    } == {("node-a", 1000, 3, 17)}
+
+
+NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": None, "labels": None}
+
+
+@pytest.mark.parametrize(
+    ("booked", "pods", "expected"),
+    [
+        (
+            entry(),
+            [pod()],
+            {
+                "pod_uid": "uid-train",
+                "container": "trainer",
+                "namespace": "research",
+                "pod": "train-0",
+                "owner_kind": "StatefulSet",
+                "owner_name": "train",
+                "labels": '{"app":"train","team":"vision"}',
+            },
+        ),
+        (entry(pod_uid=None), [pod()], {"pod_uid": "uid-train", "pod": "train-0"}),
+        (entry(container_id=None), [pod()], {"pod": "train-0", "container": None}),
+        (
+            entry(),
+            [PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.PENDING)],
+            {"pod_uid": "uid-train", **NAMELESS},
+        ),
+        (entry(), [], {"pod_uid": "uid-train", **NAMELESS}),
+        (entry(Account.HOST), [pod()], {"pod_uid": None, **NAMELESS}),
+    ],
+)
+def test_a_pods_names_are_those_of_its_description(
+    booked: Entry, pods: list[PodDescription], expected: dict[str, Any]
+) -> None:
+    (row,) = rows(entries=[booked], pods=pods)
+
+    assert expected == {name: row[name] for name in expected}
+
+
+def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
+    (row,) = rows(entries=[entry(busy_seconds=None, memory_byte_seconds=None, joules=None)])
+
+    assert row["busy_seconds"] is row["memory_byte_seconds"] is row["joules"] is None
+    assert table_of(list(rows_of(event(entries=[entry(joules=None)]), RECORD))).num_rows == 1
+
+
+def test_time_and_day_are_those_of_the_event_in_utc() -> None:
+    table = table_of(list(rows_of(event(), RECORD)))
+
+    at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_NS // 1000)
+    assert table.column("time").to_pylist()[0] == at
+    assert table.column("event_date").to_pylist()[0] == date(at.year, at.month, at.day)
+
+
+@pytest.mark.parametrize(("column", "value"), [("seq", 2.5), ("node", 7), ("seq", None)])
+def test_a_value_of_another_type_is_refused_and_never_cast(column: str, value: object) -> None:
+    (row,) = rows_of(event(entries=[entry()]), RECORD)
+    position = [one.name for one in COLUMNS].index(column)
+
+    with pytest.raises(Exception, match=r"."):
+        table_of([(*row[:position], value, *row[position + 1 :])])

@@ -1,0 +1,252 @@
+"""The store sink over the bus in memory: each entry once, whatever is repeated or raced."""
+
+from collections.abc import Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from arro3.core import DataType, Field, Schema, Table
+from deltalake import DeltaTable, write_deltalake
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Record
+from gpuledger.errors import UserError
+from gpuledger.service import Readiness
+from sinks.errors import ReceiverUnavailableError
+from sinks.store.reading import entries_sql
+from sinks.store.rows import Row, rows_of
+from sinks.store.service import GROUP, StoreSink, run_store
+from sinks.store.settings import StoreSettings
+from sinks.store.table import EntriesTable, StaleTableError
+from tests.unit.sinks.given import (
+    NODE,
+    HandClock,
+    bus,
+    committed,
+    dead_letters,
+    entry,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+
+AT = place_of(NODE)
+STREAM = f"{GROUP}|{AT.topic}|{AT.partition}"
+
+
+def store(
+    uri: Path, on: MemoryBus, *, clock: HandClock | None = None, **settings: float | str
+) -> Coroutine[Any, Any, None]:
+    values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **settings}
+    return run_store(bus=on, settings=StoreSettings(**values), readiness=Readiness(), clock=clock)
+
+
+def query(uri: Path, sql: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect() as connection:
+        return connection.execute(sql.format(entries=entries_sql(str(uri)))).fetchall()
+
+
+def offsets(uri: Path) -> list[int]:
+    return [row[0] for row in query(uri, "select kafka_offset from {entries} order by 1")]
+
+
+def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
+    return lambda: committed(on, GROUP, AT) == offset
+
+
+async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *(event(tick, entries=[entry(busy_seconds=0.25)]) for tick in range(8)))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 8))
+
+    sql = "select namespace, pod, sum(busy_seconds), count(*) from {entries} group by all"
+    assert query(tmp_path, sql) == [("research", "train-0", 2.0, 8)]
+
+
+async def test_what_is_held_is_written_when_the_sink_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[StoreSink] = []
+
+    class Seen(StoreSink):
+        def __init__(self, **parts: Any) -> None:  # noqa: ANN401  # the sink's own
+            super().__init__(**parts)
+            made.append(self)
+
+    monkeypatch.setattr("sinks.store.service.StoreSink", Seen)
+    on = bus()
+    await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
+    async with running(store(tmp_path, on, flush_seconds=3600.0)):
+        await eventually(lambda: made and len(made[0]._pending.rows) == 2)
+
+    assert offsets(tmp_path) == [0, 1]
+    assert committed(on, GROUP, AT) == 2
+
+
+async def test_what_the_table_has_is_not_appended_again_where_the_commit_was_lost(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 2))
+    on._groups[GROUP].committed.clear()
+    await publish(on, event(2, entries=[entry()]))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+
+    assert offsets(tmp_path) == [0, 1, 2]
+
+
+async def test_a_commit_in_kafka_ahead_of_the_table_loses_nothing(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
+    async with running(store(tmp_path / "other", on)):
+        await eventually(is_committed(on, 2))
+
+    async with running(store(tmp_path / "new", on)):
+        await eventually(lambda: EntriesTable(store_uri=str(tmp_path / "new")).load([STREAM]))
+
+    assert offsets(tmp_path / "new") == [0, 1]
+
+
+async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *(event(tick, entries=[entry()]) for tick in (0, 1, 0, 1, 2)))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
+
+    assert offsets(tmp_path) == [0, 1, 4]
+
+
+async def test_an_undecodable_record_is_put_aside_and_the_stream_goes_on(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry()]), b"{", event(1, entries=[entry()]))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+
+    assert offsets(tmp_path) == [0, 2]
+    (letter,) = await dead_letters(on)
+    assert (letter.topic, letter.partition, letter.offset) == (*AT, 1)
+    assert (letter.reason, letter.consumer, letter.value_base64) == ("undecodable", GROUP, "ew==")
+
+
+async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+    old = bus()
+    await publish(old, *map(event, range(5)))
+    async with running(store(tmp_path, old)):
+        await eventually(is_committed(old, 5))
+
+    new = bus()
+    await publish(new, event(0))
+    with pytest.raises(
+        UserError, match=r"up to offset 4, but that partition ends at 1.*generation"
+    ):
+        await store(tmp_path, new)
+
+    async with running(store(tmp_path, new, generation="second")):
+        await eventually(is_committed(new, 1))
+
+
+async def test_two_sinks_share_the_partitions_and_repeat_nothing(tmp_path: Path) -> None:
+    on = bus()
+    nodes = [f"node-{number}" for number in range(6)]
+    assert len({place_of(node) for node in nodes}) == 2
+    async with running(store(tmp_path, on)), running(store(tmp_path, on)):
+        for tick in range(10):
+            await publish(on, *(event(tick, node=node, entries=[entry()]) for node in nodes))
+        rows = 60
+        sql = "select count(*), count(distinct (kafka_partition, kafka_offset)) from {entries}"
+        await eventually(
+            lambda: (
+                EntriesTable(store_uri=str(tmp_path)).load([STREAM])
+                and query(tmp_path, sql) == [(rows, rows)]
+            ),
+            within_seconds=10,
+        )
+
+
+def a_row(offset: int) -> list[Row]:
+    record = Record(AT.topic, AT.partition, offset, 0, None, b"")
+    return list(rows_of(event(offset, entries=[entry()]), record))
+
+
+def test_a_writer_that_lost_its_partition_is_refused(tmp_path: Path) -> None:
+    zombie, owner = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
+    zombie.load([STREAM])
+    owner.load([STREAM])
+    owner.append(a_row(0), {STREAM: 0}, time_ms=0)
+
+    with pytest.raises(StaleTableError):
+        zombie.append(a_row(0), {STREAM: 0}, time_ms=0)
+
+    assert offsets(tmp_path) == [0]
+    assert zombie.load([STREAM]) == {STREAM: 0}
+
+
+Write = Callable[..., None]
+
+
+def raced(write: Write, uri: str) -> Write:
+    """Let somebody else append the same just before the first append."""
+    attempts = count()
+
+    def writing(table: DeltaTable, data: Table, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        if next(attempts) == 0:
+            write(DeltaTable(uri), data, **options)
+        write(table, data, **options)
+
+    return writing
+
+
+def failing(write: Write, uri: str) -> Write:
+    """Be away twice, then lose the answer to a commit."""
+    attempts = count()
+
+    def writing(table: DeltaTable, data: Table, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        if (attempt := next(attempts)) >= 2:
+            write(table, data, **options)
+        if attempt <= 2:
+            raise OSError("connection lost")
+
+    return writing
+
+
+@pytest.mark.parametrize("mishap", [raced, failing])
+async def test_a_race_or_an_outage_repeats_no_row(
+    tmp_path: Path, mishap: Callable[[Write, str], Write], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = mishap(write_deltalake, str(tmp_path / "entries"))
+    monkeypatch.setattr("sinks.store.table.write_deltalake", write)
+    on, clock = bus(), HandClock()
+    await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
+
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(lambda: EntriesTable(store_uri=str(tmp_path)).load([STREAM]))
+        await publish(on, event(2, entries=[entry()]))
+        await eventually(is_committed(on, 3))
+
+    assert offsets(tmp_path) == [0, 1, 2]
+
+
+def test_a_table_with_other_columns_is_refused_by_name(tmp_path: Path) -> None:
+    DeltaTable.create(str(tmp_path / "entries"), schema=Schema([Field("node", DataType.int64())]))
+
+    with pytest.raises(UserError, match=r"differs in column .*node.*name another store\.uri"):
+        EntriesTable(store_uri=str(tmp_path)).load([])
+
+
+def test_a_store_that_nobody_may_write_is_unavailable_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "entries").write_text("a file where the folder should be")
+
+    with pytest.raises(ReceiverUnavailableError):
+        EntriesTable(store_uri=str(tmp_path)).load([])
