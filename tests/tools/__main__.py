@@ -1,4 +1,4 @@
-"""`python -m tests.tools [NAME...] [--list] [--check]`: get the real parts that tests/real talks to.
+"""Get the real parts that tests/real talks to: `python -m tests.tools [NAME...]`.
 
 A part that cannot be had is one loud line. That is an error where CI=true; on a person's machine
 the tests that need it are left out, which is for pytest to say again.

@@ -42,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `folder` when the block ends well, and vanishes when not."""
+    """Give an empty folder that becomes `folder` when the block ends well, and else vanishes."""
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         # mkdtemp's 0700 would shut out another user of a shared cache.

@@ -31,7 +31,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     limit_seconds: float = 1800,
 ) -> str:
-    """Run a command to its end and give its output; a failure is a missing tool with the last lines."""
+    """Run a command to its end and give its output; raises MissingToolError with its last lines."""
     try:
         done = subprocess.run(
             [str(part) for part in argv],

@@ -26,7 +26,7 @@ def advice(package: str) -> str:
 
 
 def install(package: str, *, name: str) -> None:
-    """Install a package, with one look at newer lists; raises MissingToolError when it is not to be had."""
+    """Install a package, with a second try on newer lists; raises MissingToolError."""
     argv = ["apt-get", "install", "-y", "-q", "--no-install-recommends", package]
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     try:

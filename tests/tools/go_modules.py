@@ -25,7 +25,7 @@ def needed_go(module: Path) -> str:
 def check_go(go: Path, *, module: Path, name: str) -> None:
     """Raise MissingToolError, with both versions, when this Go cannot build the module."""
     needed = needed_go(module)
-    # Run inside the module, where a Go that may fetch a newer toolchain answers with that one's version.
+    # Inside the module a Go that may fetch a newer toolchain answers with that one's version.
     answer = commands.run([go, "env", "GOVERSION"], name=name, folder=module).strip()
     if _numbers(answer) < _numbers(needed):
         raise MissingToolError(
@@ -77,7 +77,8 @@ class GoTool:
             report.step(self.name, self.version, "fetch its Go modules and build (minutes, once)"),
             cache.filling(self.binary.parent) as draft,
         ):
-            argv = [go, "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+            argv: list[str | Path] = [go, "build", "-mod=readonly", "-trimpath"]
+            argv += ["-buildvcs=false"]
             argv += ["-tags", self.tags, "-ldflags", self.linker_flags]
             argv += ["-o", draft / self.name, self.package]
             # Without cgo no C compiler is asked for.

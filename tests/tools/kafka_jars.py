@@ -51,9 +51,7 @@ def verify(libs: Path) -> None:
     for line in LOCK.read_text().splitlines():
         path, digest, _size = line.split()
         expected[Path(path).name] = digest
-    found = {
-        jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in libs.glob("*.jar")
-    }
+    found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in libs.glob("*.jar")}
     wrong = sorted(
         name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
     )
@@ -121,8 +119,9 @@ class KafkaTool:
             report.step(self.name, self.version, "fetch from Maven and verify"),
             cache.filling(self.folder) as draft,
         ):
-            argv = [mvn, "-q", "-B", "-f", FOLDER / "pom.xml", COPY, "-DincludeScope=runtime"]
-            commands.run([*argv, f"-DoutputDirectory={draft / 'libs'}"], name=self.name)
+            argv: list[str | Path] = [mvn, "-q", "-B", "-f", FOLDER / "pom.xml", COPY]
+            argv += ["-DincludeScope=runtime", f"-DoutputDirectory={draft / 'libs'}"]
+            commands.run(argv, name=self.name)
             verify(draft / "libs")
 
     def _prepare(self, java: Path) -> None:
@@ -132,9 +131,7 @@ class KafkaTool:
             cache.filling(self._warm(java)) as draft,
             tempfile.TemporaryDirectory(prefix="gpuledger-kafka-") as scratch,
         ):
-            kafka = Kafka(
-                distribution=plain, folder=Path(scratch), archive_to=draft / "kafka.jsa"
-            )
+            kafka = Kafka(distribution=plain, folder=Path(scratch), archive_to=draft / "kafka.jsa")
             try:
                 kafka.prepare()
                 shutil.copytree(Path(scratch) / "data", draft / "formatted")

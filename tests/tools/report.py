@@ -1,4 +1,4 @@
-"""What a run says while it works: a line as each step starts, signs of life, its seconds at the end."""
+"""What a run says while it works: a line as each step starts, signs of life, the seconds in all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def step(name: str, version: str, text: str) -> Iterator[None]:
-    """Say what is being done for a part, that it goes on, and in the end how many seconds it took."""
+    """Say what is being done for a part, that it goes on, and at last how many seconds it took."""
     heading = f"{name} {version}: {text}"
     started_seconds = time.monotonic()
     say(f"{heading} ...")

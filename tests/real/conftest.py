@@ -1,0 +1,257 @@
+"""Fixtures with the real parts, and what is said when one is missing.
+
+Shared parts serve the whole session and start with the first test that asks; the `start_*`
+fixtures give a test parts of its own, to stop, kill and restart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+
+import pytest
+
+from tests.real.parts.alertmanager import Alertmanager, AlertmanagerApi
+from tests.real.parts.kafka import Kafka, KafkaBroker, KafkaDistribution
+from tests.real.parts.kcat import Kcat
+from tests.real.parts.kube_client import KubeApiClient
+from tests.real.parts.kubeconfig import read_kubeconfig
+from tests.real.parts.kubernetes import KubeApi
+from tests.real.parts.prometheus import (
+    Prometheus,
+    PrometheusApi,
+    VictoriaMetrics,
+    VictoriaMetricsApi,
+)
+from tests.real.parts.secure_kafka import SecureKafka
+from tests.tools import catalogue
+from tests.tools.errors import MissingToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MISSING = "real part missing: "
+
+
+class Startable(Protocol):
+    def start(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+
+StartableT = TypeVar("StartableT", bound=Startable)
+
+
+def _must_have_all() -> bool:
+    return os.environ.get("CI") == "true" or bool(os.environ.get("GPULEDGER_REQUIRE_REAL_PARTS"))
+
+
+def _go_without(error: MissingToolError) -> NoReturn:
+    if _must_have_all():
+        pytest.fail(f"{MISSING}{error}", pytrace=False)
+    pytest.skip(f"{MISSING}{error}")
+
+
+def _found(name: str) -> Path:
+    try:
+        return catalogue.named(name).find()
+    except MissingToolError as error:
+        _go_without(error)
+
+
+def _kafka_distribution() -> KafkaDistribution:
+    try:
+        return catalogue.KAFKA.distribution()
+    except MissingToolError as error:
+        _go_without(error)
+
+
+def pytest_configure() -> None:
+    """Let SIGTERM end a run as Ctrl-C does, so that no part is left running."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly what could not run for want of a real part; a skip is easily overlooked."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        if isinstance(report.longrepr, tuple) and MISSING in report.longrepr[2]:
+            reasons[report.longrepr[2].split(MISSING, 1)[1]] += 1
+    for reason, count in sorted(reasons.items()):
+        line = f"!!! {count} test(s) NOT RUN, real part missing: {reason}"
+        terminalreporter.write_line(line, red=True, bold=True)
+
+
+@contextmanager
+def _running(part: StartableT) -> Iterator[StartableT]:
+    try:
+        part.start()
+        yield part
+    finally:
+        part.discard()
+
+
+class Starter:
+    """Starts parts for one test, each in a folder of its own, and ends them with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Startable] = []
+
+    def new_folder(self, name: str) -> Path:
+        return self._folder / f"{name}-{len(self._started)}"
+
+    def start(self, part: StartableT) -> StartableT:
+        self._started.append(part)
+        part.start()
+        return part
+
+    def end(self) -> None:
+        for part in reversed(self._started):
+            part.discard()
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    starter.end()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    if given:
+        yield KafkaBroker(bootstrap_servers=given)
+        return
+    part = Kafka(distribution=_kafka_distribution(), folder=tmp_path_factory.mktemp("kafka"))
+    with _running(part):
+        yield part
+
+
+@pytest.fixture(scope="session")
+def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
+    folder = tmp_path_factory.mktemp("secure-kafka")
+    with _running(SecureKafka(distribution=_kafka_distribution(), folder=folder)) as part:
+        yield part
+
+
+@pytest.fixture
+def start_kafka(starter: Starter) -> Callable[[], Kafka]:
+    distribution = _kafka_distribution()
+
+    def start() -> Kafka:
+        return starter.start(Kafka(distribution=distribution, folder=starter.new_folder("kafka")))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    # Not KUBECONFIG: in a developer's shell that may well be a cluster in production.
+    given = os.environ.get("GPULEDGER_TEST_KUBECONFIG")
+    if given:
+        cluster, login = read_kubeconfig(Path(given), folder=folder)
+        yield KubeApiClient(cluster=cluster, login=login, kubeconfig=Path(given), folder=folder)
+        return
+    part = KubeApi(apiserver=_found("kube-apiserver"), etcd=_found("etcd"), folder=folder)
+    with _running(part):
+        yield part
+
+
+@pytest.fixture
+def start_kube_api(starter: Starter) -> Callable[..., KubeApi]:
+    apiserver, etcd = _found("kube-apiserver"), _found("etcd")
+
+    def start(*, arguments: Sequence[str] = ()) -> KubeApi:
+        folder = starter.new_folder("kubernetes")
+        part = KubeApi(apiserver=apiserver, etcd=etcd, folder=folder, arguments=arguments)
+        return starter.start(part)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusApi]:
+    given = os.environ.get("PROMETHEUS_URL")
+    if given:
+        yield PrometheusApi(url=given)
+        return
+    part = Prometheus(binary=_found("prometheus"), folder=tmp_path_factory.mktemp("prometheus"))
+    with _running(part):
+        yield part
+
+
+@pytest.fixture
+def start_prometheus(starter: Starter) -> Callable[..., Prometheus]:
+    binary = _found("prometheus")
+
+    def start(*, config: str | None = None, arguments: Sequence[str] = ()) -> Prometheus:
+        folder = starter.new_folder("prometheus")
+        part = Prometheus(binary=binary, folder=folder, arguments=arguments)
+        if config is not None:
+            part.config_file.write_text(config)
+        return starter.start(part)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def victoria_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VictoriaMetricsApi]:
+    given = os.environ.get("VICTORIAMETRICS_URL")
+    if given:
+        yield VictoriaMetricsApi(url=given)
+        return
+    folder = tmp_path_factory.mktemp("victoria-metrics")
+    with _running(VictoriaMetrics(binary=_found("victoria-metrics"), folder=folder)) as part:
+        yield part
+
+
+@pytest.fixture
+def start_victoria_metrics(starter: Starter) -> Callable[[], VictoriaMetrics]:
+    binary = _found("victoria-metrics")
+
+    def start() -> VictoriaMetrics:
+        folder = starter.new_folder("victoria-metrics")
+        return starter.start(VictoriaMetrics(binary=binary, folder=folder))
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AlertmanagerApi]:
+    given = os.environ.get("ALERTMANAGER_URL")
+    if given:
+        yield AlertmanagerApi(url=given)
+        return
+    folder = tmp_path_factory.mktemp("alertmanager")
+    with _running(Alertmanager(binary=_found("alertmanager"), folder=folder)) as part:
+        yield part
+
+
+@pytest.fixture
+def start_alertmanager(starter: Starter) -> Callable[..., Alertmanager]:
+    binary = _found("alertmanager")
+
+    def start(*, config: str | None = None) -> Alertmanager:
+        part = Alertmanager(binary=binary, folder=starter.new_folder("alertmanager"))
+        if config is not None:
+            part.config_file.write_text(config)
+        return starter.start(part)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def kcat() -> Kcat:
+    return Kcat(binary=_found("kcat"))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return _found("promtool")

@@ -1,0 +1,70 @@
+"""Alertmanager, alone and without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from tests.real.parts import web
+from tests.real.parts.ports import free_ports
+from tests.real.parts.process import Part
+
+CONFIG = """
+route:
+  receiver: nobody
+  group_wait: 0s
+receivers:
+  - name: nobody
+"""
+
+
+class AlertmanagerApi:
+    """An Alertmanager to talk to, wherever it runs."""
+
+    def __init__(self, *, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def alerts(self) -> list[Any]:
+        """Give the alerts that it holds, suppressed ones included."""
+        found: list[Any] = web.fetch(f"{self.url}/api/v2/alerts").json()
+        return found
+
+    def await_alerts(self, alertname: str, *, deadline_seconds: float = 10) -> list[Any]:
+        """Ask until there are alerts of that name; raises TimeoutError that names it."""
+
+        def of_that_name() -> list[Any]:
+            return [alert for alert in self.alerts() if alert["labels"]["alertname"] == alertname]
+
+        return web.await_some(of_that_name, what=alertname, deadline_seconds=deadline_seconds)
+
+
+class Alertmanager(Part, AlertmanagerApi):
+    """An Alertmanager that the tests own."""
+
+    name = "alertmanager"
+
+    def __init__(self, *, binary: Path, folder: Path, config: str = CONFIG) -> None:
+        Part.__init__(self, folder=folder)
+        self._binary = binary
+        self.port = free_ports(1)[0]
+        self.config_file = folder / "alertmanager.yml"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(config)
+        AlertmanagerApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [
+            self._binary,
+            f"--config.file={self.config_file}",
+            f"--storage.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            # An empty address: it would else look for peers on a fixed port.
+            "--cluster.listen-address=",
+        ]
+
+    @override
+    def is_ready(self) -> bool:
+        return web.fetch(f"{self.url}/-/ready").status == 200

@@ -1,0 +1,107 @@
+"""kcat, a Kafka client that shares no code with the project's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT_SECONDS = 20.0
+# Sizes before the bytes, so that no value can be mistaken for the next record.
+FORMAT = "%t %p %o %K %S\n%k%s"
+ABSENT = -1
+
+
+class KcatError(Exception):
+    """kcat ended with an error; the message holds what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KcatMessage:
+    """One record as kcat printed it; an absent key or value is None."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Kcat:
+    """Runs kcat against a broker."""
+
+    def __init__(self, *, binary: Path) -> None:
+        self.binary = binary
+
+    def consume(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        *,
+        partition: int | None = None,
+        from_offset: str | int = "beginning",
+    ) -> list[KcatMessage]:
+        """Read a topic to its end; raises KcatError."""
+        where = [] if partition is None else ["-p", str(partition)]
+        arguments = ["-C", "-t", topic, "-o", str(from_offset), "-e", "-q", "-f", FORMAT, *where]
+        return _messages(self._run(bootstrap_servers, arguments))
+
+    def produce(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        value: bytes,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Write one record and wait until it is acknowledged; raises KcatError."""
+        where = [] if partition is None else ["-p", str(partition)]
+        keyed = [] if key is None else ["-k", key]
+        # From its standard input it would take every line for a record; a file is one whole record.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(value)
+            file.flush()
+            self._run(bootstrap_servers, ["-P", "-t", topic, *where, *keyed, file.name])
+
+    def metadata(self, bootstrap_servers: str) -> dict[str, Any]:
+        """Give brokers and topics."""
+        found: dict[str, Any] = json.loads(self._run(bootstrap_servers, ["-L", "-J"]))
+        return found
+
+    def _run(self, bootstrap_servers: str, arguments: list[str]) -> bytes:
+        argv = [str(self.binary), "-b", bootstrap_servers, *arguments]
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise KcatError(f"{' '.join(argv)}: {done.stderr.decode(errors='replace')}")
+        return done.stdout
+
+
+def _messages(printed: bytes) -> list[KcatMessage]:
+    messages = []
+    while printed:
+        head, _, printed = printed.partition(b"\n")
+        topic, partition, offset, key_bytes, value_bytes = head.decode().split()
+        key, printed = _cut(printed, int(key_bytes))
+        value, printed = _cut(printed, int(value_bytes))
+        messages.append(
+            KcatMessage(
+                topic=topic, partition=int(partition), offset=int(offset), key=key, value=value
+            )
+        )
+    return messages
+
+
+def _cut(printed: bytes, size: int) -> tuple[bytes | None, bytes]:
+    if size == ABSENT:
+        return None, printed
+    return printed[:size], printed[size:]

@@ -1,0 +1,122 @@
+"""Prometheus 3 with its remote-write receiver, and VictoriaMetrics, which answers PromQL too."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from tests.real.parts import web
+from tests.real.parts.ports import free_ports
+from tests.real.parts.process import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CONFIG = """
+global:
+  scrape_interval: 1s
+  evaluation_interval: 1s
+"""
+
+
+class PrometheusApi:
+    """A server that answers PromQL, wherever it runs."""
+
+    remote_write_path = "/api/v1/write"
+
+    def __init__(self, *, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @property
+    def remote_write_url(self) -> str:
+        """Where a remote-write sender posts to."""
+        return self.url + self.remote_write_path
+
+    def query(self, promql: str) -> list[Any]:
+        """Give the result of an instant query: a list of metric and value."""
+        answer = web.fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
+        found: list[Any] = answer.json()["data"]["result"]
+        return found
+
+    def await_query(self, promql: str, *, deadline_seconds: float = 10) -> list[Any]:
+        """Ask until the result is not empty; raises TimeoutError that names the query."""
+        return web.await_some(
+            lambda: self.query(promql), what=promql, deadline_seconds=deadline_seconds
+        )
+
+
+class VictoriaMetricsApi(PrometheusApi):
+    """A VictoriaMetrics to talk to, wherever it runs."""
+
+    @override
+    def query(self, promql: str) -> list[Any]:
+        # It remembers for ten seconds that a series was absent; a flush makes it forget.
+        web.fetch(f"{self.url}/internal/force_flush")
+        return super().query(promql)
+
+
+class Prometheus(Part, PrometheusApi):
+    """A Prometheus that the tests own."""
+
+    name = "prometheus"
+
+    def __init__(
+        self, *, binary: Path, folder: Path, config: str = CONFIG, arguments: Sequence[str] = ()
+    ) -> None:
+        Part.__init__(self, folder=folder)
+        self._binary = binary
+        self._arguments = arguments
+        self.port = free_ports(1)[0]
+        self.config_file = folder / "prometheus.yml"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(config)
+        PrometheusApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [
+            self._binary,
+            f"--config.file={self.config_file}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--web.enable-remote-write-receiver",
+            "--web.enable-lifecycle",
+            "--enable-feature=created-timestamp-zero-ingestion,metadata-wal-records",
+            *self._arguments,
+        ]
+
+    @override
+    def is_ready(self) -> bool:
+        return web.fetch(f"{self.url}/-/ready").status == 200
+
+
+class VictoriaMetrics(Part, VictoriaMetricsApi):
+    """A single-node VictoriaMetrics that the tests own."""
+
+    name = "victoria-metrics"
+
+    def __init__(self, *, binary: Path, folder: Path, arguments: Sequence[str] = ()) -> None:
+        Part.__init__(self, folder=folder)
+        self._binary = binary
+        self._arguments = arguments
+        self.port = free_ports(1)[0]
+        VictoriaMetricsApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [
+            self._binary,
+            f"-httpListenAddr=127.0.0.1:{self.port}",
+            f"-storageDataPath={self.folder / 'data'}",
+            # Else queries would hide the last 30 s.
+            "-search.latencyOffset=0s",
+            "-memory.allowedPercent=5",
+            *self._arguments,
+        ]
+
+    @override
+    def is_ready(self) -> bool:
+        return web.fetch(f"{self.url}/health").status == 200
