@@ -1,0 +1,39 @@
+"""The bus on Apache Kafka, through aiokafka: batches, zstd, idempotence, static membership."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_consumer import KafkaConsumer
+from gpuledger.bus.kafka_producer import KafkaProducer
+from gpuledger.bus.protocol import Consumer, Producer, Subscription
+from gpuledger.settings import KafkaSettings
+
+
+class KafkaBus:
+    """Opens producers and consumers; nothing is asked of the brokers before the first use."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._connection = KafkaConnection(settings)
+
+    async def partitions(self, topic: str) -> int:
+        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        return (await self._connection.count_partitions([topic]))[topic]
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        """Open a producer; it connects with the first batch."""
+        producer = KafkaProducer(self._connection)
+        try:
+            yield producer
+        finally:
+            await producer.close()
+
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        """Open a consumer; it connects and joins its group with the first poll."""
+        consumer = KafkaConsumer(connection=self._connection, subscription=subscription)
+        try:
+            yield consumer
+        finally:
+            await consumer.close()

@@ -1,0 +1,123 @@
+"""How the Kafka bus reaches its brokers: addresses, TLS, login, deadlines, errors, topics.
+
+Producing and consuming stand in modules of their own.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+
+from gpuledger.bus.kafka_errors import FAILURES, translate
+from gpuledger.bus.kafka_logs import remembered_refusals, thin_logs
+from gpuledger.errors import BusUnavailableError, SettingsError, TopicsError
+from gpuledger.settings import KafkaSettings
+
+
+class KafkaConnection:
+    """The settings of the brokers, as each client of them needs them."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.servers = settings.bootstrap_servers
+        thin_logs()
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """What every aiokafka client takes; `SettingsError` where a certificate is unreadable."""
+        settings = self.settings
+        made: dict[str, Any] = {
+            "bootstrap_servers": self.servers,
+            "client_id": settings.client_id,
+            "request_timeout_ms": int(settings.request_timeout_seconds * 1000),
+            "security_protocol": settings.security_protocol,
+        }
+        if settings.security_protocol.endswith("SSL"):
+            made["ssl_context"] = tls_context(settings)
+        if settings.security_protocol.startswith("SASL"):
+            password = settings.sasl_password
+            made |= {
+                "sasl_mechanism": settings.sasl_mechanism,
+                "sasl_plain_username": settings.sasl_username,
+                "sasl_plain_password": password.reveal() if password else None,
+            }
+        return made
+
+    @asynccontextmanager
+    async def asking(self, doing: str) -> AsyncIterator[None]:
+        """Do something with the brokers within `request_timeout_seconds`, with our own errors.
+
+        An idempotent producer and a consumer's commit retry for ever by themselves.
+        """
+        limit_seconds = self.settings.request_timeout_seconds
+        with remembered_refusals() as refusals, self.translating(doing, refusals=refusals):
+            try:
+                async with asyncio.timeout(limit_seconds):
+                    yield
+            except TimeoutError as error:
+                raise BusUnavailableError(
+                    f"{doing}: {self.servers} did not answer within {limit_seconds:g} s"
+                ) from error
+
+    @contextmanager
+    def translating(self, doing: str, *, refusals: Sequence[str] = ()) -> Iterator[None]:
+        """Raise our own errors in the place of aiokafka's."""
+        try:
+            yield
+        except FAILURES as error:
+            raise translate(error, doing=doing, servers=self.servers, refusals=refusals) from error
+
+    async def count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """Ask how many partitions topics have; `TopicsError` where one does not exist."""
+        client = AIOKafkaClient(**self.arguments)
+        async with self.asking("looking up topics"):
+            try:
+                await client.bootstrap()
+                return await count_partitions(client, topics, servers=self.servers)
+            finally:
+                await client.close()
+
+
+async def count_partitions(
+    client: AIOKafkaClient, topics: Iterable[str], *, servers: str
+) -> dict[str, int]:
+    """Ask over an open client, so that an absent topic is known now and not after a time-out."""
+    cluster = await client.fetch_all_metadata()
+    counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in topics}
+    absent = sorted(topic for topic, count in counts.items() if count == 0)
+    if absent:
+        raise TopicsError(
+            f"there is no topic {', '.join(absent)} on {servers}, or this user may not see it; "
+            f"`gpuledger topics create` makes what is missing"
+        )
+    return counts
+
+
+def tls_context(settings: KafkaSettings) -> ssl.SSLContext:
+    """Make the TLS context; `SettingsError` names the file that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(
+            f"kafka.ssl_ca_file: {settings.ssl_ca_file} cannot be used: {error}"
+        ) from error
+    context.check_hostname = settings.ssl_check_hostname
+    if settings.ssl_cert_file:
+        password = settings.ssl_key_password
+        try:
+            context.load_cert_chain(
+                settings.ssl_cert_file,
+                settings.ssl_key_file,
+                # Without a text OpenSSL would ask on the terminal.
+                password=password.reveal() if password else "",
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(
+                f"kafka.ssl_cert_file: {settings.ssl_cert_file} with {settings.ssl_key_file} "
+                f"cannot be used: {error}"
+            ) from error
+    return context

@@ -1,0 +1,186 @@
+"""The reading end of the Kafka bus: one member of a group, its polls and its commits."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+from gpuledger.bus import kafka_internals
+from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
+from gpuledger.bus.kafka_fetch import Records, fetch, named
+from gpuledger.bus.kafka_rebalances import Rebalances
+from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.errors import BusUnavailableError
+
+HEARTBEATS_PER_SESSION: Final = 3
+LONGEST_HEARTBEAT_SECONDS: Final = 3.0
+REBALANCE_SECONDS: Final = 60.0
+"""How long the group waits for a member that works on what it polled."""
+SILENCE_SECONDS: Final = 10.0
+"""How long the group's coordinator may be away before a poll says so."""
+
+
+class KafkaConsumer:
+    """Reads the partitions that its group gave it; connects with the first poll."""
+
+    def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
+        self._connection = connection
+        self._subscription = subscription
+        self._rebalances = Rebalances(subscription)
+        self._client: AIOKafkaConsumer | None = None
+        self._opening = asyncio.Lock()
+        self._heard_at = 0.0
+
+    async def close(self) -> None:
+        """Give up the partitions and leave the group."""
+        try:
+            await self._rebalances.give_up()
+        finally:
+            client, self._client = self._client, None
+            if client is not None:
+                await kafka_internals.stop_consumer(client)
+
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Records:
+        """Wait for records; take part in a rebalance where one is due."""
+        # A consumer that always finds records would keep every other task from running.
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        client = await self._living()
+        try:
+            while True:
+                await self._rebalances.follow()
+                with self._connection.translating(self._doing("polling")):
+                    records = await fetch(
+                        client, self._rebalances, deadline=deadline, max_records=max_records
+                    )
+                if records or loop.time() >= deadline:
+                    self._must_have_heard(client, records)
+                    return records
+        finally:
+            kafka_internals.mark_polled(client)
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets of partitions that are held."""
+        self._must_hold(offsets)
+        client = await self._opened()
+        async with self._connection.asking(self._doing("committing")):
+            await client.commit({named(place): offset for place, offset in offsets.items()})
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Give the committed offset, or `None`."""
+        client = await self._opened()
+        async with self._connection.asking(self._doing("reading the committed offset")):
+            offset: int | None = await client.committed(named(partition))
+            return offset
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Give the partitions that are held now."""
+        return self._rebalances.held
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out no records of these partitions."""
+        if self._client is not None:
+            self._client.pause(*self._held_of(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of these partitions again."""
+        if self._client is not None:
+            self._client.resume(*self._held_of(partitions))
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from this offset."""
+        self._must_hold([partition])
+        client = await self._opened()
+        with self._connection.translating(self._doing("seeking")):
+            client.seek(named(partition), max(0, offset))
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Give the offset of the next record to be polled."""
+        self._must_hold([partition])
+        client = await self._opened()
+        async with self._connection.asking(self._doing("looking up the position")):
+            position: int = await client.position(named(partition))
+            return position
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Give the offsets that the next published records will get."""
+        wanted = [named(place) for place in partitions]
+        client = await self._opened()
+        async with self._connection.asking(self._doing("looking up end offsets")):
+            found = await client.end_offsets(wanted)
+        return {TopicPartition(*place): offset for place, offset in found.items()}
+
+    async def _living(self) -> AIOKafkaConsumer:
+        """Give the client; replace one whose own tasks ended, after which it would never read."""
+        if self._client is not None and kafka_internals.is_dead(self._client):
+            client, self._client = self._client, None
+            await kafka_internals.stop_consumer(client)
+            await self._rebalances.give_up()
+        return await self._opened()
+
+    async def _opened(self) -> AIOKafkaConsumer:
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._open()
+                self._heard_at = asyncio.get_running_loop().time()
+            return self._client
+
+    async def _open(self) -> AIOKafkaConsumer:
+        client = AIOKafkaConsumer(**self._connection.arguments, **self._group_arguments())
+        try:
+            async with self._connection.asking(self._doing("connecting")):
+                await client.start()
+                topics = list(self._subscription.topics)
+                servers = self._connection.servers
+                inner = kafka_internals.inner_client(client)
+                await count_partitions(inner, topics, servers=servers)
+                # Not before `start`, which would wait for an assignment and so for other members.
+                client.subscribe(topics, listener=self._rebalances)
+        except BaseException:
+            await kafka_internals.stop_consumer(client)
+            raise
+        return client
+
+    def _group_arguments(self) -> dict[str, object]:
+        settings = self._connection.settings
+        session_seconds = settings.session_timeout_seconds
+        heartbeat_seconds = min(LONGEST_HEARTBEAT_SECONDS, session_seconds / HEARTBEATS_PER_SESSION)
+        return {
+            "group_id": self._subscription.group,
+            "group_instance_id": self._subscription.member or settings.group_member or None,
+            "partition_assignment_strategy": (RangePartitionAssignor,),
+            "auto_offset_reset": "earliest",
+            "enable_auto_commit": False,
+            "session_timeout_ms": int(session_seconds * 1000),
+            "heartbeat_interval_ms": int(heartbeat_seconds * 1000),
+            "rebalance_timeout_ms": int(max(REBALANCE_SECONDS, session_seconds) * 1000),
+            "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
+        }
+
+    def _must_have_heard(self, client: AIOKafkaConsumer, records: Records) -> None:
+        now = asyncio.get_running_loop().time()
+        if records or kafka_internals.has_coordinator(client):
+            self._heard_at = now
+        elif now - self._heard_at > SILENCE_SECONDS:
+            raise BusUnavailableError(
+                f"{self._doing('polling')}: no broker of {self._connection.servers} "
+                f"has coordinated the group for {now - self._heard_at:.0f} s"
+            )
+
+    def _must_hold(self, partitions: Iterable[TopicPartition]) -> None:
+        for topic, number in set(partitions) - self._rebalances.held:
+            raise BusUnavailableError(
+                f"{topic}-{number} is not held by this consumer "
+                f"of the group {self._subscription.group!r}"
+            )
+
+    def _held_of(self, partitions: Iterable[TopicPartition]) -> list[object]:
+        return [named(place) for place in self._rebalances.held & set(partitions)]
+
+    def _doing(self, what: str) -> str:
+        return f"{what} in the group {self._subscription.group!r}"

@@ -1,0 +1,79 @@
+"""Waits for fetched records, or for a rebalance, whichever comes first."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import aiokafka
+from aiokafka import AIOKafkaConsumer
+
+from gpuledger.bus.kafka_internals import raise_group_errors
+from gpuledger.bus.kafka_rebalances import Rebalances
+from gpuledger.bus.protocol import Record, TopicPartition
+
+Records = Mapping[TopicPartition, Sequence[Record]]
+
+GRACE_SECONDS: Final = 0.5
+"""`getmany` ends by itself at its deadline, except while the group is being rebalanced."""
+
+
+async def fetch(
+    client: AIOKafkaConsumer, rebalances: Rebalances, *, deadline: float, max_records: int
+) -> Records:
+    """Give what is there, or wait for it; nothing at the deadline or where a rebalance is due."""
+    places = [named(place) for place in rebalances.held]
+    raise_group_errors(client)
+    if places and not rebalances.changed.is_set():
+        found = await client.getmany(*places, timeout_ms=0, max_records=max_records)
+        if found:
+            return _records(found)
+    left_seconds = deadline - asyncio.get_running_loop().time()
+    if left_seconds <= 0 or rebalances.changed.is_set():
+        return {}
+    changed = asyncio.create_task(rebalances.changed.wait())
+    waiting: list[asyncio.Task[Any]] = [changed]
+    if places:
+        getting = client.getmany(
+            *places, timeout_ms=int(left_seconds * 1000), max_records=max_records
+        )
+        waiting.append(asyncio.create_task(getting))
+    else:
+        left_seconds -= GRACE_SECONDS
+    return await _first_of(waiting, client=client, seconds=left_seconds + GRACE_SECONDS)
+
+
+async def _first_of(
+    waiting: Sequence[asyncio.Task[Any]], *, client: AIOKafkaConsumer, seconds: float
+) -> Records:
+    fetching = waiting[1:]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        for task in fetching:
+            _put_back(client, task)
+        raise
+    finally:
+        for task in waiting:
+            task.cancel()
+    return _records(fetching[0].result()) if fetching and fetching[0].done() else {}
+
+
+def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
+    """Let records that nobody will see be fetched again: the position is already behind them."""
+    if fetching.done() and not fetching.cancelled() and fetching.exception() is None:
+        for place, records in fetching.result().items():
+            client.seek(place, records[0].offset)
+
+
+def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
+    """Give aiokafka's own partition: equal to ours, but it asks for its type."""
+    return aiokafka.TopicPartition(*place)
+
+
+def _records(found: Mapping[Any, Iterable[Any]]) -> Records:
+    return {
+        TopicPartition(*place): [
+            Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in records
+        ]
+        for place, records in found.items()
+    }

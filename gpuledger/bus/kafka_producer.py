@@ -1,0 +1,126 @@
+"""The publishing end of the Kafka bus: batches to partitions, acknowledged by all in-sync replicas.
+
+A producer that failed is never used again: an idempotent one that lost a sequence number refuses
+everything after it. The next publish opens a new one.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
+from gpuledger.bus.kafka_internals import stop_producer
+from gpuledger.bus.limits import MAX_BATCH_BYTES, refuse_too_large
+from gpuledger.bus.protocol import Message
+from gpuledger.errors import GpuledgerError, TopicsError
+
+FLUSH_SECONDS: Final = 4.0
+
+
+class KafkaProducer:
+    """Publishes batches; connects with the first one, and again after a failure."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._client: AIOKafkaProducer | None = None
+        self._opening = asyncio.Lock()
+        self._partitions: dict[str, int] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish the messages in their order; after an error, none, some or all were published.
+
+        Raises `TopicsError`, `MessageTooLargeError` and `BusUnavailableError`.
+        """
+        refuse_too_large(topic, messages)
+        if not messages:
+            return
+        client = self._client
+        try:
+            async with self._connection.asking(f"publishing to {topic}-{partition}"):
+                client = await self._opened()
+                await self._must_exist(client, topic, partition)
+                await _send(client, topic, partition, messages)
+        except TopicsError:
+            raise
+        except GpuledgerError:
+            self._retire(client)
+            raise
+
+    async def close(self) -> None:
+        """Flush what a cancelled publish left, and close."""
+        client, self._client = self._client, None
+        if client is not None:
+            await stop_producer(client, flush_seconds=FLUSH_SECONDS)
+        await asyncio.gather(*self._retired)
+
+    async def _opened(self) -> AIOKafkaProducer:
+        async with self._opening:
+            if self._client is None:
+                self._client = await self._open()
+            return self._client
+
+    async def _open(self) -> AIOKafkaProducer:
+        client = AIOKafkaProducer(
+            **self._connection.arguments,
+            enable_idempotence=True,
+            acks="all",
+            compression_type="zstd",
+            max_batch_size=MAX_BATCH_BYTES,
+        )
+        try:
+            await client.start()
+        except BaseException:
+            await stop_producer(client, flush_seconds=0)
+            raise
+        return client
+
+    async def _must_exist(self, client: AIOKafkaProducer, topic: str, partition: int) -> None:
+        if topic not in self._partitions:
+            self._partitions |= await count_partitions(
+                client.client, [topic], servers=self._connection.servers
+            )
+        if not 0 <= partition < self._partitions[topic]:
+            raise TopicsError(
+                f"there is no partition {partition} of {topic} on {self._connection.servers}: "
+                f"it has {self._partitions[topic]}"
+            )
+
+    def _retire(self, client: AIOKafkaProducer | None) -> None:
+        """Close a client that failed, beside the work: its brokers may take long to answer."""
+        if client is None or client is not self._client:
+            return
+        self._client = None
+        self._partitions.clear()
+        task = asyncio.create_task(stop_producer(client, flush_seconds=0))
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+
+async def _send(
+    client: AIOKafkaProducer, topic: str, partition: int, messages: Sequence[Message]
+) -> None:
+    acknowledged: list[asyncio.Future[object]] = []
+    try:
+        for batch in _batches(client, messages):
+            acknowledged.append(await client.send_batch(batch, topic, partition=partition))  # noqa: PERF401  # `finally` needs those sent before a failure
+        await asyncio.gather(*acknowledged)
+    finally:
+        for future in acknowledged:
+            future.cancel()
+
+
+def _batches(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:
+    """Put the messages into as few batches as hold them."""
+    batch = client.create_batch()
+    for key, value, timestamp_ms in messages:
+        if batch.append(timestamp=timestamp_ms, key=key, value=value) is None:
+            yield batch
+            batch = client.create_batch()
+            batch.append(timestamp=timestamp_ms, key=key, value=value)
+    # Closed, so that nothing is added to it while it waits.
+    batch.close()
+    yield batch
