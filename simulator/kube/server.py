@@ -1,0 +1,189 @@
+"""The simulator's Kubernetes API server: real HTTP, so that a real client can be used.
+
+Here live routes, sockets and what a test can do to the server. What it answers is made by `lists`,
+`watches` and `writes`; which pods there are, by `player` from the scenario.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+
+from aiohttp import web
+
+from simulator.kube.failures import ApiError
+from simulator.kube.objects import node_object, owner_objects
+from simulator.kube.player import Player
+from simulator.kube.requests import Requests, answer
+from simulator.kube.selectors import Selector
+from simulator.kube.store import Collection, Json, Versions
+from simulator.kube.watches import Watch
+from simulator.kube.writes import create_object, delete_object, patch_status
+from simulator.simulation import Simulation
+
+BOOKMARK_SECONDS: Final = 5.0
+_KINDS: Final = (
+    ("/api/v1", "v1", "nodes", "Node", False),
+    ("/api/v1", "v1", "namespaces", "Namespace", False),
+    ("/api/v1", "v1", "pods", "Pod", True),
+    ("/apis/apps/v1", "apps/v1", "replicasets", "ReplicaSet", True),
+    ("/apis/batch/v1", "batch/v1", "jobs", "Job", True),
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class KubeApi:
+    """An API server with the scenario's objects in it."""
+
+    def __init__(
+        self, simulation: Simulation, *, bookmark_seconds: float = BOOKMARK_SECONDS
+    ) -> None:
+        self.simulation = simulation
+        self.versions = Versions()
+        self.collections = {
+            plural: Collection(plural, kind, api_version, self.versions)
+            for _, api_version, plural, kind, _ in _KINDS
+        }
+        self.player = Player(simulation, self)
+        self._bookmark_seconds = bookmark_seconds
+        self._watchers: set[asyncio.Transport] = set()
+        self._refusals: list[int] = []
+        self._put_fixed_objects()
+
+    async def create_pod(self, pod_key: str, item: Json) -> None:  # noqa: ARG002  # Cluster's form
+        """Create a pod of the scenario, with the UID that the simulated nodes know."""
+        self.collections["pods"].create(item)
+
+    async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
+        """Write a pod's status as its kubelet would."""
+        patch_status(self.collections["pods"], (namespace, name), {"status": status})
+
+    async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
+        """Delete a pod of the scenario."""
+        key = (namespace, name)
+        delete_object(self.collections["pods"], key, grace_seconds=grace_seconds)
+
+    def compact(self) -> None:
+        """Forget all changes up to now: lists and watches from earlier versions get 410."""
+        for collection in self.collections.values():
+            collection.compact()
+
+    def cut_connections(self) -> None:
+        """Cut every watch in the middle, as a broken network would."""
+        for transport in self._watchers:
+            transport.abort()
+
+    def fail_next(self, code: int, *, times: int = 1) -> None:
+        """Answer the next requests with an error of this code."""
+        self._refusals += [code] * times
+
+    def app(self) -> web.Application:
+        """Give the web application."""
+        app = web.Application(middlewares=[self._answer_errors])
+        app.router.add_get("/version", _version)
+        for path in ("/readyz", "/livez", "/healthz"):
+            app.router.add_get(path, _ok)
+        for prefix, _, plural, _, namespaced in _KINDS:
+            self._add_routes(app, prefix, plural, namespaced=namespaced)
+        return app
+
+    def _put_fixed_objects(self) -> None:
+        """Put what is there from the start: nodes, namespaces, the pods' controllers."""
+        for node in self.simulation.scenario.nodes:
+            self.collections["nodes"].create(node_object(self.simulation, node))
+        for name in sorted({pod.namespace for pod in self.simulation.scenario.pods}):
+            create_object(self.collections["namespaces"], {"metadata": {"name": name}})
+        for plural, item in owner_objects(self.simulation):
+            with suppress(ApiError):  # pods share their controllers
+                self.collections[plural].create(item)
+
+    def _add_routes(
+        self, app: web.Application, prefix: str, plural: str, *, namespaced: bool
+    ) -> None:
+        requests = Requests(self.collections[plural], self._stream)
+        base = f"{prefix}/namespaces/{{namespace}}/{plural}" if namespaced else f"{prefix}/{plural}"
+        if namespaced:
+            app.router.add_get(f"{prefix}/{plural}", requests.read_many)
+        app.router.add_get(base, requests.read_many)
+        app.router.add_post(base, requests.create)
+        app.router.add_get(f"{base}/{{name}}", requests.read)
+        app.router.add_patch(f"{base}/{{name}}", requests.patch)
+        app.router.add_delete(f"{base}/{{name}}", requests.delete)
+        app.router.add_patch(f"{base}/{{name}}/status", requests.patch_status)
+
+    async def _stream(
+        self, request: web.Request, collection: Collection, select: Selector
+    ) -> web.StreamResponse:
+        watch = Watch(collection, select, request.query, bookmark_seconds=self._bookmark_seconds)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        with self._watcher(request):
+            await response.prepare(request)
+            async for line in watch.lines():
+                await response.write(line)
+        return response
+
+    @contextmanager
+    def _watcher(self, request: web.Request) -> Iterator[None]:
+        """Count a watch as open; one whose client is gone ends without noise."""
+        transport = request.transport
+        if transport:
+            self._watchers.add(transport)
+        try:
+            with suppress(ConnectionError):
+                yield
+        finally:
+            if transport:
+                self._watchers.discard(transport)
+
+    @web.middleware
+    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._refusals:
+            code = self._refusals.pop(0)
+            refusal = ApiError(code=code, reason="Refused", message="refused on demand")
+            return answer(refusal.status, code)
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return answer(error.status, error.code)
+        except web.HTTPException as error:
+            message = "the server could not find the requested resource"
+            status = ApiError(code=error.status, reason=error.reason, message=message).status
+            return answer(status, error.status)
+
+
+@asynccontextmanager
+async def serve_kube_api(
+    simulation: Simulation | KubeApi, *, listen: str = "127.0.0.1:0", play: bool = True
+) -> AsyncIterator[str]:
+    """Serve the API and give its URL; with `play` the scenario's pods come and go by its clock."""
+    api = simulation if isinstance(simulation, KubeApi) else KubeApi(simulation)
+    host, _, port = listen.rpartition(":")
+    # A watch whose client is gone would otherwise be kept until its next line.
+    runner = web.AppRunner(
+        api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host or "127.0.0.1", int(port))
+    player = None
+    try:
+        if play:
+            await api.player.play_due()
+        await site.start()
+        player = asyncio.create_task(api.player.play()) if play else None
+        bound_host, bound_port = runner.addresses[0][:2]
+        yield f"http://{bound_host}:{bound_port}"
+    finally:
+        if player:
+            player.cancel()
+            with suppress(asyncio.CancelledError):
+                await player
+        await runner.cleanup()
+
+
+async def _version(_request: web.Request) -> web.Response:
+    return answer({"major": "1", "minor": "36", "gitVersion": "v1.36.3+simulated"})
+
+
+async def _ok(_request: web.Request) -> web.Response:
+    return web.Response(text="ok")

@@ -1,0 +1,151 @@
+"""The API server's memory: objects, their versions, and the changes that watchers can still read.
+
+Here lives what etcd does for a real API server. Objects are replaced and never altered, so a page
+of a list and a watcher may hold on to one. No HTTP.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simulator.kube import failures
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+
+MOST_CHANGES: Final = 10_000
+MOST_SNAPSHOTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write: what an object was and what it is."""
+
+    version: int
+    before: Json | None
+    after: Json | None
+
+
+class Versions:
+    """Counts the writes of a server and tells those who wait of each."""
+
+    def __init__(self) -> None:
+        self.current = 1000
+        self._news = asyncio.Event()
+
+    def next(self) -> int:
+        """Count a write and wake all who wait."""
+        self.current += 1
+        self._news.set()
+        self._news = asyncio.Event()
+        return self.current
+
+    def ticket(self) -> asyncio.Event:
+        """Give what the next write will set: take it before reading, so that no write is missed."""
+        return self._news
+
+    @staticmethod
+    async def wait(ticket: asyncio.Event, seconds: float) -> None:
+        """Wait for the first write after the ticket was taken, for `seconds` at most."""
+        try:
+            await asyncio.wait_for(ticket.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+class Collection:
+    """All objects of one kind."""
+
+    def __init__(self, plural: str, kind: str, api_version: str, versions: Versions) -> None:
+        self.plural = plural
+        self.kind = kind
+        self.api_version = api_version
+        self.versions = versions
+        self._objects: dict[Key, Json] = {}
+        self._changes: deque[Change] = deque()
+        self._snapshots: OrderedDict[int, list[Json]] = OrderedDict()
+        self._compacted = versions.current
+
+    def get(self, key: Key) -> Json:
+        """Give an object; raises ApiError 404."""
+        if key not in self._objects:
+            raise failures.not_found(self.plural, key[1])
+        return self._objects[key]
+
+    def create(self, item: Json) -> Json:
+        """Add an object; raises ApiError 409 where its name is taken."""
+        key = key_of(item)
+        if key in self._objects:
+            raise failures.already_exists(self.plural, key[1])
+        return self._write(key, item)
+
+    def replace(self, item: Json) -> Json:
+        """Write an object anew; raises ApiError 404."""
+        key = key_of(item)
+        self.get(key)
+        return self._write(key, item)
+
+    def delete(self, key: Key) -> Json:
+        """Remove an object and give its last state; raises ApiError 404."""
+        before = self.get(key)
+        last = _with_version(before, self.versions.current + 1)
+        del self._objects[key]
+        self._log(before, None)
+        return last
+
+    def items(self) -> list[Json]:
+        """Give all objects in the order of their keys."""
+        return [self._objects[key] for key in sorted(self._objects)]
+
+    def snapshot(self) -> tuple[int, list[Json]]:
+        """Give the current version and its objects, and keep them for the pages that follow."""
+        version = self.versions.current
+        self._snapshots[version] = self.items()
+        while len(self._snapshots) > MOST_SNAPSHOTS:
+            self._snapshots.popitem(last=False)
+        return version, self._snapshots[version]
+
+    def snapshot_at(self, version: int) -> list[Json]:
+        """Give the objects of an earlier snapshot; raises ApiError 410."""
+        if version not in self._snapshots:
+            raise failures.expired("The provided continue parameter is too old to display a "
+                                   "consistent list result.")  # fmt: skip
+        return self._snapshots[version]
+
+    def is_kept(self, version: int) -> bool:
+        """Whether all changes after `version` can still be read."""
+        return version >= self._compacted
+
+    def changes_after(self, version: int) -> Iterable[Change]:
+        """Give the changes after `version`; raises ApiError 410 where some are forgotten."""
+        if not self.is_kept(version):
+            raise failures.expired(f"too old resource version: {version} ({self._compacted})")
+        return [change for change in self._changes if change.version > version]
+
+    def compact(self) -> None:
+        """Forget all changes up to now, and the pages of lists that were begun."""
+        self._changes.clear()
+        self._snapshots.clear()
+        self._compacted = self.versions.current
+
+    def _write(self, key: Key, item: Json) -> Json:
+        before = self._objects.get(key)
+        self._objects[key] = _with_version(item, self.versions.current + 1)
+        self._log(before, self._objects[key])
+        return self._objects[key]
+
+    def _log(self, before: Json | None, after: Json | None) -> None:
+        self._changes.append(Change(self.versions.next(), before, after))
+        while len(self._changes) > MOST_CHANGES:
+            self._compacted = self._changes.popleft().version
+
+
+def key_of(item: Json) -> Key:
+    """Give an object's namespace, empty where it has none, and its name."""
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _with_version(item: Json, version: int) -> Json:
+    return {**item, "metadata": {**item["metadata"], "resourceVersion": str(version)}}
