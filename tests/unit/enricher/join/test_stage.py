@@ -127,7 +127,7 @@ BROKEN = [
     (None, "undecodable"),
     (sample(interval_ns=0), "invalid"),
     (sample(processes=[process(gpu=1)]), "invalid"),
-    (sample(processes=[process(gpu=-1)]), "invalid"),
+    (sample(processes=[process(gpu=-1)]), "undecodable"),
     (sample(processes=[process(container=8)]), "invalid"),
 ]
 
