@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], *, known: Sequence[catalogue.Tool] = catalogue.TOOLS) -> int:
     """Run the command and give its exit code."""
     options = _parse(arguments)
     try:
-        tools = [catalogue.named(name) for name in options.names] or list(catalogue.TOOLS)
+        tools = [catalogue.named(name, known) for name in options.names] or list(known)
     except MissingToolError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE_ERROR

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tests.tools.debian import DebianTool
 from tests.tools.errors import MissingToolError
 from tests.tools.go_modules import GoTool
 from tests.tools.kafka_jars import KafkaTool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 KUBERNETES_VERSION = "1.36.3"
 # Without these the API server would call itself v0.0.0.
@@ -97,13 +100,13 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-def named(name: str) -> Tool:
+def named(name: str, known: Sequence[Tool] = TOOLS) -> Tool:
     """Give the tool of that name; raises MissingToolError that lists the names there are."""
-    for tool in TOOLS:
+    for tool in known:
         if tool.name == name:
             return tool
-    known = ", ".join(tool.name for tool in TOOLS)
-    raise MissingToolError(name, f"no such part; there are {known}")
+    names = ", ".join(tool.name for tool in known)
+    raise MissingToolError(name, f"no such part; there are {names}")
 
 
 def given(tool: Tool) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,14 +37,25 @@ def install(package: str, *, name: str) -> None:
         commands.run(argv, name=name, environment=quiet)
 
 
-def ensure_program(program: str, *, package: str, name: str, version: str) -> Path:
+def candidate(package: str) -> str:
+    """Give the version that apt-get would install, or an empty string."""
+    if commands.which("apt-cache") is None:
+        return ""
+    answer = commands.run(["apt-cache", "policy", package], name=package)
+    found = re.search(r"Candidate: (?:\d+:)?(\d\S*)", answer)
+    return found.group(1) if found else ""
+
+
+def ensure_program(
+    program: str, *, package: str, name: str, version: str, called: str | None = None
+) -> Path:
     """Find a program on PATH, installing its package where that may be done unasked."""
     if commands.which(program) is None and may_install():
         with report.step(name, version, f"apt-get install {package}"):
             install(package, name=name)
     found = commands.which(program)
     if found is None:
-        raise MissingToolError(name, f"`{program}` is missing: {advice(package)}")
+        raise MissingToolError(name, f"{called or program} is missing: {advice(package)}")
     return found
 
 

@@ -35,7 +35,7 @@ def find_java() -> Path:
     java = Path(home) / "bin" / "java" if home else commands.which("java")
     if java is None or not java.exists():
         raise MissingToolError(
-            "kafka", f"Java {OLDEST_JAVA} is missing: {debian.advice(JAVA_PACKAGE)}"
+            "kafka", f"Java {OLDEST_JAVA} or newer is missing: {debian.advice(JAVA_PACKAGE)}"
         )
     version = java_version(java)
     if int(version.split(".")[0]) < OLDEST_JAVA:
@@ -45,10 +45,10 @@ def find_java() -> Path:
     return java
 
 
-def verify(libs: Path) -> None:
+def verify(libs: Path, *, lock: Path = LOCK) -> None:
     """Compare the jars with the lock; raises MissingToolError that names the first difference."""
     expected = {}
-    for line in LOCK.read_text().splitlines():
+    for line in lock.read_text().splitlines():
         path, digest, _size = line.split()
         expected[Path(path).name] = digest
     found = {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in libs.glob("*.jar")}
@@ -100,14 +100,24 @@ class KafkaTool:
         """Give the folder of the jars, fetched first when the cache has none of this version."""
         if os.environ.get("KAFKA_HOME"):
             return self.find()
-        debian.ensure_program("java", package=JAVA_PACKAGE, name=self.name, version=self.version)
-        java = find_java()
+        java = self._ensure_java()
         with cache.locked(self.folder):
             if not self.folder.exists():
                 self._fetch()
             if not self._warm(java).exists():
                 self._prepare(java)
         return self.find()
+
+    def _ensure_java(self) -> Path:
+        if not os.environ.get("JAVA_HOME"):
+            debian.ensure_program(
+                "java",
+                package=JAVA_PACKAGE,
+                name=self.name,
+                version=self.version,
+                called=f"Java {OLDEST_JAVA} or newer",
+            )
+        return find_java()
 
     def _warm(self, java: Path) -> Path:
         # The archive is bound to the exact Java and to the jars' modification times.

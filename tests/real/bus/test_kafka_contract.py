@@ -1,0 +1,84 @@
+"""The bus on a real Kafka keeps the laws of every bus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.records import PodRecord
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import Topic
+from tests.bus_contract import DEADLINE_SECONDS, PARTITIONS, BusContract, poll_once
+
+if TYPE_CHECKING:
+    from gpuledger.bus.protocol import Message, Record
+    from tests.real.parts.kafka import KafkaBroker
+
+COMPACTED_AT_ONCE = {
+    "segment.ms": "500",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "500",
+}
+
+
+class KafkaHarness:
+    def __init__(self, settings: KafkaSettings) -> None:
+        name = uuid4().hex[:8]
+        self.readings, self.pods, self.states = (f"{kind}-{name}" for kind in ("r", "p", "s"))
+        self.group = f"group-{name}"
+        self.settings = settings
+        self.bus = KafkaBus(settings)
+
+    async def create(self) -> None:
+        topics = [
+            Topic(name=self.readings, record=PodRecord, key="uid", partitions=PARTITIONS),
+            Topic(name=self.pods, record=PodRecord, key="uid", partitions=PARTITIONS),
+            Topic(
+                name=self.states,
+                record=PodRecord,
+                key="uid",
+                partitions=1,
+                cleanup_policy="compact",
+                extra=COMPACTED_AT_ONCE,
+            ),
+        ]
+        await create_topics(self.settings, topics)
+
+    async def compact(self, *, last: Message) -> None:
+        # Only a segment that is closed is compacted, and a write after its time closes it.
+        await asyncio.sleep(0.6)
+        async with self.bus.producer() as producer:
+            await producer.publish(self.states, 0, [last])
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not await self._has_holes():
+                await asyncio.sleep(0.2)
+
+    async def _has_holes(self) -> bool:
+        records: list[Record] = []
+        asked = Subscription(group=f"look-{uuid4().hex}", topics=[self.states])
+        async with self.bus.consumer(asked) as consumer:
+            while not records or records[-1].value != b"last":
+                records += await poll_once(consumer)
+        return records[-1].offset >= len(records)
+
+
+@pytest.fixture
+async def harness(kafka: KafkaBroker) -> KafkaHarness:
+    settings = KafkaSettings(
+        bootstrap_servers=kafka.bootstrap_servers,
+        request_timeout_seconds=15.0,
+        session_timeout_seconds=6.0,
+    )
+    harness = KafkaHarness(settings)
+    await harness.create()
+    return harness
+
+
+class TestKafkaBus(BusContract):
+    pass
