@@ -126,7 +126,7 @@ def _table(settings: Sequence[Setting]) -> str:
         "wins over the file, an option over both. A secret may also stand in a file that\n"
         "NAME_file or VARIABLE_FILE names.\n"
     )
-    return "\n".join([head, *map(_row, settings)]).replace("%", "%%")
+    return "\n".join([head, *map(_row, settings)])
 
 
 def _row(setting: Setting) -> str:

@@ -44,7 +44,7 @@ def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
         at: Given(value=value, origin=f"{dotted(at)} in {path}", is_text=False)
         for at, value in _flatten(_load(path), (), _groups(settings), str(path))
     }
-    _refuse_unknown(given, settings, dotted)
+    _refuse_unknown(given, settings)
     return _with_secrets(given, settings)
 
 
@@ -83,11 +83,12 @@ def _groups(settings: Sequence[Setting]) -> frozenset[Path]:
     )
 
 
-def _refuse_unknown(given: Layer, settings: Sequence[Setting], name_of: Any) -> None:  # noqa: ANN401
+def _refuse_unknown(given: Layer, settings: Sequence[Setting]) -> None:
     known = _known(settings)
+    names = [dotted(path) for path in (*known, *sorted(_groups(settings)))]
     for path, value in given.items():
         if path not in known:
-            meant = nearest(name_of(path), map(name_of, known))
+            meant = nearest(dotted(path), names)
             raise SettingsError(f"unknown setting {value.origin}: {meant}")
 
 

@@ -1,0 +1,28 @@
+"""An address to listen on is host and port, or refused."""
+
+import pytest
+
+from gpuledger.settings.address import parse_listen
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [
+        ("127.0.0.1:9820", ("127.0.0.1", 9820)),
+        ("localhost:0", ("localhost", 0)),
+        (":9820", ("0.0.0.0", 9820)),  # noqa: S104 - compared, not listened on
+        ("[::1]:9820", ("::1", 9820)),
+    ],
+)
+def test_host_and_port_are_taken_apart(listen: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(listen) == expected
+
+
+@pytest.mark.parametrize(
+    "listen", ["", "9820", "host", "host:", "host:x", "h:70000", "::1:9820", "http://h:1", "h:-1"]
+)
+def test_anything_else_is_refused_with_the_value(listen: str) -> None:
+    with pytest.raises(ValueError, match="expected host:port") as raised:
+        parse_listen(listen)
+
+    assert repr(listen) in str(raised.value)

@@ -1,0 +1,280 @@
+"""Settings come in a fixed order, and a mistake is named with its place, value and remedy."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+import yaml
+
+from gpuledger.errors import SettingsError
+from gpuledger.settings import (
+    HttpSettings,
+    KafkaSettings,
+    LogSettings,
+    Option,
+    Secret,
+    load_settings,
+)
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    seconds: float = 1.0
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch."""
+    costs: dict[str, float] = {}
+    rules: list[Rule] = []
+    token: Secret | None = None
+    """Token to log in with."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kafka: KafkaSettings = KafkaSettings(client_id="watcher")
+    http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
+    log: LogSettings = LogSettings()
+    watch: Watch = Watch()
+    tick_seconds: float = 1.0
+    """Length of a tick: 100 % of it is covered."""
+    ticks: int | None = None
+    """How many ticks."""
+    kind: Literal["one", "two"] = "one"
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    node_name: str
+    """Name of the node."""
+
+
+OPTIONS = (
+    Option(name="--tick", setting="tick_seconds", help="length of a tick"),
+    Option(name="kind", setting="kind", help="what to run", choices=("one", "two")),
+)
+
+
+def load(*argv: str, **variables: str) -> Settings:
+    """Load as a deployable would; variables without their prefix."""
+    return load_settings(
+        Settings,
+        prog="watcher",
+        description="Watches.",
+        options=OPTIONS,
+        argv=argv,
+        environ={"HOME": "/", **{f"GPULEDGER_{name}": text for name, text in variables.items()}},
+    )
+
+
+def load_file(file: Path, text: str, *argv: str, **variables: str) -> Settings:
+    file.write_text(text)
+    return load(*argv, "--config", str(file), **variables)
+
+
+def test_without_anything_given_the_defaults_of_the_deployable_hold() -> None:
+    assert load() == Settings()
+
+
+def test_a_group_given_in_part_keeps_the_other_defaults_of_the_deployable() -> None:
+    loaded = load(KAFKA__REQUEST_TIMEOUT_SECONDS="5")
+
+    assert loaded.kafka == KafkaSettings(client_id="watcher", request_timeout_seconds=5.0)
+
+
+def test_a_variable_wins_over_the_file_and_an_option_over_both(tmp_path: Path) -> None:
+    file, text = tmp_path / "s.yaml", "tick_seconds: 2\nkind: two\nticks: 7\n"
+
+    assert load_file(file, text).tick_seconds == 2.0
+    assert load_file(file, text, TICK_SECONDS="3").tick_seconds == 3.0
+    both = load_file(file, text, "--tick", "4", "one", TICK_SECONDS="3")
+    assert (both.tick_seconds, both.kind, both.ticks) == (4.0, "one", 7)
+
+
+def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
+    loaded = load(
+        TICKS="12",
+        KAFKA__SSL_CHECK_HOSTNAME="false",
+        KAFKA__SSL_CA_FILE="/ca.pem",
+        WATCH__NAMESPACES="a, b",
+        WATCH__COSTS='{"h100": 2.5}',
+        WATCH__RULES="[{name: x, seconds: 2}]",
+    )
+
+    assert loaded.ticks == 12
+    assert loaded.kafka.ssl_check_hostname is False
+    assert loaded.kafka.ssl_ca_file == Path("/ca.pem")
+    assert loaded.watch == Watch(
+        namespaces=("a", "b"), costs={"h100": 2.5}, rules=[Rule(name="x", seconds=2.0)]
+    )
+
+
+@pytest.mark.parametrize("text", ["null", "007", "true", ""])
+def test_a_text_of_the_environment_stays_as_it_is_where_a_text_is_wanted(text: str) -> None:
+    assert load(KAFKA__SASL_USERNAME=text).kafka.sasl_username == text
+
+
+def test_an_empty_group_in_the_file_means_its_defaults(tmp_path: Path) -> None:
+    assert load_file(tmp_path / "s.yaml", "kafka:\nwatch:\n") == Settings()
+    assert load_file(tmp_path / "s.yaml", "") == Settings()
+
+
+MISTAKES_IN_VARIABLES = [
+    ({"KAFKA_BOOTSTRAP_SERVERS": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
+    ({"KAFKA__BOOTSTRAP_SERVER": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
+    ({"kafka__client_id": "x"}, "did you mean GPULEDGER_KAFKA__CLIENT_ID?"),
+    ({"XYZ": "x"}, "unknown environment variable GPULEDGER_XYZ: --help lists all settings"),
+    ({"TICK_SECONDS": "soon"}, "GPULEDGER_TICK_SECONDS: expected a number, got 'soon'"),
+    ({"TICKS": "1.5"}, "GPULEDGER_TICKS: expected a whole number, got '1.5'"),
+    ({"KIND": "three"}, "GPULEDGER_KIND: expected one of one, two, got 'three'"),
+    ({"KAFKA__REQUEST_TIMEOUT_SECONDS": "0"}, "expected a number > 0, got '0'"),
+    ({"KAFKA__SSL_CHECK_HOSTNAME": "maybe"}, "expected true or false, got 'maybe'"),
+    ({"KAFKA__BOOTSTRAP_SERVERS": ""}, "expected a text of length >= 1, got ''"),
+    ({"HTTP__LISTEN": "9820"}, "http: listen: expected host:port such as 0.0.0.0:9820, got '9820'"),
+    ({"HTTP__LISTEN": ":99999"}, "got ':99999'"),
+    ({"KAFKA__SECURITY_PROTOCOL": "SASL_SSL"}, "SASL_SSL needs sasl_username and sasl_password"),
+    ({"KAFKA__SSL_CERT_FILE": "/c"}, "ssl_cert_file and ssl_key_file go together"),
+    ({"WATCH__RULES": "[{nme: x}]"}, "GPULEDGER_WATCH__RULES: Object"),
+    ({"WATCH__RULES": "[{"}, "GPULEDGER_WATCH__RULES: while parsing"),
+    ({"WATCH__TOKEN": "********"}, "the mask of --print-config"),
+]
+
+
+@pytest.mark.parametrize(("variables", "said"), MISTAKES_IN_VARIABLES)
+def test_a_mistake_in_the_environment_is_named(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(**variables)
+
+    assert said in str(raised.value)
+
+
+MISTAKES_IN_FILES = [
+    ("kafka: {bootstrap_server: x}", "unknown setting kafka.bootstrap_server in"),
+    ("kafka: {bootstrap_server: x}", "did you mean kafka.bootstrap_servers?"),
+    ("bootstrap_servers: x", "did you mean kafka.bootstrap_servers?"),
+    ("kafak: {client_id: x}", "did you mean kafka?"),
+    ("kafka: here", "kafka in {file}: expected a mapping, got 'here'"),
+    ("ticks: '7'", "ticks in {file}: expected a whole number, got '7'"),
+    ("ticks: true", "ticks in {file}: expected a whole number, got True"),
+    ("kafka: {client_id: 5}", "kafka.client_id in {file}: expected a text, got 5"),
+    ("kafka: {client_id: null}", "kafka.client_id in {file}: expected a text, got None"),
+    ("watch: {rules: [{name: 5}]}", "watch.rules in {file}: Expected `str`, got `int`"),
+    ("ticks: 1\nticks: 2", "key 'ticks' stands twice"),
+    ("- ticks", "expected a mapping of settings, got ['ticks']"),
+    ("ticks: [", "{file} is no YAML"),
+    ("? [a, b]\n: 1", "{file} is no YAML"),
+    ("7: 1", "unknown setting 7 in"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES_IN_FILES)
+def test_a_mistake_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "settings.yaml"
+
+    with pytest.raises(SettingsError) as raised:
+        load_file(file, text)
+
+    assert said.replace("{file}", str(file)) in str(raised.value)
+
+
+def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot read settings file .*none.yaml: No such file"):
+        load("--config", str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("argv", [["--tik", "1"], ["one", "two"], ["--config"]])
+def test_a_wrong_option_is_a_settings_error_and_points_to_help(argv: list[str]) -> None:
+    with pytest.raises(SettingsError, match="--help lists all options"):
+        load(*argv)
+
+
+def test_a_wrong_value_of_an_option_is_named_as_the_option() -> None:
+    with pytest.raises(SettingsError, match="--tick: expected a number, got 'soon'"):
+        load("--tick", "soon")
+    with pytest.raises(SettingsError, match="kind: expected one of one, two, got 'three'"):
+        load("three")
+
+
+def test_a_setting_without_default_that_is_not_given_is_named_with_both_ways_to_give_it() -> None:
+    with pytest.raises(SettingsError, match="node_name is missing: set GPULEDGER_NODE_NAME"):
+        load_settings(Strict, prog="p", description="d", argv=[], environ={})
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_no_mistakes() -> None:
+    links = {
+        "JOIN_SERVICE_HOST": "10.0.0.1",
+        "JOIN_SERVICE_PORT": "9822",
+        "JOIN_SERVICE_PORT_HTTP": "9822",
+        "JOIN_PORT": "tcp://10.0.0.1:9822",
+        "JOIN_PORT_9822_TCP": "tcp://10.0.0.1:9822",
+        "JOIN_PORT_9822_TCP_PROTO": "tcp",
+        "JOIN_PORT_9822_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(**links) == Settings()
+    with pytest.raises(SettingsError, match="unknown environment variable GPULEDGER_HTTP_PORT"):
+        load(HTTP_PORT="9820")
+
+
+def test_variables_without_the_prefix_are_nobodys_business() -> None:
+    environ = {"GPULEDGER": "x", "KAFKA__CLIENT_ID": "x"}
+
+    assert (
+        load_settings(Settings, prog="p", description="d", argv=[], environ=environ) == Settings()
+    )
+
+
+def test_help_lists_every_setting_with_default_variable_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("--help")
+
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    for line in (
+        "kafka.client_id (default watcher)",
+        "GPULEDGER_KAFKA__CLIENT_ID",
+        "Length of a tick: 100 % of it is covered.",
+        "ticks (default none)",
+        "watch.costs (default {})",
+        "--tick",
+        "one|two",
+    ):
+        assert line in shown
+
+
+def test_help_says_which_settings_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_settings(Strict, prog="p", description="d", argv=["--help"], environ={})
+
+    assert "node_name (required)\n      GPULEDGER_NODE_NAME" in capsys.readouterr().out
+
+
+def test_version_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load("--version")
+
+    assert capsys.readouterr().out.startswith("watcher 0.")
+
+
+def test_the_printed_settings_are_yaml_that_loads_to_the_same_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"WATCH__RULES": "[{name: x}]", "KAFKA__SSL_CA_FILE": "/ca", "TICKS": "3"}
+    with pytest.raises(SystemExit) as ended:
+        load("--print-config", **variables)
+    shown = capsys.readouterr().out
+
+    assert ended.value.code == 0
+    assert load_file(tmp_path / "s.yaml", shown) == load(**variables)
+
+
+def test_the_printed_settings_show_a_mask_for_each_secret(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        load("--print-config", WATCH__TOKEN="hunter2", KAFKA__SASL_PASSWORD="hunter2")
+    shown = capsys.readouterr().out
+
+    assert "hunter2" not in shown
+    assert yaml.safe_load(shown)["watch"]["token"] == "********"
