@@ -1,0 +1,127 @@
+"""Who the processes on the GPUs are, from the first sight to the end.
+
+Here lives the table of the processes that the driver lists, with the records of their lives. A
+process is (pid, start time): a pid that now belongs to another process is another process.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agent.metrics import PROCESSES_UNREADABLE
+from agent.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
+from gpuledger.records import ProcessChange, ProcessRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownProcess:
+    """A process that is, or was a tick ago, on a GPU."""
+
+    pid: int
+    """Process id."""
+    facts: ProcessFacts
+    """What `/proc` showed of it."""
+    gpus: frozenset[str]
+    """UUIDs of the GPUs that list it."""
+    listed_boottime_ns: int = field(compare=False)
+    """When the driver listed it last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roll:
+    """The processes of one tick."""
+
+    now: Mapping[int, KnownProcess]
+    """Those that are there, by pid."""
+    before: Mapping[int, KnownProcess]
+    """Those of the tick before."""
+    records: list[ProcessRecord]
+    """What happened to them between the two."""
+
+    def was_recycled(self, pid: int) -> bool:
+        """Tell whether the pid was another process a tick ago."""
+        now, before = self.now.get(pid), self.before.get(pid)
+        if now is None or before is None or now.facts.started_boottime_ns is None:
+            return False
+        if before.facts.started_boottime_ns is None:
+            return now.facts.started_boottime_ns > before.listed_boottime_ns
+        return now.facts.started_boottime_ns != before.facts.started_boottime_ns
+
+
+@dataclass(kw_only=True)
+class ProcessTable:
+    """The processes on a node's GPUs."""
+
+    procfs: Procfs
+    """Where they are looked up."""
+    node: str
+    """The node's name, for the records."""
+    boot_id: str
+    """The kernel's id of this boot, for the records."""
+    _known: dict[int, KnownProcess] = field(default_factory=dict)
+
+    def call(
+        self, listed: Mapping[str, Collection[int]], *, listed_boottime_ns: int, time_ns: int
+    ) -> Roll:
+        """Call the roll: `listed` holds the pids on each GPU that answered.
+
+        On a GPU that did not answer, processes are where they were. `listed_boottime_ns` is when
+        the lists were read: a process that started later took the pid of one that was listed.
+        """
+        before = self._known
+        self._known = {
+            pid: self._know(pid, gpus, listed_boottime_ns)
+            for pid, gpus in _gpus_by_pid(listed, before).items()
+        }
+        roll = Roll(now=self._known, before=before, records=[])
+        for pid in sorted({*before, *self._known}):
+            roll.records.extend(self._tell(pid, roll, time_ns))
+        return roll
+
+    def _know(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:
+        cached = self._known.get(pid)
+        facts = read_process(self.procfs, pid)
+        started_ns = facts.started_boottime_ns
+        if started_ns is None or started_ns > listed_boottime_ns:
+            facts = cached.facts if cached else UNREADABLE
+        if facts.started_boottime_ns is None:
+            PROCESSES_UNREADABLE.inc()
+        return KnownProcess(pid=pid, facts=facts, gpus=gpus, listed_boottime_ns=listed_boottime_ns)
+
+    def _tell(self, pid: int, roll: Roll, time_ns: int) -> list[ProcessRecord]:
+        now, before = roll.now.get(pid), roll.before.get(pid)
+        told: list[tuple[ProcessChange, KnownProcess]] = []
+        if before and (now is None or roll.was_recycled(pid)):
+            told.append((ProcessChange.ENDED, before))
+        if now and (before is None or roll.was_recycled(pid)):
+            told.append((ProcessChange.SEEN, now))
+        elif now and now != before:
+            told.append((ProcessChange.CHANGED, now))
+        return [self._record(change, known, time_ns) for change, known in told]
+
+    def _record(self, change: ProcessChange, known: KnownProcess, time_ns: int) -> ProcessRecord:
+        return ProcessRecord(
+            node=self.node,
+            boot_id=self.boot_id,
+            pid=known.pid,
+            started_boottime_ns=known.facts.started_boottime_ns,
+            time_ns=time_ns,
+            change=change,
+            gpu_uuids=sorted(known.gpus),
+            command=known.facts.command,
+            cgroup_path=known.facts.location.line,
+            container_id=known.facts.location.container_id,
+            pod_uid=known.facts.location.pod_uid,
+        )
+
+
+def _gpus_by_pid(
+    listed: Mapping[str, Collection[int]], before: Mapping[int, KnownProcess]
+) -> dict[int, frozenset[str]]:
+    found: dict[int, set[str]] = {}
+    for uuid, pids in listed.items():
+        for pid in pids:
+            found.setdefault(pid, set()).add(uuid)
+    for pid, known in before.items():
+        if silent := known.gpus - listed.keys():
+            found.setdefault(pid, set()).update(silent)
+    return {pid: frozenset(gpus) for pid, gpus in found.items()}

@@ -1,0 +1,185 @@
+"""One tick of one node: the GPUs' answers in, the node's sample and its process records out.
+
+Here the parts of a tick are put together. It waits for nothing: who asks the GPUs, and when, is
+decided elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.answers import GpuAnswers, LastSeen
+from agent.cgroup import Location
+from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
+from agent.processes import ProcessTable, Roll
+from agent.procfs import UNREADABLE, Procfs, read_boot_id
+from agent.reading import GpuState, GpuTick, read_gpu
+from agent.shares import ProcessUsage
+from gpuledger.clock import Clock
+from gpuledger.records import ContainerRef, GpuProcess, NodeSample, ProcessRecord
+
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """What a node says of one tick."""
+
+    sample: NodeSample
+    """The readings."""
+    processes: list[ProcessRecord]
+    """What happened to the processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The clocks at one instant."""
+
+    time_ns: int
+    """Since the epoch."""
+    monotonic_ns: int
+    """Of the clock that is never set."""
+    boottime_ns: int
+    """Since boot."""
+
+    @classmethod
+    def read(cls, clock: Clock) -> "Moment":
+        """Read all clocks."""
+        return cls(
+            time_ns=clock.time_ns(),
+            monotonic_ns=clock.monotonic_ns(),
+            boottime_ns=clock.boottime_ns(),
+        )
+
+
+class Sampler:
+    """Makes the ticks of one node, one after the other."""
+
+    def __init__(self, *, node: str, procfs: Procfs) -> None:
+        self._node = node
+        self._boot_id = read_boot_id(procfs)
+        self._table = ProcessTable(procfs=procfs, node=node, boot_id=self._boot_id)
+        self._states: Mapping[str, GpuState] = {}
+        self._before: Moment | None = None
+        self._untold: list[ProcessRecord] = []
+        self._seq = 0
+
+    def last_seen(self) -> Mapping[str, LastSeen]:
+        """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
+        return {uuid: state.last_seen for uuid, state in self._states.items()}
+
+    def sample(
+        self, answers: Sequence[GpuAnswers], *, asked_boottime_ns: int, at: Moment
+    ) -> Tick | None:
+        """Make the tick that ends `at`; the first call only opens the first interval.
+
+        `asked_boottime_ns` is when the GPUs were asked: a process that started later cannot be
+        the one that they listed under its pid.
+        """
+        before, self._before = self._before, at
+        interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
+        ordered = sorted(answers, key=lambda answer: answer.index)
+        ticks = [
+            read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns)
+            for answer in ordered
+        ]
+        # A GPU that did not answer is forgotten: what it says next covers more than one interval.
+        self._states = {tick.reading.uuid: tick.state for tick in ticks}
+        _count_dropped(ticks)
+        roll = self._table.call(
+            {tick.reading.uuid: tick.state.processes.keys() for tick in ticks},
+            listed_boottime_ns=asked_boottime_ns,
+            time_ns=at.time_ns,
+        )
+        self._untold.extend(roll.records)
+        return self._tick(ticks, roll, at, interval_ns) if before else None
+
+    def _tick(self, ticks: Sequence[GpuTick], roll: Roll, at: Moment, interval_ns: int) -> Tick:
+        self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
+        containers = _Containers()
+        processes = [
+            process
+            for place, tick in enumerate(ticks)
+            for usage in tick.usages
+            for process in _describe(place, usage, roll, containers)
+        ]
+        TICKS.inc()
+        sample = NodeSample(
+            node=self._node,
+            boot_id=self._boot_id,
+            seq=self._seq,
+            time_ns=at.time_ns,
+            interval_ns=interval_ns,
+            gpus=[tick.reading for tick in ticks],
+            containers=containers.refs(),
+            processes=processes,
+            allocations=[],
+        )
+        records, self._untold = self._untold, []
+        return Tick(sample=sample, processes=records)
+
+
+@dataclass
+class _Containers:
+    """The tick's container table: each container once, in the order of first mention."""
+
+    _places: dict[tuple[str | None, str | None], int] = field(default_factory=dict)
+
+    def place(self, location: Location) -> int | None:
+        """Give the position of a container; `None` for the host."""
+        if not location.in_container:
+            return None
+        identity = (location.container_id, location.pod_uid)
+        return self._places.setdefault(identity, len(self._places))
+
+    def refs(self) -> list[ContainerRef]:
+        return [ContainerRef(container_id=one, pod_uid=uid) for one, uid in self._places]
+
+
+def _describe(
+    gpu: int, usage: ProcessUsage, roll: Roll, containers: _Containers
+) -> list[GpuProcess]:
+    """Give the process's entry; two entries where its pid passed from one process to another.
+
+    The driver's samples of such a pid may be of either, so none of the two gets them.
+    """
+    pid = usage.process.pid
+    if not usage.ended and roll.was_recycled(pid):
+        return [
+            _entry(gpu, usage, roll, containers, ended=False, is_measured=False),
+            _entry(gpu, usage, roll, containers, ended=True, is_measured=False),
+        ]
+    return [_entry(gpu, usage, roll, containers, ended=usage.ended, is_measured=True)]
+
+
+def _entry(
+    gpu: int,
+    usage: ProcessUsage,
+    roll: Roll,
+    containers: _Containers,
+    *,
+    ended: bool,
+    is_measured: bool,
+) -> GpuProcess:
+    pid = usage.process.pid
+    known = (roll.before if ended else roll.now).get(pid)
+    facts = known.facts if known else UNREADABLE
+    return GpuProcess(
+        gpu=gpu,
+        pid=pid,
+        started_boottime_ns=facts.started_boottime_ns,
+        container=containers.place(facts.location),
+        kind=usage.process.kind,
+        memory_used_bytes=None if ended else usage.process.memory_bytes,
+        sm_utilization_ratio=usage.sm_ratio if is_measured else None,
+        memory_utilization_ratio=usage.memory_ratio if is_measured else None,
+        ended=True if ended else None,
+    )
+
+
+def _count_dropped(ticks: Sequence[GpuTick]) -> None:
+    for tick in ticks:
+        for reading, count in tick.dropped_readings.items():
+            READINGS_DROPPED.labels(reading=reading).inc(count)
+        for reason, count in tick.dropped_samples.items():
+            PROCESS_SAMPLES_DROPPED.labels(reason=reason).inc(count)

@@ -1,0 +1,149 @@
+"""The agent at work: ask the GPUs once a tick, queue the tick, publish the queue.
+
+Here the parts are put together for one node; several nodes may run in one process.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from agent.driver import Driver
+from agent.metrics import TICK_SECONDS, TICKS_LATE
+from agent.nvml import Nvml
+from agent.procfs import Procfs
+from agent.publishing import Publisher, flush
+from agent.queue import TickQueue, pack
+from agent.sampling import Moment, Sampler, Tick
+from agent.schedule import Schedule
+from agent.settings import AgentSettings
+from gpuledger.bus.protocol import Bus
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger.records import NodeSample
+from gpuledger.service import Backoff, Check, Readiness
+
+_log = structlog.get_logger(__name__)
+
+
+async def run_agent(
+    *,
+    nvml: Any,  # noqa: ANN401  # pynvml is an untyped module
+    procfs: Procfs,
+    clock: Clock,
+    bus: Bus,
+    settings: AgentSettings,
+    readiness: Readiness,
+) -> None:
+    """Sample and publish one node until cancelled; what is queued then gets a last chance."""
+    queue = TickQueue(most_ticks=settings.queue_ticks)
+    publisher = Publisher(
+        node=settings.node_name,
+        bus=bus,
+        queue=queue,
+        check=readiness.check("kafka"),
+        backoff=Backoff(),
+    )
+    driver = Driver(
+        Nvml(nvml),
+        clock=clock,
+        check=readiness.check("nvml"),
+        deadline_seconds=settings.gpu_deadline_seconds,
+        backoff=Backoff(),
+    )
+    sampling = Sampling(
+        driver=driver,
+        sampler=_sampler(settings, procfs),
+        clock=clock,
+        queue=queue,
+        check=readiness.check("procfs"),
+        settings=settings,
+    )
+    publishing = asyncio.create_task(publisher.run(), name="publishing")
+    try:
+        await _first_to_fail(asyncio.create_task(sampling.run(), name="sampling"), publishing)
+    finally:
+        driver.close()
+        await flush(publisher, publishing, seconds=settings.flush_seconds)
+
+
+@dataclass(kw_only=True)
+class Sampling:
+    """The loop that samples."""
+
+    driver: Driver
+    """Whom to ask."""
+    sampler: Sampler
+    """Who makes ticks of the answers."""
+    clock: Clock
+    """Whose ticks they are."""
+    queue: TickQueue
+    """Where they go."""
+    check: Check
+    """Whether `/proc` shows the processes."""
+    settings: AgentSettings
+    """How often."""
+
+    async def run(self) -> None:
+        """Sample for ever."""
+        schedule = Schedule(
+            tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
+        )
+        first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
+        while not await self.take():
+            await self.clock.sleep(first_ns / 1e9)
+        wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
+        while True:
+            await self.clock.sleep(wait_seconds)
+            if schedule.is_late(self.clock.monotonic_ns()):
+                TICKS_LATE.inc()
+            await self.take()
+            wait_seconds = schedule.advance(self.clock.monotonic_ns())
+
+    async def take(self) -> bool:
+        """Take one tick into the queue; tells whether the driver answered at all."""
+        began_seconds = time.perf_counter()
+        asked_boottime_ns = self.clock.boottime_ns()
+        answers = await self.driver.ask(self.sampler.last_seen())
+        if answers is None:
+            return False
+        tick = self.sampler.sample(
+            answers, asked_boottime_ns=asked_boottime_ns, at=Moment.read(self.clock)
+        )
+        if tick:
+            self._put(tick)
+        TICK_SECONDS.observe(time.perf_counter() - began_seconds)
+        return True
+
+    def _put(self, tick: Tick) -> None:
+        self.queue.put(pack(tick))
+        _check_processes(self.check, tick.sample)
+
+
+def _sampler(settings: AgentSettings, procfs: Procfs) -> Sampler:
+    try:
+        return Sampler(node=settings.node_name, procfs=procfs)
+    except OSError as error:
+        raise UserError(f"cannot read /proc: {error}; the agent needs the node's /proc") from error
+
+
+def _check_processes(check: Check, sample: NodeSample) -> None:
+    """Say so where /proc shows none of the driver's processes: it is another pid namespace's."""
+    running = [process for process in sample.processes if not process.ended]
+    if running and all(process.started_boottime_ns is None for process in running):
+        check.failed(f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?")
+    else:
+        check.ok(f"{len(running)} processes on GPUs")
+
+
+async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:
+    """Wait for the first of tasks that never end by themselves; end the first one."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])

@@ -1,0 +1,53 @@
+"""The settings of the agent. Loading them is `gpuledger.settings`' business."""
+
+import platform
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+
+
+class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a scenario is played, where the source is simulated."""
+
+    epoch_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """When the scenario's second 0 is, nanoseconds since the Unix epoch; 0 means at the start.
+    Agents of several nodes that play one scenario together need the same one."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that `gpuledger-agent` can be told."""
+
+    node_name: str = ""
+    """The node's name in Kubernetes; empty means the variable NODE_NAME, else the host's name."""
+    source: Annotated[str, msgspec.Meta(pattern="^(auto|nvml|simulated:.+)$")] = "auto"
+    """Where readings come from: `nvml`, `simulated:FILE`, or `auto`, which is `nvml` after a look
+    whether NVML answers."""
+    tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
+    """Time from one tick to the next."""
+    first_tick_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
+    """Length of the first interval; short, so that there is something to see soon."""
+    gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
+    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick."""
+    queue_ticks: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
+    """Ticks kept while Kafka is away; then the oldest is dropped."""
+    flush_seconds: Annotated[float, msgspec.Meta(ge=0, le=5)] = 4.0
+    """At the end: how long to try to publish what is queued."""
+    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-agent")
+    """The brokers."""
+    http: HttpSettings = HttpSettings(listen="0.0.0.0:9820")
+    """Health and metrics."""
+    log: LogSettings = LogSettings()
+    """Logs."""
+    simulator: SimulatorSettings = SimulatorSettings()
+    """The played scenario."""
+
+
+def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:
+    """Fill in the node's name where the settings leave it open."""
+    if settings.node_name:
+        return settings
+    name = environ.get("NODE_NAME") or platform.node()
+    return msgspec.structs.replace(settings, node_name=name)

@@ -1,0 +1,73 @@
+"""Where the readings come from: this machine, or a scenario that plays one.
+
+The only place in which the agent knows the simulator; it is imported where it is asked for.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from agent.driver import Worker
+from agent.nvml import Nvml
+from agent.procfs import Procfs, SystemProcfs
+from agent.settings import AgentSettings
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.errors import UnavailableError, UserError
+
+_PROBE_SECONDS: Final = 20.0
+_SIMULATED: Final = "simulated:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A node to be read."""
+
+    nvml: Any
+    """The functions of `pynvml`."""
+    procfs: Procfs
+    """The files of `/proc`."""
+    clock: Clock
+    """The clocks."""
+
+
+async def open_source(settings: AgentSettings) -> Source:
+    """Give the source that the settings name; raises UserError where there is none."""
+    if settings.source.startswith(_SIMULATED):
+        return _simulated(settings)
+    if settings.source == "auto":
+        await _probe(pynvml)
+    return Source(nvml=pynvml, procfs=SystemProcfs(), clock=SystemClock())
+
+
+async def _probe(library: Any, *, seconds: float = _PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
+    nvml = Nvml(library)
+    worker: Worker[Any] = Worker("nvml-probe")
+    probing = asyncio.wrap_future(worker.start(nvml.open))
+    try:
+        await asyncio.wait_for(probing, seconds)
+    except UnavailableError as error:
+        raise UserError(_explain(str(error))) from error
+    except TimeoutError as error:
+        raise UserError(_explain(f"no answer within {seconds:g} s")) from error
+    worker.start(nvml.close)
+    worker.end()
+
+
+def _explain(detail: str) -> str:
+    return (
+        f"source: auto, but NVML does not answer on this machine ({detail}); --source nvml waits"
+        " for it, --source simulated:FILE plays a scenario"
+    )
+
+
+def _simulated(settings: AgentSettings) -> Source:
+    from simulator.scenario import load_scenario  # noqa: PLC0415  # no node carries it in memory
+    from simulator.simulation import Simulation  # noqa: PLC0415  # as above
+
+    scenario = load_scenario(Path(settings.source.removeprefix(_SIMULATED)))
+    epoch_ns = settings.simulator.epoch_ns or SystemClock().time_ns()
+    node = Simulation(scenario, epoch_ns=epoch_ns).node(settings.node_name)
+    return Source(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
