@@ -1,0 +1,131 @@
+"""What administration needs of the brokers: how many there are, what topics there are, making some.
+
+The comparison with the topic table stands in `gpuledger.bus.administration`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.errors import TopicsError
+
+T = TypeVar("T")
+
+PAUSE_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundTopic:
+    """A topic as the brokers have it."""
+
+    partitions: int
+    """How many partitions."""
+    replication_factor: int
+    """How many replicas its first partition has."""
+    config: Mapping[str, str]
+    """Its configuration, defaults included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedTopic:
+    """A topic to be made."""
+
+    name: str
+    """The topic's name."""
+    partitions: int
+    """How many partitions."""
+    replication_factor: int
+    """How many replicas of each."""
+    config: Mapping[str, str]
+    """Configuration that is not the brokers' default."""
+
+
+class KafkaAdmin:
+    """Asks and changes topics; each call may be repeated, for one broker may be away."""
+
+    def __init__(self, *, connection: KafkaConnection, client: AIOKafkaAdminClient) -> None:
+        self._connection = connection
+        self._client = client
+
+    async def count_brokers(self) -> int:
+        """Give the number of brokers that are there now."""
+        cluster = await self._repeated("counting the brokers", self._client.describe_cluster)
+        return len(cluster["brokers"])
+
+    async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
+        """Give those of the topics that exist."""
+        described = await self._repeated("looking up topics", self._client.describe_topics)
+        found = {topic["topic"]: topic["partitions"] for topic in described}
+        present = [topic for topic in topics if found.get(topic)]
+        configs = await self._configs(present)
+        return {
+            topic: FoundTopic(
+                partitions=len(found[topic]),
+                replication_factor=len(found[topic][0]["replicas"]),
+                config=configs[topic],
+            )
+            for topic in present
+        }
+
+    async def create(self, topics: Sequence[WantedTopic]) -> None:
+        """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
+        made = [
+            NewTopic(
+                topic.name, topic.partitions, topic.replication_factor, None, dict(topic.config)
+            )
+            for topic in topics
+        ]
+        answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
+        for name, code, *message in answer.topic_errors:
+            # Somebody else made it in the meantime; the check afterwards says whether rightly.
+            if code not in (0, TopicAlreadyExistsError.errno):
+                raise TopicsError(f"{name} was not created: {message[0]}")
+        await self._await_visible([topic.name for topic in topics])
+
+    async def _await_visible(self, topics: Sequence[str]) -> None:
+        async with self._connection.asking("waiting for the topics that were created"):
+            while len(await self.describe(topics)) < len(topics):  # noqa: ASYNC110  # brokers send no event
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        if not topics:
+            return {}
+        asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        answers = await self._repeated(
+            "reading configurations", lambda: self._client.describe_configs(asked)
+        )
+        return {
+            name: {entry[0]: entry[1] for entry in entries}
+            for answer in answers
+            for _, _, _, name, entries in answer.resources
+        }
+
+    async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
+        async with self._connection.asking(doing):
+            while True:
+                try:
+                    return await ask()
+                except KafkaError as error:
+                    if not error.retriable:
+                        raise
+                await asyncio.sleep(PAUSE_SECONDS)
+
+
+@asynccontextmanager
+async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
+    """Open an administration client; `BusUnavailableError` where no broker answers."""
+    arguments: dict[str, Any] = connection.arguments
+    client = AIOKafkaAdminClient(**arguments)
+    try:
+        async with connection.asking("connecting"):
+            await client.start()
+        yield KafkaAdmin(connection=connection, client=client)
+    finally:
+        await client.close()

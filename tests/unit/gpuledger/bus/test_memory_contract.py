@@ -1,0 +1,42 @@
+"""The bus in memory keeps the laws of every bus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.records import PodRecord
+from gpuledger.topics import Topic
+from tests.bus_contract import PARTITIONS, BusContract
+
+if TYPE_CHECKING:
+    from gpuledger.bus.protocol import Message
+
+
+class MemoryHarness:
+    def __init__(self) -> None:
+        self.readings, self.pods, self.states, self.group = "readings", "pods", "states", "join"
+        topics = [
+            Topic(name="readings", record=PodRecord, key="uid", partitions=PARTITIONS),
+            Topic(name="pods", record=PodRecord, key="uid", partitions=PARTITIONS),
+            Topic(
+                name="states", record=PodRecord, key="uid", partitions=1, cleanup_policy="compact"
+            ),
+        ]
+        self.bus = MemoryBus(topics)
+
+    async def compact(self, *, last: Message) -> None:
+        async with self.bus.producer() as producer:
+            await producer.publish(self.states, 0, [last])
+        self.bus.compact(self.states)
+
+
+@pytest.fixture
+def harness() -> MemoryHarness:
+    return MemoryHarness()
+
+
+class TestMemoryBus(BusContract):
+    pass
