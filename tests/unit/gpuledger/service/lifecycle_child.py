@@ -1,0 +1,108 @@
+"""A process that works until it is signalled, and ends in the way that its argument names."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gpuledger.service import Readiness, configure_logs, run_service, run_until_signalled
+from gpuledger.settings import HttpSettings, LogSettings
+
+FOR_EVER = 3600.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The least that a service needs."""
+
+    http: HttpSettings = HttpSettings(listen="127.0.0.1:0")
+    log: LogSettings = LogSettings()
+
+
+def say(text: str) -> None:
+    """Tell the test."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def slow() -> None:
+    """Clean up for a moment."""
+    try:
+        say("working")
+        await asyncio.sleep(FOR_EVER)
+    finally:
+        await asyncio.sleep(0.2)
+        say("cleaned up")
+
+
+async def hanging() -> None:
+    """Never end."""
+    say("working")
+    while True:
+        try:
+            await asyncio.sleep(FOR_EVER)
+        except asyncio.CancelledError:
+            continue
+
+
+async def blocking() -> None:
+    """Hold the event loop in the clean-up."""
+    try:
+        say("working")
+        await asyncio.sleep(FOR_EVER)
+    finally:
+        time.sleep(FOR_EVER)  # noqa: ASYNC251 - the mistake that is tested
+
+
+async def left_task() -> None:
+    """End, but leave a task that does not."""
+    task = asyncio.create_task(hanging())
+    await asyncio.sleep(FOR_EVER)
+    await task
+
+
+async def left_thread() -> None:
+    """End, but leave a thread for which Python waits."""
+    threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
+    say("working")
+    await asyncio.sleep(FOR_EVER)
+
+
+async def failing_cleanup() -> None:
+    """Fail while ending."""
+    try:
+        say("working")
+        await asyncio.sleep(FOR_EVER)
+    finally:
+        raise RuntimeError("could not clean up")
+
+
+async def serve(settings: Settings, readiness: Readiness) -> None:
+    """Work as a deployable does."""
+    readiness.check("test").ok(settings.http.listen)
+    await slow()
+
+
+CASES: dict[str, Callable[[], Awaitable[None]]] = {
+    "slow": slow,
+    "hanging": hanging,
+    "blocking": blocking,
+    "left-task": left_task,
+    "left-thread": left_thread,
+    "failing-cleanup": failing_cleanup,
+}
+
+
+def main(case: str) -> int:
+    """Run one case."""
+    if case == "service":
+        return run_service(serve, settings=Settings())
+    configure_logs(LogSettings())
+    seconds = 10.0 if case == "slow" else 0.4
+    return run_until_signalled(CASES[case], stop_within_seconds=seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

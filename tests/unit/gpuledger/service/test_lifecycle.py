@@ -1,0 +1,151 @@
+"""How a deployable ends: asked of real processes, as signals and exit codes are theirs."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpuledger.errors import SettingsError, UserError
+from gpuledger.service import explain_user_errors, run_until_signalled
+
+CHILD = Path(__file__).with_name("lifecycle_child.py")
+PATIENCE_SECONDS = 20.0
+
+
+@contextmanager
+def running(case: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the child and wait until it says that it works."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("GPULEDGER_")}
+    with subprocess.Popen(
+        [sys.executable, str(CHILD), case],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "working\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def logged(stderr: str) -> list[str]:
+    return [json.loads(line)["event"] for line in stderr.splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("case", ["slow", "service"])
+def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
+    case: str, number: signal.Signals
+) -> None:
+    with running(case) as child:
+        child.send_signal(number)
+        stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (child.returncode, stdout) == (0, "cleaned up\n")
+    assert "stopping" in logged(stderr)
+
+
+@pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
+def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
+    with running(case) as child:
+        before = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert child.returncode == 1
+    assert logged(stderr)[-1] == "did_not_stop"
+    assert 0.3 <= time.monotonic() - before < PATIENCE_SECONDS
+
+
+def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
+    with running("slow") as child:
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+        stdout, _ = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (child.returncode, stdout) == (0, "cleaned up\n")
+
+
+def test_a_failure_in_the_cleanup_is_told_and_gives_one() -> None:
+    with running("failing-cleanup") as child:
+        child.send_signal(signal.SIGTERM)
+        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert child.returncode == 1
+    assert "could not clean up" in json.loads(stderr.splitlines()[-1])["exception"]
+
+
+async def succeed() -> None:
+    await asyncio.sleep(0)
+
+
+async def fail() -> None:
+    raise RuntimeError("broken")
+
+
+async def err() -> None:
+    raise SettingsError("kafka.client_id:\nwrong")
+
+
+async def err_in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(err())
+
+
+async def err_and_fail() -> None:
+    raise BaseExceptionGroup("both", [SettingsError("a"), RuntimeError("b")])
+
+
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [
+        (succeed, 0),
+        (fail, 1),
+        (err_and_fail, 1),
+        (cancel_itself, 1),
+        (err, 2),
+        (err_in_a_group, 2),
+    ],
+)
+def test_the_exit_code_says_how_the_work_ended(work: object, code: int) -> None:
+    assert run_until_signalled(work) == code  # type: ignore[arg-type]  # a row of the table above
+
+
+@pytest.mark.parametrize("work", [err, err_in_a_group])
+def test_a_users_mistake_is_one_line_on_standard_error(
+    work: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_until_signalled(work)  # type: ignore[arg-type]  # a row of the table above
+
+    program = Path(sys.argv[0]).name
+    assert capsys.readouterr().err == f"{program}: kafka.client_id: wrong\n"
+
+
+def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @explain_user_errors
+    def main() -> int:
+        raise UserError("do it otherwise")
+
+    assert main() == 2
+    assert capsys.readouterr().err.endswith(": do it otherwise\n")
+
+
+def test_a_main_without_mistakes_gives_its_own_code() -> None:
+    assert explain_user_errors(lambda: 7)() == 7

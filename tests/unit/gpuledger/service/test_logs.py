@@ -1,0 +1,102 @@
+"""Logs are one JSON object a line on standard error, libraries' warnings included."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from gpuledger.service import configure_logs
+from gpuledger.settings import LogSettings, Secret
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return [json.loads(line) for line in captured.err.splitlines()]
+
+
+def test_an_event_is_one_line_with_logger_level_and_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs(LogSettings())
+    structlog.get_logger("agent.service").info("sampled", ticks=3, detail="two\nlines")
+
+    (line,) = lines(capsys)
+    assert line.pop("timestamp")
+    assert line == {
+        "event": "sampled",
+        "logger": "agent.service",
+        "level": "info",
+        "ticks": 3,
+        "detail": "two\nlines",
+    }
+
+
+def test_a_traceback_is_a_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogSettings())
+    structlog.get_logger("x").error("failed", exc_info=ValueError("broken"))
+
+    (line,) = lines(capsys)
+    assert str(line["exception"]).endswith("ValueError: broken")
+
+
+def test_a_secret_is_written_as_its_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogSettings())
+    structlog.get_logger("x").info("login", password=Secret("hunter2"), all=[Secret("hunter2")])
+
+    (line,) = lines(capsys)
+    assert (line["password"], line["all"]) == ("********", ["********"])
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "theirs"),
+    [
+        ("debug", ["debug", "info", "warning"], ["debug", "info", "warning"]),
+        ("info", ["info", "warning"], ["warning"]),
+        ("warning", ["warning"], ["warning"]),
+        ("error", [], []),
+    ],
+)
+def test_a_level_decides_what_is_written_and_libraries_speak_from_warning_up(
+    capsys: pytest.CaptureFixture[str], level: str, ours: list[str], theirs: list[str]
+) -> None:
+    configure_logs(LogSettings(level=level))  # type: ignore[arg-type]  # a row of the table above
+    for name in ("debug", "info", "warning"):
+        getattr(structlog.get_logger("ours"), name)("said")
+        getattr(logging.getLogger("theirs"), name)("said %d", 1)
+
+    written = lines(capsys)
+    assert [line["level"] for line in written if line["logger"] == "ours"] == ours
+    assert [line["level"] for line in written if line["logger"] == "theirs"] == theirs
+    assert {line["event"] for line in written} <= {"said", "said 1"}
+
+
+def test_a_second_set_up_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogSettings())
+    configure_logs(LogSettings())
+    structlog.get_logger("x").info("once")
+
+    assert len(lines(capsys)) == 1
+
+
+def test_text_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogSettings(format="text"))
+    structlog.get_logger("x").info("sampled", ticks=3)
+
+    written = capsys.readouterr().err
+    assert "sampled" in written
+    assert "ticks=3" in written
+    assert "\x1b" not in written
