@@ -133,14 +133,16 @@ class JoinWorker:
         async with bus.consumer(subscription) as consumer:
             while True:
                 batch = await self._poll(consumer)
+                self._take_pods(batch)
                 while self._must_rebuild:
                     await self._rebuild(consumer)
                 await self._handle(consumer, batch)
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self._must_rebuild = True
-        metrics.PARTITIONS.set(sum(each.topic == SAMPLES.name for each in partitions))
-        _log.info("assigned", partitions=sorted(map(str, partitions)))
+        held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
+        metrics.PARTITIONS.set(len(held))
+        _log.info("assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for each in partitions:
@@ -166,8 +168,7 @@ class JoinWorker:
         consumer.pause(others)
         try:
             while not self._must_rebuild and await self._is_behind(consumer, held - others):
-                for records in (await self._poll(consumer)).values():
-                    self._stage.take_pods(records)
+                self._take_pods(await self._poll(consumer))
         finally:
             consumer.resume(others & consumer.assignment())
         self._pods_check.ok(f"{len(self._stage.pods)} pods")
@@ -179,25 +180,27 @@ class JoinWorker:
         positions = await self._insist(lambda: _positions(consumer, held))
         return any(positions[each] < ends[each] for each in held)
 
-    async def _handle(self, consumer: Consumer, batch: _Batch) -> None:
-        """Pods before ticks; publish everything, then the dead letters, then commit."""
-        for place, records in sorted(batch.items(), key=_pods_first):
-            await self._handle_partition(place, records)
-            await asyncio.sleep(0)
-        await self._insist(self._office.flush)
+    def _take_pods(self, batch: _Batch) -> None:
+        """Pods come before the ticks of the same batch."""
+        for place, records in batch.items():
+            if place.topic == PODS.name:
+                self._stage.take_pods(records)
         metrics.PODS.set(len(self._stage.pods))
-        done = {
-            place: records[-1].offset + 1
-            for place, records in batch.items()
-            if records and place.topic != PODS.name and place in consumer.assignment()
-        }
+
+    async def _handle(self, consumer: Consumer, batch: _Batch) -> None:
+        """Publish everything, then the dead letters, then commit."""
+        rest = {place: each for place, each in batch.items() if each and place.topic != PODS.name}
+        for place, records in rest.items():
+            await self._handle_partition(place, records)
+            await asyncio.sleep(0)  # a slice at a time, so that heartbeats live
+        await self._insist(self._office.flush)
+        held = consumer.assignment()
+        done = {place: each[-1].offset + 1 for place, each in rest.items() if place in held}
         if done:
             await self._insist(lambda: consumer.commit(done))
 
     async def _handle_partition(self, place: TopicPartition, records: Sequence[Record]) -> None:
-        if place.topic == PODS.name:
-            self._stage.take_pods(records)
-        elif place.topic == PROCESSES.name:
+        if place.topic == PROCESSES.name:
             self._stage.take_processes(records)
         elif place.topic == INCIDENTS.name:
             incidents = self._stage.take_incidents(records)
@@ -217,7 +220,3 @@ async def _positions(
     consumer: Consumer, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
     return {each: await consumer.position(each) for each in partitions}
-
-
-def _pods_first(item: tuple[TopicPartition, Sequence[Record]]) -> tuple[bool, TopicPartition]:
-    return item[0].topic != PODS.name, item[0]

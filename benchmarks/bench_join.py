@@ -1,0 +1,203 @@
+"""The join over a real Kafka: ticks per second and core, and what each step costs.
+
+8 GPUs and 20 processes a tick, one tick a batch on the wire, as thousands of agents write them.
+"""
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from aiokafka import AIOKafkaProducer
+
+from benchmarks.figure import Figure
+from benchmarks.ticks import Fleet, node_name
+from enricher.join.books import book_tick
+from enricher.join.describe import DescriptionCache
+from enricher.join.pods import PodCache
+from enricher.join.service import run_join
+from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Bus, Message, Subscription, TopicPartition
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import UnavailableError
+from gpuledger.records import GpuEvent, NodeSample
+from gpuledger.service import Readiness
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES, partition_of_node
+from gpuledger.twins import encode_twin, twin_of
+from tests.real.parts.kafka import Kafka
+from tests.tools import catalogue
+from tests.tools.errors import MissingToolError
+
+NAME = "join"
+_NODES: Final = 400
+_TICKS: Final = 20_000
+_PARTITIONS: Final = SAMPLES.partitions
+_PER_BATCH: Final = 40
+_DEADLINE_SECONDS: Final = 120.0
+_MICROSECONDS: Final = "microseconds/tick"
+
+A = TypeVar("A")
+B = TypeVar("B")
+_GpuEvent: Final = twin_of(GpuEvent)
+
+
+def run() -> Iterator[Figure]:
+    """Measure the join, its floor without Kafka, and its steps one by one."""
+    fleet = Fleet(nodes=_NODES)
+    ticks = [encode(fleet.tick(number % _NODES, number)) for number in range(_TICKS)]
+    gc.freeze()
+    steps = _measure_steps(fleet, ticks)
+    floor = 1e6 / (steps["decode"] + steps["join"] + steps["encode"])
+    with _kafka() as kafka:
+        settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        joined, steps["poll"], steps["send"] = asyncio.run(_over_kafka(settings, fleet, ticks))
+    yield Figure(name="join.over_kafka", value=joined, unit="ticks/s/core", reference=floor)
+    for name in ("poll", "decode", "join", "encode", "send"):
+        yield Figure(name=f"join.{name}", value=steps[name], unit=_MICROSECONDS)
+
+
+@contextmanager
+def _kafka() -> Iterator[Kafka]:
+    """Start a broker of this run's own."""
+    try:
+        distribution = catalogue.KAFKA.distribution()
+    except MissingToolError as error:
+        raise UnavailableError(str(error)) from error
+    with tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
+        part = Kafka(distribution=distribution, folder=Path(folder) / "kafka")
+        part.start()
+        try:
+            yield part
+        finally:
+            part.discard()
+
+
+def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:
+    """Give the microseconds a tick of decoding, joining and encoding, without any broker."""
+    pods = PodCache()
+    for node in range(_NODES):
+        for pod in fleet.pods(node):
+            pods.put(pod, partition=0)
+    descriptions = DescriptionCache(pods)
+    decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
+    spent = {"decode": 0.0, "join": 0.0, "encode": 0.0}
+    slice_ticks = JoinTuning().records_per_poll
+    # In slices, as the join works: to hold all ticks at once would measure the memory's growth.
+    for start in range(0, _TICKS, slice_ticks):
+        decoded = _timed(spent, "decode", decode, ticks[start : start + slice_ticks])
+        joined = _timed(spent, "join", lambda tick: _join(tick, descriptions), decoded)
+        _timed(spent, "encode", encode_twin, joined)
+    return {step: seconds * 1e6 / _TICKS for step, seconds in spent.items()}
+
+
+def _join(sample: NodeSample, descriptions: DescriptionCache) -> GpuEvent:
+    books = book_tick(sample)
+    return _GpuEvent(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        gpus=books,
+        pods=descriptions.describe(sample.node, books),
+        allocations=sample.allocations,
+    )
+
+
+def _timed(
+    spent: dict[str, float], step: str, work: Callable[[A], B], things: Sequence[A]
+) -> list[B]:
+    """Do the work on each thing, and add its CPU seconds to the step's."""
+    begun = time.process_time()
+    made = [work(thing) for thing in things]
+    spent[step] += time.process_time() - begun
+    return made
+
+
+async def _over_kafka(
+    settings: KafkaSettings, fleet: Fleet, ticks: Sequence[bytes]
+) -> tuple[float, float, float]:
+    """Give ticks a second and core of the join, and the microseconds of polling and of sending."""
+    await create_topics(settings)
+    bus = KafkaBus(settings)
+    async with bus.producer() as producer:
+        for node in range(_NODES):
+            messages = [Message(pod.uid.encode(), encode(pod), 0) for pod in fleet.pods(node)]
+            await producer.publish(PODS.name, _place(node), messages)
+    await _publish_one_by_one(settings, ticks)
+    joined = _TICKS / await _cpu_seconds(lambda: _join_all(bus))
+    poll_us = await _cpu_seconds(lambda: _read(bus, SAMPLES.name)) * 1e6 / _TICKS
+    events = await _read(bus, EVENTS.name)
+    send_us = await _cpu_seconds(lambda: _send(bus, events)) * 1e6 / _TICKS
+    return joined, poll_us, send_us
+
+
+async def _cpu_seconds(work: Callable[[], Awaitable[object]]) -> float:
+    begun = time.process_time()
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await work()
+    return time.process_time() - begun
+
+
+async def _publish_one_by_one(settings: KafkaSettings, ticks: Sequence[bytes]) -> None:
+    """Write each tick as a batch of its own, which the bus's producer would gather."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=settings.bootstrap_servers, acks="all", compression_type="zstd"
+    )
+    await producer.start()
+    try:
+        waiting = []
+        for number, tick in enumerate(ticks):
+            batch = producer.create_batch()
+            batch.append(key=node_name(number % _NODES).encode(), value=tick, timestamp=number)
+            place = _place(number % _NODES)
+            waiting.append(await producer.send_batch(batch, SAMPLES.name, partition=place))
+        await asyncio.gather(*waiting)
+    finally:
+        await producer.stop()
+
+
+async def _join_all(bus: Bus) -> None:
+    join = asyncio.create_task(run_join(bus=bus, settings=JoinSettings(), readiness=Readiness()))
+    places = [TopicPartition(EVENTS.name, number) for number in range(_PARTITIONS)]
+    try:
+        async with bus.consumer(Subscription(group="ends", topics=[DEAD_LETTERS.name])) as ends:
+            while sum((await ends.end_offsets(places)).values()) < _TICKS and not join.done():
+                await ends.poll(timeout_seconds=0.3, max_records=1)
+    finally:
+        join.cancel()
+        await asyncio.gather(join, return_exceptions=True)
+
+
+async def _read(bus: Bus, topic: str) -> dict[int, list[Message]]:
+    """Read all ticks or events of a topic, partition by partition, as the join polls them."""
+    found: dict[int, list[Message]] = {number: [] for number in range(_PARTITIONS)}
+    tuning = JoinTuning()
+    async with bus.consumer(Subscription(group=f"read-{topic}", topics=[topic])) as consumer:
+        while sum(map(len, found.values())) < _TICKS:
+            batch = await consumer.poll(
+                timeout_seconds=tuning.poll_timeout_seconds, max_records=tuning.records_per_poll
+            )
+            for place, records in batch.items():
+                found[place.partition] += [Message(each.key, each.value, 0) for each in records]
+    return found
+
+
+async def _send(bus: Bus, events: Mapping[int, Sequence[Message]]) -> None:
+    """Publish the events in batches as large as the join's."""
+    async with bus.producer() as producer:
+        for partition, messages in events.items():
+            for start in range(0, len(messages), _PER_BATCH):
+                batch = messages[start : start + _PER_BATCH]
+                await producer.publish(EVENTS.name, partition, batch)
+
+
+def _place(node: int) -> int:
+    return partition_of_node(node_name(node), partitions=_PARTITIONS)

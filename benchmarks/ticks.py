@@ -1,0 +1,113 @@
+"""Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
+
+Data for benchmarks only; nothing is measured here.
+"""
+
+import random
+import uuid
+
+from gpuledger.records import (
+    ContainerRef,
+    GpuProcess,
+    GpuReading,
+    NodeSample,
+    PodContainer,
+    PodRecord,
+    ProcessKind,
+)
+
+GPUS, PROCESSES, CONTAINERS = 8, 20, 10
+_BYTES = 80 * 2**30
+_START_NS = 1_790_000_000_000_000_000
+
+
+class Fleet:
+    """Nodes that tick; the same seed gives the same ticks."""
+
+    def __init__(self, *, nodes: int, seed: int = 1) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - data for a benchmark
+        self._gpus = [[self._uuid("GPU-") for _ in range(GPUS)] for _ in range(nodes)]
+        self._boots = [self._uuid() for _ in range(nodes)]
+        self._containers = [[self._container() for _ in range(CONTAINERS)] for _ in range(nodes)]
+
+    def tick(self, node: int, seq: int) -> NodeSample:
+        """Give tick number `seq` of a node."""
+        return NodeSample(
+            node=node_name(node),
+            boot_id=self._boots[node],
+            seq=seq,
+            time_ns=_START_NS + seq * 1_000_000_000,
+            interval_ns=1_000_000_000 + self._random.randrange(10**6),
+            gpus=[self._reading(gpu, uuid) for gpu, uuid in enumerate(self._gpus[node])],
+            containers=self._containers[node],
+            processes=[self._process(place) for place in range(PROCESSES)],
+            allocations=[],
+        )
+
+    def pods(self, node: int) -> list[PodRecord]:
+        """Give the pods of a node."""
+        return [
+            _pod(node, place, container) for place, container in enumerate(self._containers[node])
+        ]
+
+    def _reading(self, index: int, uuid_: str) -> GpuReading:
+        chance = self._random
+        return GpuReading(
+            uuid=uuid_,
+            index=index,
+            model="NVIDIA H100 80GB HBM3",
+            utilization_ratio=round(chance.random(), 4),
+            memory_utilization_ratio=round(chance.random(), 2),
+            memory_total_bytes=_BYTES,
+            memory_used_bytes=chance.randrange(_BYTES // 2),
+            memory_reserved_bytes=600 * 2**20,
+            power_watts=round(chance.uniform(100, 700), 3),
+            energy_joules=round(chance.uniform(100, 700), 3),
+            energy_total_joules=round(chance.uniform(1e6, 1e9), 3),
+            temperature_celsius=chance.randrange(30, 90),
+            sm_clock_hertz=1_980_000_000,
+            memory_clock_hertz=2_619_000_000,
+        )
+
+    def _process(self, place: int) -> GpuProcess:
+        chance = self._random
+        return GpuProcess(
+            gpu=place % GPUS,
+            pid=chance.randrange(4_000_000),
+            started_boottime_ns=chance.randrange(10**15),
+            container=place % CONTAINERS,
+            kind=ProcessKind.COMPUTE,
+            memory_used_bytes=chance.randrange(2**34),
+            sm_utilization_ratio=round(chance.random(), 4),
+            memory_utilization_ratio=round(chance.random(), 4),
+        )
+
+    def _container(self) -> ContainerRef:
+        return ContainerRef(
+            container_id=f"{self._random.getrandbits(256):064x}", pod_uid=self._uuid()
+        )
+
+    def _uuid(self, prefix: str = "") -> str:
+        return prefix + str(uuid.UUID(int=self._random.getrandbits(128)))
+
+
+def node_name(node: int) -> str:
+    """Give the name of a node."""
+    return f"gpu-node-{node:05d}"
+
+
+def _pod(node: int, place: int, container: ContainerRef) -> PodRecord:
+    return PodRecord(
+        uid=container.pod_uid or "",
+        namespace="research",
+        name=f"train-{node}-{place}",
+        node=node_name(node),
+        owner_kind="Job",
+        owner_name=f"train-{node}",
+        labels={"app": "train", "team": "vision"},
+        containers=[PodContainer(name="main", container_id=container.container_id, restarts=0)],
+        gpus_requested={"nvidia.com/gpu": 1},
+        phase="Running",
+        created_time_ns=_START_NS,
+        resource_version="1",
+    )
