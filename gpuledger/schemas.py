@@ -1,0 +1,100 @@
+"""JSON Schemas of the topics' records, made from the records themselves.
+
+Here lives the generation, and the command that writes it: `python -m gpuledger.schemas DIRECTORY`.
+The files are for readers in other languages; this project itself validates while decoding.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, cast, get_args, get_type_hints
+
+import msgspec
+import orjson
+
+from gpuledger.docstrings import class_docstring, field_docstrings
+from gpuledger.errors import UserError
+from gpuledger.topics import TOPICS, Topic
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+SUFFIX: Final = ".schema.json"
+
+
+def schema_of(topic: Topic) -> dict[str, Any]:
+    """Give the JSON Schema (draft 2020-12) of a topic's records."""
+    made = msgspec.json.schema(topic.record)
+    described = _described(made["$defs"], _classes_in(topic.record))
+    return {
+        "$schema": DIALECT,
+        "$id": f"{topic.name}{SUFFIX}",
+        "title": topic.record.__name__,
+        "description": class_docstring(topic.record),
+        "$ref": made["$ref"],
+        "$defs": described,
+    }
+
+
+def write_schemas(directory: Path) -> None:
+    """Write one file a topic; raises `UserError` where the directory cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for topic in TOPICS:
+            (directory / f"{topic.name}{SUFFIX}").write_bytes(printed(schema_of(topic)))
+    except OSError as error:
+        raise UserError(f"cannot write schemas to {directory}: {error.strerror}") from error
+
+
+def printed(schema: Mapping[str, Any]) -> bytes:
+    """Give a schema as its file holds it."""
+    return orjson.dumps(schema, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str, Any]:
+    """Put docstrings into the definitions, and leave `null` out of the optional fields."""
+    definitions: dict[str, Any] = {}
+    for name, definition in made.items():
+        cls = classes[name]
+        definitions[name] = definition | {"description": class_docstring(cls)}
+        if is_dataclass(cls):
+            definitions[name]["properties"] = _properties(cls, definition["properties"])
+    return definitions
+
+
+def _properties(record: type, made: Mapping[str, Any]) -> dict[str, Any]:
+    meanings = field_docstrings(record)
+    optional = {field.name for field in fields(cast("Any", record)) if field.default is not MISSING}
+    return {
+        name: (_present(schema) if name in optional else schema) | {"description": meanings[name]}
+        for name, schema in made.items()
+    }
+
+
+def _present(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the schema of an optional field where it is present; what is not known is absent."""
+    (present,) = [one for one in schema["anyOf"] if one != {"type": "null"}]
+    return dict(present)
+
+
+def _classes_in(hint: Any) -> dict[str, type]:  # noqa: ANN401  # any type annotation
+    """Find the records and enumerations that a type is made of, by name."""
+    inner = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
+    found = {hint.__name__: hint} if isinstance(hint, type) else {}
+    for part in inner:
+        found |= _classes_in(part)
+    return found
+
+
+def main() -> int:
+    """Write the schemas into the directory that the first argument names."""
+    directory = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/schemas")
+    try:
+        write_schemas(directory)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
