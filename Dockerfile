@@ -1,0 +1,100 @@
+# One target per deployable: docker build --target agent|podwatch|join|sinks|cli --tag gpuledger-agent:0.1.0 .
+#
+#   base ── tools ── wheel                    the distribution, built once from the checkout
+#     │       └───── agent-environment        one virtual environment per lock file: exact versions, hashes checked;
+#     │              enricher-environment     the wheel comes last, so that a change of code installs nothing anew
+#     │              sinks-environment
+#     │              demo-environment
+#     └── runtime ── agent podwatch join sinks cli
+#
+# The final images hold Python, one environment and nothing that builds. They run as a number, so that
+# `runAsNonRoot` can be checked; they write nowhere but where a volume is mounted.
+# Tag for people, digest (of the index for all architectures) for machines: renew both together.
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS base
+ENV PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+
+FROM base AS tools
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore \
+    UV_LINK_MODE=copy \
+    UV_NO_CACHE=1 \
+    UV_PYTHON_DOWNLOADS=never \
+    VIRTUAL_ENV=/opt/gpuledger
+WORKDIR /build
+COPY requirements/bootstrap.lock requirements/
+RUN ["python", "-m", "pip", "install", "--require-hashes", "--requirement", "requirements/bootstrap.lock"]
+RUN ["uv", "venv", "/opt/gpuledger"]
+
+FROM tools AS wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY gpuledger gpuledger
+COPY agent agent
+COPY enricher enricher
+COPY sinks sinks
+COPY reports reports
+COPY simulator simulator
+COPY cli cli
+RUN ["python", "-m", "hatchling", "build", "--target", "wheel", "--directory", "/wheels"]
+
+# uv compiles to bytecode here, because the images that run are read-only.
+FROM tools AS agent-environment
+COPY requirements/agent.lock requirements/
+RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/agent.lock"]
+COPY --from=wheel /wheels /wheels
+RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
+
+FROM tools AS enricher-environment
+COPY requirements/enricher.lock requirements/
+RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/enricher.lock"]
+COPY --from=wheel /wheels /wheels
+RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
+
+FROM tools AS sinks-environment
+COPY requirements/sinks.lock requirements/
+RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/sinks.lock"]
+COPY --from=wheel /wheels /wheels
+RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
+
+FROM tools AS demo-environment
+COPY requirements/demo.lock requirements/
+RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/demo.lock"]
+COPY --from=wheel /wheels /wheels
+RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
+
+FROM base AS runtime
+# A fresh named volume takes the owner of the folder that it covers.
+RUN ["install", "--directory", "--owner=65532", "--group=65532", "/var/lib/gpuledger"]
+ENV PATH=/opt/gpuledger/bin:$PATH
+LABEL org.opencontainers.image.title="gpuledger" \
+      org.opencontainers.image.description="For every GPU and every second: who used it, how much, and how we know." \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0"
+WORKDIR /var/lib/gpuledger
+USER 65532:65532
+
+FROM runtime AS agent
+COPY --from=agent-environment /opt/gpuledger /opt/gpuledger
+EXPOSE 9820
+ENTRYPOINT ["gpuledger-agent"]
+
+FROM runtime AS podwatch
+COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
+EXPOSE 9821
+ENTRYPOINT ["gpuledger-podwatch"]
+
+FROM runtime AS join
+COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
+EXPOSE 9822
+ENTRYPOINT ["gpuledger-join"]
+
+FROM runtime AS sinks
+COPY --from=sinks-environment /opt/gpuledger /opt/gpuledger
+EXPOSE 9823
+ENTRYPOINT ["gpuledger-sink"]
+
+FROM runtime AS cli
+COPY --from=demo-environment /opt/gpuledger /opt/gpuledger
+COPY scenarios /usr/share/gpuledger/scenarios
+ENTRYPOINT ["gpuledger"]

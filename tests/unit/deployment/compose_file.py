@@ -1,0 +1,100 @@
+"""docker-compose.yml as the tests read it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.unit.deployment import deployables
+from tests.unit.deployment.deployables import ROOT, Stage
+
+OURS: Final = "gpuledger-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A mount of a service: a path of the repository, or a named volume."""
+
+    source: str
+    target: str
+    mode: str
+
+    @property
+    def is_file_of_the_repository(self) -> bool:
+        return self.source.startswith("./")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One service."""
+
+    name: str
+    spec: Mapping[str, Any]
+
+    @property
+    def image(self) -> str:
+        return str(self.spec["image"])
+
+    @property
+    def is_ours(self) -> bool:
+        return self.image.startswith(OURS)
+
+    @property
+    def stage(self) -> Stage:
+        return deployables.target_of(self.image)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(self.spec.get("environment", {}))
+
+    @property
+    def mounts(self) -> list[Mount]:
+        given = (f"{volume}:rw".split(":") for volume in self.spec.get("volumes", []))
+        return [Mount(source=parts[0], target=parts[1], mode=parts[2]) for parts in given]
+
+    def command(self) -> list[str]:
+        """Give what is started, as the image or the service itself says it."""
+        words: Sequence[str] = self.spec.get("entrypoint") or deployables.entrypoint(self.stage)
+        return [*words, *self.spec.get("command", [])]
+
+    def on_this_machine(self, volumes: Mapping[str, Path]) -> tuple[list[str], dict[str, str]]:
+        """Give command and environment with each path in the container replaced by its source."""
+
+        def replaced(text: str) -> str:
+            for mount in self.mounts:
+                source = volumes.get(mount.source, ROOT / mount.source)
+                text = text.replace(mount.target, str(source))
+            return text
+
+        environment = {name: replaced(value) for name, value in self.environment.items()}
+        return [replaced(word) for word in self.command()], environment
+
+
+@cache
+def load() -> dict[str, Any]:
+    """Read the file."""
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+def services() -> list[Service]:
+    return [Service(name=name, spec=spec) for name, spec in load()["services"].items()]
+
+
+def deployed() -> list[Service]:
+    """Give the services that run a deployable, so neither `topics` nor the simulator."""
+    names = {"gpuledger-agent", "gpuledger-podwatch", "gpuledger-join", "gpuledger-sink"}
+    return [service for service in services() if service.is_ours and service.command()[0] in names]
+
+
+def urls(value: object) -> Iterator[str]:
+    """Give all URLs in settings."""
+    if isinstance(value, str) and value.startswith(("http://", "https://")):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else ():
+        yield from urls(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from urls(inner)

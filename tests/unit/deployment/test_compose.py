@@ -1,0 +1,206 @@
+"""docker-compose.yml: valid, and everything that it names exists."""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from tests.unit.deployment import compose_file, deployables
+from tests.unit.deployment.compose_file import Service
+from tests.unit.deployment.deployables import ROOT
+
+COMPOSE = ROOT / "deploy" / "compose"
+SERVICES = {service.name: service for service in compose_file.services()}
+DEPLOYED = {service.name: service for service in compose_file.deployed()}
+SettingsOf = Callable[[str], dict[str, Any]]
+EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder with what the simulated cluster tells its agents, its server left out."""
+    folder, commands = tmp_path_factory.mktemp("simulation"), tmp_path_factory.mktemp("commands")
+    stub = commands / "python"
+    stub.write_text('#!/bin/sh\necho "$@"\n')
+    stub.chmod(0o755)
+    command, environment = SERVICES["kube-api"].on_this_machine({"simulation": folder})
+    done = subprocess.run(
+        command,
+        env={"PATH": f"{commands}:{os.environ['PATH']}", **environment},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert re.match(r"-m simulator kube-api --scenario .* --epoch-ns \d{19}$", done.stdout)
+    return folder
+
+
+@pytest.fixture
+def settings_of(simulation: Path) -> SettingsOf:
+    def settings(name: str) -> dict[str, Any]:
+        command, environment = DEPLOYED[name].on_this_machine({"simulation": simulation})
+        return deployables.settings(command, environment)
+
+    return settings
+
+
+def test_it_follows_the_compose_specification() -> None:
+    schema = json.loads((ROOT / "tests/data/compose/compose-spec.json").read_text())
+    errors = Draft202012Validator(schema).iter_errors(compose_file.load())
+
+    assert [f"{error.json_path}: {error.message}" for error in errors] == []
+
+
+def test_every_deployable_has_a_service() -> None:
+    started = {Path(service.command()[0]).name for service in SERVICES.values() if service.is_ours}
+
+    assert set(deployables.SCRIPTS) <= started
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_an_image_is_ours_and_built_here_or_named_by_version(service: Service) -> None:
+    build = service.spec.get("build")
+
+    if service.is_ours:
+        assert build == {"context": ".", "target": service.stage.name}
+    else:
+        assert build is None
+        assert re.search(r":v?\d+\.\d+\.\d+$", service.image)
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_a_service_has_no_privilege_to_lose(service: Service) -> None:
+    assert service.spec["cap_drop"] == ["ALL"]
+    assert service.spec["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "user", "pid", "network_mode"} & set(service.spec)
+    # Kafka's image writes its configuration beside its programs.
+    assert service.spec.get("read_only", False) == (service.name != "kafka")
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_ports_are_published_on_this_machine_alone(service: Service) -> None:
+    for port in service.spec.get("ports", []):
+        assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port)
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_every_mounted_file_exists_and_is_read_only(service: Service) -> None:
+    for mount in service.mounts:
+        if mount.is_file_of_the_repository:
+            assert (ROOT / mount.source).exists(), mount.source
+            assert mount.mode == "ro", mount.source
+
+
+def test_the_named_volumes_are_those_that_are_used() -> None:
+    used = {
+        mount.source
+        for service in SERVICES.values()
+        for mount in service.mounts
+        if not mount.is_file_of_the_repository
+    }
+
+    assert used == set(compose_file.load()["volumes"])
+
+
+def test_a_volume_of_ours_covers_a_folder_that_the_image_lets_us_write() -> None:
+    (command,) = deployables.stages()["runtime"].values("RUN")
+    writable = json.loads(command)[-1]
+    covered = {
+        mount.target
+        for service in SERVICES.values()
+        for mount in service.mounts
+        if service.is_ours and not mount.is_file_of_the_repository
+    }
+
+    assert covered == {writable}
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_a_service_waits_only_for_services_that_there_are(service: Service) -> None:
+    waited_for = service.spec.get("depends_on", {})
+
+    assert set(waited_for) <= set(SERVICES)
+    for name, how in waited_for.items() if isinstance(waited_for, dict) else ():
+        is_healthy = how["condition"] == "service_healthy"
+        assert is_healthy == ("healthcheck" in SERVICES[name].spec), name
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_a_deployable_takes_its_command_and_its_environment(
+    settings_of: SettingsOf, name: str
+) -> None:
+    loaded = settings_of(name)
+
+    assert loaded["kafka"]["bootstrap_servers"] == "kafka:9092"
+    assert deployables.listen_port(loaded) == int(DEPLOYED[name].stage.values("EXPOSE")[0])
+
+
+@pytest.mark.parametrize("name", DEPLOYED)
+def test_every_url_in_the_settings_is_a_service_and_its_port(
+    settings_of: SettingsOf, name: str
+) -> None:
+    ports = {"prometheus": 9090, "alertmanager": 9093}
+    given = [url for url in compose_file.urls(settings_of(name)) if "localhost" not in url]
+
+    for url in given:
+        assert ports[str(urlsplit(url).hostname)] == urlsplit(url).port
+    assert len(given) == (2 if name.startswith("sink") else 0)
+
+
+def test_every_node_of_the_scenario_has_an_agent() -> None:
+    agents = [service for service in DEPLOYED.values() if service.stage.name == "agent"]
+    (source,) = {agent.environment["GPULEDGER_SOURCE"] for agent in agents}
+    scenario = yaml.safe_load((ROOT / "scenarios" / Path(source).name).read_text())
+
+    assert [agent.environment["NODE_NAME"] for agent in agents] == [
+        node["name"] for node in scenario["nodes"]
+    ]
+    assert Path(source).name == Path(SERVICES["kube-api"].environment["SCENARIO"]).name
+
+
+def test_the_agents_read_when_the_simulated_cluster_began(
+    simulation: Path, settings_of: SettingsOf
+) -> None:
+    assert EPOCH.fullmatch((simulation / "agent.yaml").read_text())
+    assert settings_of("agent-1")["simulator"]["epoch_ns"] > 1_700_000_000_000_000_000
+
+
+def test_podwatch_finds_the_simulated_api_server(settings_of: SettingsOf) -> None:
+    path = settings_of("podwatch")["kubernetes"]["kubeconfig"]
+    (cluster,) = yaml.safe_load(Path(path).read_text())["clusters"]
+    listen = SERVICES["kube-api"].environment["LISTEN"]
+
+    assert cluster["cluster"]["server"] == f"http://kube-api:{listen.rpartition(':')[2]}"
+
+
+def test_the_topics_are_made_by_a_command_that_there_is() -> None:
+    command = SERVICES["topics"].command()
+
+    assert "create" in deployables.run([*command, "--help"], {})
+
+
+def test_the_broker_listens_where_its_clients_ask() -> None:
+    environment = SERVICES["kafka"].environment
+    listeners = dict(item.split("://") for item in environment["KAFKA_LISTENERS"].split(","))
+    advertised = dict(
+        item.split("://") for item in environment["KAFKA_ADVERTISED_LISTENERS"].split(",")
+    )
+
+    assert advertised == {"INSIDE": "kafka:9092", "HOST": "localhost:19092"}
+    assert all(address.endswith(listeners[name]) for name, address in advertised.items())
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+
+
+def test_prometheus_scrapes_every_deployable_on_its_port(settings_of: SettingsOf) -> None:
+    (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
+    scraped = {target for group in job["static_configs"] for target in group["targets"]}
+
+    assert scraped == {f"{name}:{deployables.listen_port(settings_of(name))}" for name in DEPLOYED}

@@ -1,0 +1,119 @@
+"""The Dockerfile: what it copies exists, what it starts exists, and nobody in it is root."""
+
+import re
+from itertools import chain
+
+import pytest
+
+from tests.unit.deployment.deployables import (
+    PYPROJECT,
+    ROOT,
+    SCRIPTS,
+    VERSION,
+    Stage,
+    entrypoint,
+    listen_port,
+    settings,
+    stages,
+    targets,
+)
+
+NEEDED = {"gpuledger-sink": ["store"]}
+
+
+def copies(stage: Stage) -> list[list[str]]:
+    return [value.split() for value in stage.values("COPY")]
+
+
+def stack(stage: Stage) -> list[Stage]:
+    """Give a stage and all stages under it."""
+    below = stages().get(stage.base)
+    return [stage, *(stack(below) if below else [])]
+
+
+def test_there_is_one_target_for_each_deployable() -> None:
+    assert list(targets()) == ["agent", "podwatch", "join", "sinks", "cli"]
+    assert {entrypoint(stage)[0] for stage in targets().values()} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
+def test_everything_that_is_copied_exists_and_is_let_in(stage: Stage) -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    from_checkout = [words[:-1] for words in copies(stage) if not words[0].startswith("--from=")]
+
+    for source in chain.from_iterable(from_checkout):
+        assert (ROOT / source).exists(), source
+        assert f"!{source.split('/')[0]}" in ignore, source
+
+
+@pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
+def test_a_stage_stands_on_a_stage_or_on_a_digest(stage: Stage) -> None:
+    sources = [words[0].removeprefix("--from=") for words in copies(stage)]
+    taken = [name for name, words in zip(sources, copies(stage), strict=True) if name != words[0]]
+
+    assert set(taken) <= set(stages())
+    assert stage.base in stages() or re.search(r":[\d.]+[\w-]*@sha256:[0-9a-f]{64}$", stage.base)
+
+
+@pytest.mark.parametrize("stage", targets().values(), ids=lambda stage: stage.name)
+def test_an_image_runs_as_a_numbered_user_and_builds_nothing(stage: Stage) -> None:
+    users = [user for part in stack(stage) for user in part.values("USER")]
+
+    assert users
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[0])
+    assert "tools" not in [part.name for part in stack(stage)]
+
+
+def test_no_instruction_goes_through_a_shell() -> None:
+    commands = [
+        value
+        for stage in stages().values()
+        for keyword in ("RUN", "ENTRYPOINT", "CMD")
+        for value in stage.values(keyword)
+    ]
+
+    assert [command for command in commands if not command.startswith("[")] == []
+
+
+def test_every_lock_file_is_installed_by_its_hashes() -> None:
+    installs = [
+        value
+        for stage in stages().values()
+        for value in stage.values("RUN")
+        if '"install"' in value and '"pip"' in value
+    ]
+    free = [value for value in installs if "--require-hashes" not in value]
+
+    assert installs
+    assert [value for value in free if "--no-index" not in value] == []
+
+
+def test_the_wheel_is_made_of_all_packages() -> None:
+    copied = {words[0] for words in copies(stages()["wheel"])}
+
+    assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
+
+
+def test_the_label_names_the_version() -> None:
+    (labels,) = stages()["runtime"].values("LABEL")
+
+    assert f'image.version="{VERSION}"' in labels
+
+
+@pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks"])
+def test_an_image_exposes_the_port_on_which_its_deployable_listens(name: str) -> None:
+    stage = targets()[name]
+    (command,) = entrypoint(stage)
+
+    loaded = settings([command, *NEEDED.get(command, [])], {"NODE_NAME": "node-1"})
+
+    assert stage.values("EXPOSE") == [str(listen_port(loaded))]
+
+
+def test_the_base_image_has_a_python_that_the_project_supports() -> None:
+    found = re.search(r"python:(\d+)\.(\d+)", stages()["base"].base)
+    least = re.search(r"(\d+)\.(\d+)", PYPROJECT["project"]["requires-python"])
+
+    assert found
+    assert least
+    assert tuple(map(int, found.groups())) >= tuple(map(int, least.groups()))

@@ -1,0 +1,214 @@
+"""The manifests under k8s/: valid, complete, least in rights, accepted by what they start."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.unit.deployment import deployables, manifests
+from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.manifests import Manifest, Workload
+
+WORKLOADS = {workload.name: workload for workload in manifests.workloads()}
+SERVICES = {workload.name: workload for workload in manifests.services()}
+STANDARD = {"apiVersion", "kind"}
+
+
+@pytest.fixture(scope="module")
+def definitions() -> dict[str, Any]:
+    loaded = json.loads((ROOT / "tests/data/kubernetes/v1.36.3.json").read_text())
+    found: dict[str, Any] = loaded["definitions"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder for settings files, one for all tests so that each command runs once."""
+    return tmp_path_factory.mktemp("settings")
+
+
+def schema_of(manifest: Manifest, definitions: dict[str, Any]) -> dict[str, Any]:
+    group, _, version = f"/{manifest['apiVersion']}".rpartition("/")
+    group = group.strip("/").removesuffix(".k8s.io").replace("rbac.authorization", "rbac")
+    name = f"io.k8s.api.{group or 'core'}.{version}.{manifest['kind']}"
+    return {"$ref": f"#/definitions/{name}", "definitions": definitions}
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("manifest", manifests.load(), ids=manifests.title)
+def test_a_manifest_follows_the_schema_of_its_kind(
+    manifest: Manifest, definitions: dict[str, Any]
+) -> None:
+    errors = Draft202012Validator(schema_of(manifest, definitions)).iter_errors(manifest)
+
+    assert [f"{error.json_path}: {error.message}" for error in errors] == []
+
+
+def test_the_schema_refuses_what_the_api_server_would(definitions: dict[str, Any]) -> None:
+    manifest = json.loads(json.dumps(manifests.of_kind("DaemonSet")[0]))
+    manifest["spec"]["template"]["spec"]["hostPid"] = True
+    validator = Draft202012Validator(schema_of(manifest, definitions))
+
+    assert ["hostPid" in error.message for error in validator.iter_errors(manifest)] == [True]
+
+
+@pytest.mark.parametrize("place", manifests.FOLDERS, ids=lambda place: str(place.name))
+def test_every_file_of_a_folder_is_listed(place: Path) -> None:
+    written = {path.name for path in place.glob("*.yaml")} - {"kustomization.yaml"}
+    generators = manifests.kustomization(place).get("configMapGenerator", [])
+    generated = {file for generator in generators for file in generator.get("files", [])}
+
+    assert written == set(manifests.kustomization(place)["resources"])
+    assert {str(path.relative_to(place)) for path in place.glob("*/*.yaml")} == generated
+
+
+def test_the_kustomizations_use_only_what_these_tests_understand() -> None:
+    used = [set(manifests.kustomization(folder)) - STANDARD for folder in manifests.FOLDERS]
+
+    assert used == [{"namespace", "resources", "configMapGenerator"}, {"resources"}]
+
+
+@pytest.mark.parametrize("manifest", manifests.load(), ids=manifests.title)
+def test_all_that_has_a_namespace_is_in_ours(manifest: Manifest) -> None:
+    is_of_the_cluster = manifest["kind"] in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+    expected = None if is_of_the_cluster else manifests.kustomization(manifests.BASE)["namespace"]
+
+    assert manifest["metadata"].get("namespace") == expected
+
+
+def test_every_image_is_started_by_a_workload() -> None:
+    assert {workload.stage.name for workload in WORKLOADS.values()} == set(deployables.targets())
+
+
+@pytest.mark.parametrize("workload", SERVICES.values(), ids=SERVICES)
+def test_a_deployable_takes_its_arguments_files_and_environment(
+    workload: Workload, folder: Path
+) -> None:
+    loaded = workload.settings(folder)
+
+    assert loaded["kafka"]["bootstrap_servers"] == "kafka.kafka.svc:9092"
+    assert [port["containerPort"] for port in workload.container["ports"]] == [
+        deployables.listen_port(loaded)
+    ]
+
+
+def test_the_three_sinks_differ_in_kind(folder: Path) -> None:
+    sinks = [workload for workload in SERVICES.values() if workload.stage.name == "sinks"]
+
+    assert [sink.settings(folder)["kind"] for sink in sinks] == [
+        "remote_write",
+        "alerts",
+        "store",
+    ]
+
+
+def test_the_topics_are_made_by_a_command_that_there_is() -> None:
+    workload = WORKLOADS["gpuledger-topics"]
+    command = [*deployables.entrypoint(workload.stage), *workload.container["args"], "--help"]
+
+    assert "create" in deployables.run(command, {})
+    assert workload.environment().items() <= manifests.config_map("gpuledger-kafka").items()
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(workload: Workload) -> None:
+    claims = {claim["metadata"]["name"] for claim in manifests.of_kind("PersistentVolumeClaim")}
+    volumes = workload.pod.get("volumes", [])
+    claimed = [
+        volume["persistentVolumeClaim"]
+        for volume in volumes
+        if len(volume) > 1 and "persistentVolumeClaim" in volume
+    ]
+    mounts = workload.container.get("volumeMounts", [])
+
+    assert [mount["name"] for mount in mounts] == [volume["name"] for volume in volumes]
+    assert {claim["claimName"] for claim in claimed} <= claims
+    assert not [volume for volume in volumes if "hostPath" in volume]
+
+
+def test_the_store_is_kept_on_its_volume(folder: Path) -> None:
+    workload = WORKLOADS["gpuledger-sink-store"]
+    (mount,) = [one for one in workload.container["volumeMounts"] if one["name"] == "store"]
+
+    assert workload.settings(folder)["store"]["uri"].startswith(f"{mount['mountPath']}/")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_container_has_the_least_privilege(workload: Workload) -> None:
+    pod = workload.pod["securityContext"]
+
+    assert workload.container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["runAsNonRoot"]
+    assert [f"{pod['runAsUser']}:{pod['runAsGroup']}"] == deployables.stages()["runtime"].values(
+        "USER"
+    )
+    assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostIPC"} & set(workload.pod)
+    assert workload.pod.get("hostPID", False) == (workload.name == "gpuledger-agent")
+    assert workload.pod["automountServiceAccountToken"] == (workload.name == "gpuledger-podwatch")
+
+
+def test_podwatch_may_read_pods_and_nothing_else() -> None:
+    (role,), (binding,) = map(manifests.of_kind, ("ClusterRole", "ClusterRoleBinding"))
+    (account,) = manifests.of_kind("ServiceAccount")
+
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [(one["name"], one["namespace"]) for one in binding["subjects"]] == [
+        (account["metadata"]["name"], account["metadata"]["namespace"])
+    ]
+    assert WORKLOADS["gpuledger-podwatch"].pod["serviceAccountName"] == account["metadata"]["name"]
+
+
+@pytest.mark.parametrize("workload", SERVICES.values(), ids=SERVICES)
+def test_a_deployable_is_probed_and_bounded(workload: Workload) -> None:
+    probes = [workload.container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
+
+    assert probes == [{"path": "/livez", "port": "http"}, {"path": "/readyz", "port": "http"}]
+    assert workload.pod["terminationGracePeriodSeconds"] > 10
+    assert {"cpu", "memory"} <= set(workload.container["resources"]["requests"])
+    assert "memory" in workload.container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("workload", SERVICES.values(), ids=SERVICES)
+def test_a_deployable_has_a_service_for_its_metrics(workload: Workload) -> None:
+    (service,) = [
+        one
+        for one in manifests.of_kind("Service")
+        if matches(one["spec"]["selector"], workload.labels)
+    ]
+
+    (port,) = service["spec"]["ports"]
+    assert port == {
+        "name": "http",
+        "port": workload.container["ports"][0]["containerPort"],
+        "targetPort": workload.container["ports"][0]["name"],
+    }
+
+
+@pytest.mark.parametrize("workload", SERVICES.values(), ids=SERVICES)
+def test_a_selector_finds_its_own_pods_alone(workload: Workload) -> None:
+    selector = workload.manifest["spec"]["selector"]["matchLabels"]
+    found = [one.name for one in WORKLOADS.values() if matches(selector, one.labels)]
+
+    assert found == [workload.name]
+
+
+def test_policies_and_budgets_select_pods_that_there_are() -> None:
+    policies = [one["spec"]["podSelector"] for one in manifests.of_kind("NetworkPolicy")]
+    budgets = [one["spec"]["selector"] for one in manifests.of_kind("PodDisruptionBudget")]
+
+    for selector in (*policies, *budgets):
+        wanted = selector["matchLabels"]
+        assert any(matches(wanted, workload.labels) for workload in WORKLOADS.values()), wanted
