@@ -150,7 +150,7 @@ class Kafka(Part, KafkaBroker):
         argv += ["-c", self._properties, *self.format_arguments()]
         formatting = Process(name="kafka-format", argv=argv, folder=self.folder)
         formatting.start()
-        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=30)
+        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=60)
 
     def _java(self, main_class: str) -> list[str | Path]:
         flags = [*JVM_FLAGS, f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"]

@@ -129,7 +129,7 @@ class Part(ABC):
     """A server of one process: started until ready, stopped, killed and started again."""
 
     name: str
-    ready_seconds: float = 30.0
+    ready_seconds: float = 60.0
 
     def __init__(self, *, folder: Path) -> None:
         self.folder = folder
