@@ -26,6 +26,8 @@ from sinks.progress import Progress
 
 RELEASE_SECONDS: Final = 5.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
+_GRACE_SECONDS: Final = 2.0
+"""How long a sink may go on with what it does when the loop is cancelled."""
 _MOST_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
@@ -257,6 +259,8 @@ class _Session:
 
 
 async def _end(task: asyncio.Task[None]) -> None:
+    """Give the task a moment, so that what is on its way is answered, then cancel it."""
+    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
     if not task.done():
         task.cancel()
         with suppress(asyncio.CancelledError):

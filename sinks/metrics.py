@@ -24,6 +24,6 @@ RETRIES_TOTAL: Final = Counter(
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason: samples (remote_write), alerts (alerts), events (store).",
+    "What was not handed on, by reason: events, and in alerts also incidents.",
     ["sink", "reason"],
 )

@@ -1,0 +1,108 @@
+"""The series that the remote-write sink sends: names, help, labels.
+
+Here lives the one table of them. How an event fills it is `sinks.remote_write.values`' business.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric of a family."""
+
+    name: str
+    """Its name, with the base unit at the end."""
+    help: str
+    """What it says, as a sentence."""
+    kind: str = "gauge"
+    """Its Prometheus type."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Family:
+    """Metrics with the same labels."""
+
+    labels: tuple[str, ...]
+    """Names of the labels beside `node`, in the order in which values are given."""
+    metrics: tuple[Metric, ...]
+    """The metrics, in the order in which values are given."""
+
+
+_GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
+DEVICE: Final = Family(
+    labels=(*_GPU_LABELS, "model"),
+    metrics=(
+        Metric(
+            name="gpuledger_gpu_utilization_ratio",
+            help="Share of the tick in which at least one kernel ran.",
+        ),
+        Metric(
+            name="gpuledger_gpu_memory_utilization_ratio",
+            help="Share of the tick in which the memory controller was busy.",
+        ),
+        Metric(
+            name="gpuledger_gpu_memory_used_bytes",
+            help="Device memory in use, without what the driver reserved.",
+        ),
+        Metric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
+        Metric(
+            name="gpuledger_gpu_memory_reserved_bytes",
+            help="Device memory that the driver and the firmware keep for themselves.",
+        ),
+        Metric(name="gpuledger_gpu_power_watts", help="Power draw."),
+        Metric(
+            name="gpuledger_gpu_energy_joules_total",
+            help="The driver's energy counter; it starts again when the driver is loaded.",
+            kind="counter",
+        ),
+        Metric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
+        Metric(name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."),
+        Metric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
+    ),
+)
+POD: Final = Family(
+    labels=(
+        *_GPU_LABELS,
+        "namespace",
+        "pod",
+        "pod_uid",
+        "container",
+        "owner_kind",
+        "owner_name",
+        "method",
+    ),
+    metrics=(
+        Metric(
+            name="gpuledger_pod_gpu_busy_ratio",
+            help="Share of the tick in which the container's kernels ran on the GPU.",
+        ),
+        Metric(
+            name="gpuledger_pod_gpu_memory_bytes",
+            help="Device memory that the container held, averaged over the tick.",
+        ),
+        Metric(
+            name="gpuledger_pod_gpu_power_watts",
+            help="Power booked on the container, averaged over the tick.",
+        ),
+    ),
+)
+ACCOUNT: Final = Family(
+    labels=(*_GPU_LABELS, "account", "method"),
+    metrics=(
+        Metric(
+            name="gpuledger_account_gpu_busy_ratio",
+            help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
+            "(unattributed), or on idle, where it is the share in which no kernel ran.",
+        ),
+        Metric(
+            name="gpuledger_account_gpu_memory_bytes",
+            help="Device memory booked on no pod, averaged over the tick; on idle, free memory.",
+        ),
+        Metric(
+            name="gpuledger_account_gpu_power_watts",
+            help="Power booked on no pod, averaged over the tick.",
+        ),
+    ),
+)
+FAMILIES: Final = (DEVICE, POD, ACCOUNT)

@@ -1,0 +1,96 @@
+"""The series that are alive, and a tick encoded against them.
+
+Here lives what a partition's sender remembers: of each node the last tick's time, and of each of
+its series the encoded labels. A series that the next tick does not have ends with a stale marker
+at that tick's time. Pure; nothing is sent.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuledger.records import GpuEvent
+from sinks.remote_write.values import Group, Values, values_of
+from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix
+
+_MS_NS: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class _Live:
+    """The series of one group: a prefix for each metric, and which of them had a value last."""
+
+    prefixes: tuple[bytes, ...]
+    had: int = 0
+    """Bit n is set where metric n had a value in the last tick."""
+
+
+@dataclass(slots=True)
+class _Node:
+    mark_ms: int = -1
+    groups: dict[Group, _Live] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedTick:
+    """One node's tick as a part of a write request; such parts may be put one after another."""
+
+    body: bytes
+    samples: int
+
+
+class LiveSeries:
+    """The series of the nodes of one partition."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+
+    def encode(self, event: GpuEvent) -> EncodedTick | None:
+        """Encode the event's samples and the ends of series; `None` for a tick that is not new.
+
+        Raises ValueError for a time that the wire cannot carry.
+        """
+        time_ms = event.time_ns // _MS_NS
+        suffix = timestamp_suffix(time_ms)
+        node = self._nodes.setdefault(event.node, _Node())
+        if time_ms <= node.mark_ms:
+            return None
+        node.mark_ms = time_ms
+        values = values_of(event)
+        parts: list[bytes] = []
+        for group, of_group in values.items():
+            live = node.groups.get(group)
+            if live is None:
+                live = node.groups[group] = _Live(prefixes=_prefixes(event.node, group))
+            _append(parts, live, of_group, suffix)
+        for group in node.groups.keys() - values.keys():
+            _end(parts, node.groups.pop(group), suffix)
+        return EncodedTick(body=b"".join(parts), samples=len(parts) // 3)
+
+    def __len__(self) -> int:
+        """Count the series that are alive."""
+        groups = (live for node in self._nodes.values() for live in node.groups.values())
+        return sum(live.had.bit_count() for live in groups)
+
+
+def _append(parts: list[bytes], live: _Live, values: Values, suffix: bytes) -> None:
+    bit, has, had = 1, 0, live.had
+    for prefix, value in zip(live.prefixes, values, strict=True):
+        if value is not None:
+            has |= bit
+            parts += (prefix, pack_value(value), suffix)
+        elif had & bit:
+            parts += (prefix, STALE_VALUE, suffix)
+        bit <<= 1
+    live.had = has
+
+
+def _end(parts: list[bytes], live: _Live, suffix: bytes) -> None:
+    for number, prefix in enumerate(live.prefixes):
+        if live.had >> number & 1:
+            parts += (prefix, STALE_VALUE, suffix)
+
+
+def _prefixes(node: str, group: Group) -> tuple[bytes, ...]:
+    family = group.family
+    labels = [("node", node), *zip(family.labels, group.label_values, strict=True)]
+    return tuple(series_prefix([("__name__", metric.name), *labels]) for metric in family.metrics)

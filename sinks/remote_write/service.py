@@ -1,0 +1,167 @@
+"""The remote-write sink's shell: events in, samples out, one request a partition at a time.
+
+Here live sending, and what becomes of a request that the receiver refuses. Series and requests are
+made elsewhere in this package; the consume loop is `sinks.consuming`'s.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.records import GpuEvent
+from gpuledger.service import Check, Readiness
+from gpuledger.topics import EVENTS
+from gpuledger.twins import twin_of
+from sinks.consuming import Batch, Consuming, Desk, Partitions, consume
+from sinks.errors import RejectedError
+from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.remote_write.client import RemoteWriteClient, open_client
+from sinks.remote_write.live import LiveSeries
+from sinks.remote_write.requests import Request, Tick, cut
+from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.retrying import until_answered
+
+GROUP: Final = "gpuledger-remote-write"
+NAME: Final = "remote_write"
+_RELEASE_SECONDS: Final = 3.0
+_log = structlog.get_logger(__name__)
+
+
+async def run_remote_write(
+    *,
+    bus: Bus,
+    settings: RemoteWriteSettings,
+    readiness: Readiness,
+    member: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Send every event's samples to the receiver until cancelled."""
+    clock = clock or SystemClock()
+    receiver = readiness.check("remote_write.receiver")
+    receiver.ok("nothing sent yet")
+    how = Consuming(
+        group=GROUP,
+        member=member,
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        poll_records=settings.poll_records,
+    )
+    check = readiness.check("remote_write.bus")
+    async with open_client(settings) as client:
+        sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=receiver)
+        await consume(bus=bus, sink=sink, how=how, check=check, clock=clock)
+
+
+class RemoteWriteSink:
+    """Sends the samples of each partition in order, one request at a time."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        client: RemoteWriteClient,
+        settings: RemoteWriteSettings,
+        clock: Clock,
+        check: Check,
+    ) -> None:
+        self._client, self._settings, self._clock, self._check = client, settings, clock, check
+        self._series: dict[TopicPartition, LiveSeries] = {}
+        self._repeated_before: dict[TopicPartition, int] = {}
+        self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+        """Begin without any series: who held these before us has not told us his."""
+        for partition in partitions:
+            self._series[partition] = LiveSeries()
+            self._repeated_before.pop(partition, None)
+
+    async def prepare(self, desk: Desk) -> Partitions:
+        """Find out, of partitions newly held, up to where records may have been sent before."""
+        unknown = desk.consumer.assignment() - self._repeated_before.keys()
+        if unknown:
+            self._repeated_before.update(await desk.consumer.end_offsets(unknown))
+        return frozenset()
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        """Send what was polled; partitions go side by side, each in its order."""
+        async with asyncio.TaskGroup() as group:
+            for batch in batches:
+                self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+        """Let requests on their way be answered, then forget the series without ending them."""
+        sending = {self._sending[at] for at in partitions if at in self._sending}
+        if sending:
+            _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
+            for task in late:
+                task.cancel()
+        for partition in partitions:
+            self._series.pop(partition, None)
+            self._repeated_before.pop(partition, None)
+            self._sending.pop(partition, None)
+
+    async def _send_all(self, batch: Batch, desk: Desk) -> None:
+        partition = batch.partition
+        requests = cut(
+            self._ticks(batch, desk),
+            most_samples=self._settings.samples_per_request,
+            repeated_before=self._repeated_before.get(partition, batch.next_offset),
+        )
+        for request in requests:
+            await self._send(request, desk)
+            desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
+        desk.acknowledge(partition, batch.next_offset)
+
+    def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
+        series = self._series.setdefault(batch.partition, LiveSeries())
+        newest_ns = self._clock.time_ns() + round(self._settings.newest_ahead_seconds * 1e9)
+        for record, event in batch.items:
+            if event.time_ns > newest_ns:
+                _drop("future")
+                desk.office.bury(record, reason="future", detail=_ahead(event, newest_ns))
+                continue
+            try:
+                encoded = series.encode(event)
+            except ValueError as error:
+                _drop("invalid")
+                desk.office.bury(record, reason="invalid", detail=f"time_ns: {error}")
+                continue
+            if encoded is None:
+                _drop("duplicate")
+            elif encoded.samples:
+                yield Tick(node=event.node, time_ns=event.time_ns, record=record, encoded=encoded)
+
+    async def _send(self, request: Request, desk: Desk) -> None:
+        body = request.body
+        try:
+            await until_answered(
+                lambda attempt: self._client.write(body, attempt=attempt),
+                sink=NAME,
+                check=self._check,
+                clock=self._clock,
+            )
+        except RejectedError as error:
+            self._put_aside(request, str(error), desk)
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(request.samples)
+
+    def _put_aside(self, request: Request, message: str, desk: Desk) -> None:
+        self._check.failed(f"rejected: {message}")
+        _log.warning("rejected", samples=request.samples, events=len(request.ticks), answer=message)
+        for tick in request.ticks:
+            _drop("rejected")
+            desk.office.bury(tick.record, reason="rejected", detail=message)
+
+
+def _drop(reason: str) -> None:
+    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()
+
+
+def _ahead(event: GpuEvent, newest_ns: int) -> str:
+    seconds = (event.time_ns - newest_ns) / 1e9
+    return f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent"

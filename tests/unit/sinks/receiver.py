@@ -1,0 +1,51 @@
+"""An HTTP receiver that answers as the test says and keeps what it was sent."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from aiohttp import web
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str = ""
+    headers: Mapping[str, str] = {}
+
+
+class Received(NamedTuple):
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Receiver:
+    url: str = ""
+    received: list[Received] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    """The next answers, in order; afterwards every request is taken with 204."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.received.append(Received(request.path, dict(request.headers), body))
+        answer = self.answers.pop(0) if self.answers else Answer(204)
+        return web.Response(status=answer.status, text=answer.text, headers=answer.headers)
+
+
+@asynccontextmanager
+async def receiving(*answers: Answer) -> AsyncIterator[Receiver]:
+    receiver = Receiver(answers=list(answers))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", receiver.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    receiver.url = f"http://{host}:{port}"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,174 @@
+"""The remote-write sink over the bus in memory and a receiver that answers as told."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import Account
+from gpuledger.service import Readiness
+from sinks.remote_write.service import GROUP, run_remote_write
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.unit.sinks.given import (
+    NODE,
+    START_NS,
+    HandClock,
+    bus,
+    committed,
+    dead_letters,
+    entry,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.receiver import Answer, Receiver, receiving
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+
+AT = place_of(NODE)
+
+
+def sink(
+    on: MemoryBus,
+    receiver: Receiver,
+    *,
+    clock: HandClock | None = None,
+    readiness: Readiness | None = None,
+) -> asyncio.Future[None]:
+    return asyncio.ensure_future(
+        run_remote_write(
+            bus=on,
+            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write"),
+            readiness=readiness or Readiness(),
+            clock=clock or HandClock(),
+        )
+    )
+
+
+def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
+    return lambda: committed(on, GROUP, AT) == offset
+
+
+def times(receiver: Receiver) -> list[list[int]]:
+    """Give, for each request, the distinct times of its samples, in ticks after the first."""
+    return [
+        sorted({(one.time_ms - START_NS // 1_000_000) // 1000 for one in parse_compressed(r.body)})
+        for r in receiver.received
+    ]
+
+
+async def test_what_lay_there_before_goes_one_tick_a_request_in_order() -> None:
+    on = bus()
+    await publish(on, *map(event, range(4)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 4))
+
+        assert times(receiver) == [[0], [1], [2], [3]]
+
+
+async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
+    on = bus()
+    same = [f"node-{n}" for n in range(40) if place_of(f"node-{n}") == AT][:3]
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        before = len(receiver.received)
+        await publish_at_once(on, *(event(1, node=node) for node in same))
+        await eventually(is_committed(on, 4))
+
+        assert len(receiver.received) == before + 1
+        nodes = {one.label("node") for one in parse_compressed(receiver.received[-1].body)}
+        assert nodes == set(same)
+
+
+async def publish_at_once(on: MemoryBus, *events: object) -> None:
+    messages = [Message(key=b"k", value=encode(one), timestamp_ms=0) for one in events]
+    async with on.producer() as producer:
+        await producer.publish(AT.topic, AT.partition, messages)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [Answer(503, "away"), Answer(500, "still")],
+        [Answer(429, "slower", {"Retry-After": "9"})],
+    ],
+)
+async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answer]) -> None:
+    on, clock = bus(), HandClock()
+    await publish(on, event(0), event(1))
+    async with receiving(*answers) as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 2))
+
+        assert times(receiver) == [[0]] * len(answers) + [[0], [1]]
+        attempts = [request.headers.get("Retry-Attempt", "0") for request in receiver.received]
+        assert attempts == [str(n) for n in range(len(answers) + 1)] + ["0"]
+        assert max(clock.slept) >= (9 if answers[0].status == 429 else 0.25)
+        assert await dead_letters(on) == []
+
+
+async def test_nothing_is_committed_and_readiness_fails_while_the_receiver_is_away() -> None:
+    on, readiness = bus(), Readiness()
+    await publish(on, event(0))
+    answers = [Answer(503, "away")] * 1000
+    async with receiving(*answers) as receiver, running(sink(on, receiver, readiness=readiness)):
+        await eventually(lambda: len(receiver.received) > 3)
+
+        assert not readiness.is_ready()
+        assert "503 away" in readiness.check("remote_write.receiver").detail
+        assert committed(on, GROUP, AT) is None
+
+
+async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
+    on = bus()
+    await publish(on, event(0), event(1))
+    async with receiving(Answer(400, "out of bounds")) as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 2))
+
+    assert times(receiver) == [[0], [1]]
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 out of bounds")
+    assert letter.consumer == GROUP
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (b"{}", "undecodable"),
+        (event(301), "future"),
+        (event(0, time_ns=5), "invalid"),
+    ],
+)
+async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
+    bad: object, reason: str
+) -> None:
+    on = bus()
+    await publish(on, event(0), bad, event(1))  # type: ignore[arg-type]  # bytes or an event
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 3))
+
+    assert times(receiver) == [[0], [1]]
+    assert [(letter.offset, letter.reason) for letter in await dead_letters(on)] == [(1, reason)]
+
+
+async def test_a_tick_published_twice_is_sent_once() -> None:
+    on = bus()
+    await publish(on, event(0), event(1), event(0), event(1), event(2))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 5))
+
+    assert times(receiver) == [[0], [1], [2]]
+
+
+async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry(Account.IDLE)]))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 1))
+
+        assert times(receiver) == [[0]]
