@@ -35,8 +35,8 @@ def translate(
     """Give the error to raise instead, with what was being done."""
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
         return BusUnavailableError(
-            f"{doing}: no broker of {servers} can be used: it is unreachable, or refused the "
-            f"protocol, the certificate or the login ({'; '.join(refusals)})"
+            f"no broker of {servers} can be used: it is unreachable, or refused the protocol, "
+            f"the certificate or the login ({'; '.join(refusals)})"
         )
     said = str(error) or type(error).__name__
     if isinstance(error, vendor.TopicAuthorizationFailedError):

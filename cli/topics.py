@@ -1,0 +1,86 @@
+"""`gpuledger topics`: makes the topics on a broker, or says what is wrong with those there."""
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+from rich.table import Table
+
+from gpuledger.bus.administration import Line, check_topics, create_topics
+from gpuledger.settings import KafkaSettings, Option, load_settings
+
+WIDTH_IN_FILES: Final = 160
+_COLOURS: Final = {"ok": "green", "created": "green"}
+
+app = App(name="topics", help="Make the topics on a Kafka broker, or check those there.")
+
+
+class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is read from the settings file and the environment."""
+
+    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-topics")
+    """How to reach the brokers."""
+
+
+BootstrapServers = Annotated[
+    str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
+]
+Config = Annotated[Path | None, Parameter(help="Settings file (YAML); its kafka section is read.")]
+Replicas = Annotated[
+    int | None,
+    Parameter(
+        help="Replicas of each new topic; as many as there are brokers, at most 3, where absent.",
+        validator=Number(gte=1),
+    ),
+]
+
+
+@app.command
+def create(
+    *,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+    replication_factor: Replicas = None,
+) -> int:
+    """Make the topics that are missing; refuse where one has another number of partitions."""
+    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    lines = asyncio.run(create_topics(settings, replication_factor=replication_factor))
+    show(lines)
+    return 0
+
+
+@app.command
+def check(*, bootstrap_servers: BootstrapServers = None, config: Config = None) -> int:
+    """Say for each topic whether it is as it must be; exit 1 where one is not."""
+    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    lines = asyncio.run(check_topics(settings))
+    show(lines)
+    return 0 if all(line.status == "ok" for line in lines) else 1
+
+
+def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> KafkaSettings:
+    """Read the settings as a deployable does; raises `SettingsError`."""
+    argv = [f"--config={config}"] if config else []
+    argv += [f"--bootstrap-servers={bootstrap_servers}"] if bootstrap_servers else []
+    option = Option(
+        name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
+    )
+    loaded = load_settings(
+        TopicsSettings, prog="gpuledger topics", description="", options=[option], argv=argv
+    )
+    return loaded.kafka
+
+
+def show(lines: Iterable[Line]) -> None:
+    """Print one row a topic."""
+    table = Table("topic", "status", "wanted", "found", box=None, pad_edge=False)
+    for line in lines:
+        colour = _COLOURS.get(line.status, "red")
+        table.add_row(line.topic, f"[{colour}]{line.status}[/]", line.wanted, line.found)
+    Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)
