@@ -1,0 +1,109 @@
+"""`gpuledger cgroup`: what the agent understands of a cgroup line.
+
+For people with an unusual runtime: they see at once which container and which pod a line means.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from agent.cgroup import Location, locate
+from gpuledger.errors import UserError
+
+
+def cgroup(
+    *lines: Annotated[str, Parameter(name="PATH-OR-LINE", allow_leading_hyphen=False)],
+    format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
+) -> None:
+    """Show the container and the pod that cgroup lines mean.
+
+    Parameters
+    ----------
+    lines
+        A file such as /proc/123/cgroup, or a line of one. Without any, lines are read from
+        standard input.
+    format
+        A table for people, or one JSON object a line.
+
+    """
+    # All arguments are read before anything is shown, so that a mistake is all that is said.
+    locations = list(map(locate_argument, lines)) if lines else _locate_lines(sys.stdin)
+    shown = as_json(locations) if format == "json" else as_table(locations)
+    _write(shown)
+
+
+def _write(lines: Iterable[str]) -> None:
+    try:
+        for line in lines:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what Python flushes at its exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def locate_argument(text: str) -> Location:
+    """Read a file as the agent would, or a line as it stands; raises UserError for a bad file."""
+    if text.startswith("/proc/") or _is_file(text):
+        return locate(_read(text))
+    location = locate(text)
+    if not location.in_container and _seems_missing(text):
+        raise UserError(f"cannot read {text}: No such file, and no cgroup path of a container")
+    return location
+
+
+def _locate_lines(lines: Iterable[str]) -> Iterator[Location]:
+    return (locate(line) for line in lines if line.strip())
+
+
+def as_json(locations: Iterable[Location]) -> Iterator[str]:
+    """Write one object a line; what a line does not say is null."""
+    for location in locations:
+        yield json.dumps(
+            {
+                "line": location.line,
+                "pod_uid": location.pod_uid,
+                "container_id": location.container_id,
+            }
+        )
+
+
+def as_table(locations: Iterable[Location]) -> Iterator[str]:
+    """Write one row a line, the line itself last, as it may be long."""
+    yield _row(("POD UID", "CONTAINER ID", "LINE"))
+    for location in locations:
+        yield _row((location.pod_uid or "-", location.container_id or "-", location.line or "-"))
+
+
+def _row(cells: Sequence[str]) -> str:
+    pod_uid, container_id, line = cells
+    return f"{pod_uid:36}  {container_id:64}  {line}"
+
+
+def _is_file(text: str) -> bool:
+    """Tell a file from a bare cgroup path: both begin with a slash, only a file is there."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _seems_missing(text: str) -> bool:
+    """Tell whether a file was meant that is not there, rather than a cgroup path of the host."""
+    folder = Path(text).parent
+    try:
+        return ":" not in text and folder != Path("/") and folder.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
