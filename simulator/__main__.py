@@ -1,0 +1,113 @@
+"""`python -m simulator`: the scenario's API server, the driver of a real one, and the truth.
+
+Here lives the wiring of the simulator as processes of their own.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from gpuledger.errors import UserError
+from gpuledger.service import run_until_signalled
+from simulator.epoch import choose_epoch_ns
+from simulator.identities import FileUids
+from simulator.kube import serve_kube_api, write_kubeconfig
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+
+_NS = 1_000_000_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands and give its exit code: 2 for a user's mistake, 1 for a failure."""
+    options = _parser().parse_args(argv)
+    try:
+        epoch_ns = choose_epoch_ns(options.epoch_ns, file=options.epoch_file)
+        scenario = load_scenario(options.scenario)
+        uids = FileUids(options.uids, epoch_ns=epoch_ns) if options.uids else None
+        simulation = Simulation(scenario, epoch_ns=epoch_ns, uids=uids)
+    except UserError as error:
+        sys.stderr.write(f"simulator: {error}\n")
+        return 2
+    commands = {"kube-api": _kube_api, "drive": _drive, "truth": _truth}
+    return commands[options.command](simulation, options)
+
+
+def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
+    async def work() -> None:
+        async with serve_kube_api(simulation, listen=options.listen) as url:
+            if options.kubeconfig:
+                write_kubeconfig(options.kubeconfig, url)
+            _say({"url": url, "epoch_ns": simulation.epoch_ns})
+            await asyncio.Event().wait()
+
+    return run_until_signalled(work)
+
+
+def _drive(simulation: Simulation, options: argparse.Namespace) -> int:
+    # The Kubernetes client is no part of the agent's image, which holds the simulator too.
+    from simulator.kube.driver import drive  # noqa: PLC0415
+
+    async def work() -> None:
+        await drive(simulation, kubeconfig=options.kubeconfig, uids=options.uids)
+
+    return run_until_signalled(work)
+
+
+def _truth(simulation: Simulation, options: argparse.Namespace) -> int:
+    start_ns = simulation.epoch_ns + round(options.start_seconds * _NS)
+    end_ns = simulation.epoch_ns + round(options.end_seconds * _NS)
+    for usage in simulation.truth(start_ns, end_ns, options.node):
+        _say(asdict(usage))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("kube-api", help="serve the scenario's Kubernetes API")
+    drive = commands.add_parser("drive", help="play the scenario's pods into a real API server")
+    truth = commands.add_parser("truth", help="print what each pod used, one JSON object a line")
+    for command in (serve, drive, truth):
+        _add_common(command)
+    serve.add_argument(
+        "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s"
+    )
+    serve.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="write a kubeconfig that leads here"
+    )
+    drive.add_argument("--kubeconfig", type=Path, required=True, metavar="FILE", help="which one")
+    truth.add_argument("--start-seconds", type=float, default=0.0, help="default: 0")
+    truth.add_argument("--end-seconds", type=float, required=True, help="since the epoch")
+    truth.add_argument("--node", help="only pods of this node")
+    return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--scenario", type=Path, required=True, metavar="FILE")
+    command.add_argument(
+        "--epoch-ns", type=int, default=0, metavar="N",
+        help="when the scenario starts, nanoseconds since 1970; default: --epoch-file, else now",
+    )  # fmt: skip
+    command.add_argument(
+        "--epoch-file", type=Path, metavar="FILE",
+        help="holds the epoch; the first process to look for it writes it",
+    )  # fmt: skip
+    command.add_argument(
+        "--uids", type=Path, metavar="FILE",
+        help="the pods' UIDs: drive writes them, the others read them from there",
+    )  # fmt: skip
+
+
+def _say(item: object) -> None:
+    sys.stdout.buffer.write(orjson.dumps(item) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

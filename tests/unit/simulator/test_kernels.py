@@ -1,0 +1,70 @@
+"""The time-slicing device: what runs when."""
+
+from itertools import pairwise
+
+import pytest
+
+from simulator.kernels import NEVER_NS, Kernels, Stream
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+def stream(
+    *,
+    name: str = "a",
+    busy_ratio: float = 0.5,
+    kernel_ms: int = 10,
+    start: int = 0,
+    end: int = NEVER_NS,
+) -> Stream:
+    return Stream(
+        start_ns=start, end_ns=end, kernel_ns=kernel_ms * MS, busy_ratio=busy_ratio, seed=name
+    )
+
+
+def device(*streams: Stream) -> Kernels:
+    return Kernels(streams, time_slice_ns=2 * MS)
+
+
+def intervals(*streams: Stream) -> list[tuple[int, int]]:
+    return sorted(span for stream in streams for span in stream.busy.intervals())
+
+
+def test_busy_intervals_of_a_device_never_overlap() -> None:
+    streams = [stream(name=str(n), busy_ratio=0.3 + n / 5, kernel_ms=3 + n) for n in range(4)]
+    device(*streams).run_until(20 * SECOND)
+    spans = intervals(*streams)
+    assert len(spans) > 1000
+    assert all(sooner[1] <= later[0] for sooner, later in pairwise(spans))
+
+
+def test_in_how_many_steps_it_is_run_changes_nothing() -> None:
+    at_once, in_steps = ([stream(name="a"), stream(name="b")] for _ in range(2))
+    device(*at_once).run_until(5 * SECOND)
+    stepped = device(*in_steps)
+    for step in range(1, 1001):
+        stepped.run_until(step * 5 * MS)
+    assert intervals(*at_once) == intervals(*in_steps)
+
+
+@pytest.mark.parametrize("busy_ratio", [0.05, 0.4, 0.9, 1.0])
+def test_alone_on_the_device_a_process_is_as_busy_as_its_load_says(busy_ratio: float) -> None:
+    alone = stream(busy_ratio=busy_ratio)
+    device(alone).run_until(120 * SECOND)
+    assert alone.busy.until(120 * SECOND) / (120 * SECOND) == pytest.approx(busy_ratio, rel=0.03)
+
+
+def test_processes_that_never_pause_get_equal_turns() -> None:
+    streams = [stream(name=str(n), busy_ratio=1.0, kernel_ms=40) for n in range(3)]
+    device(*streams).run_until(30 * SECOND)
+    shares = [each.busy.until(30 * SECOND) / (30 * SECOND) for each in streams]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.01)
+
+
+def test_kernels_run_only_while_their_process_lives() -> None:
+    short = stream(busy_ratio=1.0, start=SECOND + 7, end=2 * SECOND + 11)
+    device(stream(name="b", busy_ratio=0.2), short).run_until(4 * SECOND)
+    spans = intervals(short)
+    assert spans[0][0] >= SECOND + 7
+    assert spans[-1][1] <= 2 * SECOND + 11

@@ -1,0 +1,135 @@
+"""Scenario files: what is read, and in which words a mistake is told."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuledger.errors import UserError
+from simulator.scenario import load_scenario, parse_scenario
+
+GOOD: dict[str, Any] = {
+    "name": "good",
+    "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA L4"}}],
+    "pods": [
+        {
+            "namespace": "a",
+            "name": "b",
+            "node": "node-a",
+            "end_seconds": 9,
+            "containers": [
+                {
+                    "name": "c",
+                    "processes": [{"command": "x", "gpus": [0], "memory_bytes": 12_000_000_000}],
+                }
+            ],
+        }
+    ],
+}
+
+
+def process(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = content["pods"][0]["containers"][0]["processes"][0]
+    return found
+
+
+def again(content: dict[str, Any], **changes: str | float) -> None:
+    content["pods"].append({**copy.deepcopy(content["pods"][0]), **changes})
+
+
+MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda c: c.update(sped=2), "the file: unknown field 'sped'; did you mean 'speed'?"),
+    (lambda c: c.update(speed=0), "speed: expected `float` > 0.0"),
+    (lambda c: c.update(name="My Test"), "name: names are of lower-case letters"),
+    (lambda c: c.pop("nodes"), "the file: object missing required field `nodes`"),
+    (
+        lambda c: c["nodes"][0]["gpus"].update(modell=1),
+        "nodes[0].gpus: unknown field 'modell'; did you mean 'model'?",
+    ),
+    (lambda c: c["nodes"][0]["gpus"].update(count="2"), "nodes[0].gpus.count: expected `int`"),
+    (lambda c: c["nodes"].append(c["nodes"][0]), "nodes[1].name: 'node-a' comes twice"),
+    (
+        lambda c: c["pods"][0].update(node="nod-a"),
+        "pods[0].node: no node 'nod-a'; did you mean 'node-a'?",
+    ),
+    (
+        lambda c: c["pods"][0].update(end_seconds=1, start_seconds=2),
+        "pods[0].end_seconds: 1.0 is not after start_seconds 2.0",
+    ),
+    (
+        lambda c: process(c).update(load={"busy_ration": 1}),
+        "processes[0].load: unknown field 'busy_ration'; did you mean 'busy_ratio'?",
+    ),
+    (lambda c: process(c).update(load={"busy_ratio": 50}), "load.busy_ratio: expected `float` <="),
+    (lambda c: process(c).update(gpus=[1]), "a/b 'x': gpus: node-a has no GPU 1; it has 0 to 0"),
+    (lambda c: process(c).update(memory_bytes=1 << 40), "a/b 'x': memory_bytes: GPU 0 of node-a"),
+    (lambda c: again(c, name="d"), "memory_bytes"),
+    (lambda c: again(c, start_seconds=5, end_seconds=20), "pods[1].name: a/b still runs at 5.0 s"),
+    (lambda c: c["pods"][0]["containers"].append({"name": "c"}), "names come twice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+def test_a_mistake_is_told_with_its_place_and_its_remedy(
+    spoil: Callable[[dict[str, Any]], object], said: str, tmp_path: Path
+) -> None:
+    content = copy.deepcopy(GOOD)
+    spoil(content)
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError) as raised:
+        load_scenario(file)
+    message = str(raised.value)
+    assert message.startswith(f"{file}: ")
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "no valid YAML"), ("", "expected `object`, got `null`"), (None, "No such file")],
+)
+def test_a_file_that_is_no_scenario_is_told_in_one_line(
+    content: str | None, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError) as raised:
+        load_scenario(file)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_the_mistakes_spoil_is_good() -> None:
+    assert parse_scenario(GOOD).pods[0].containers[0].processes[0].load.busy_ratio == 0.5
+
+
+def test_a_name_may_come_again_once_its_pod_has_ended() -> None:
+    content = copy.deepcopy(GOOD)
+    again(content, start_seconds=11, end_seconds=20)
+    assert len(parse_scenario(content).pods) == 2
+
+
+@pytest.mark.parametrize("file", sorted(Path("scenarios").glob("*.yaml")), ids=str)
+def test_every_scenario_that_is_delivered_is_good(file: Path) -> None:
+    assert load_scenario(file).name == file.stem
+
+
+def test_the_quickstart_shows_what_it_promises() -> None:
+    scenario = load_scenario("scenarios/quickstart.yaml")
+    on_gpu = [
+        (pod.node, index, pod.start_seconds, pod.end_seconds)
+        for pod in scenario.pods
+        for container in pod.containers
+        for process in container.processes
+        for index in process.gpus
+    ]
+    assert (len(scenario.nodes), len(scenario.pods)) == (2, 6)
+    at_start = [place[:2] for place in on_gpu if place[2] == 0]
+    assert len(at_start) > len(set(at_start))  # a shared GPU
+    ends = {place[:2]: place[3] for place in on_gpu if place[3] and place[3] < 20}
+    assert any(20 > place[2] >= ends.get(place[:2], 99) for place in on_gpu)  # a turnover
