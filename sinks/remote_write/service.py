@@ -17,9 +17,10 @@ from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
-from sinks.consuming import Batch, Consuming, Desk, Partitions, consume
+from sinks.consuming import consume
 from sinks.errors import RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.remote_write.client import RemoteWriteClient, open_client
 from sinks.remote_write.live import LiveSeries
 from sinks.remote_write.requests import Request, Tick, cut

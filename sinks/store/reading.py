@@ -6,6 +6,7 @@ Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is w
 from collections.abc import Mapping
 
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from sinks.store.table import table_uri
 
@@ -18,6 +19,15 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
     files = ", ".join(_quoted(uri) for uri in table.file_uris())
     return f"read_parquet([{files}], hive_partitioning = true)"
+
+
+def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:
+    """Give the number of live rows, from the table's log; 0 where there is no table."""
+    try:
+        table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return 0
+    return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())
 
 
 def _quoted(uri: str) -> str:

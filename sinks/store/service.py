@@ -18,9 +18,10 @@ from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
-from sinks.consuming import Batch, Consuming, Desk, Partitions, consume
+from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.retrying import until_answered
 from sinks.store.pending import Pending
 from sinks.store.rows import rows_of

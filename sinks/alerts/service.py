@@ -1,0 +1,200 @@
+"""The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
+
+Here live sending and sending again. What is an alert is decided in `rules` and `engine`; the
+consume loop is `sinks.consuming`'s, and calls `take` at least twice a second, with or without
+records.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+import structlog
+
+from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.records import AttributedIncident, GpuEvent
+from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
+from gpuledger.twins import twin_of
+from sinks.alerts.client import HEADERS, AlertmanagerClient
+from sinks.alerts.engine import Watch
+from sinks.alerts.rules import rules_of
+from sinks.alerts.settings import AlertsSettings
+from sinks.alerts.standing import Standing, mark_told
+from sinks.consuming import consume
+from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.retrying import until_answered
+
+GROUP: Final = "gpuledger-alerts"
+NAME: Final = "alerts"
+_ALERTS_PER_POST: Final = 256
+_log = structlog.get_logger(__name__)
+
+
+async def run_alerts(
+    *,
+    bus: Bus,
+    settings: AlertsSettings,
+    readiness: Readiness,
+    member: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
+    clock = clock or SystemClock()
+    receiver = readiness.check("alerts.receiver")
+    receiver.ok("nothing sent yet")
+    how = Consuming(
+        group=GROUP,
+        member=member,
+        decoders={
+            EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),
+            ATTRIBUTED_INCIDENTS.name: Decoder(
+                topic=ATTRIBUTED_INCIDENTS.name, record=twin_of(AttributedIncident)
+            ),
+        },
+        poll_records=settings.poll_records,
+    )
+    check = readiness.check("alerts.bus")
+    async with _open_clients(settings) as clients:
+        sink = AlertsSink(clients=clients, settings=settings, clock=clock, check=receiver)
+        await consume(bus=bus, sink=sink, how=how, check=check, clock=clock)
+
+
+@asynccontextmanager
+async def _open_clients(settings: AlertsSettings) -> AsyncIterator[list[AlertmanagerClient]]:
+    timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
+    async with aiohttp.ClientSession(headers=HEADERS, timeout=timeout) as session:
+        yield [AlertmanagerClient(session=session, url=url) for url in settings.urls]
+
+
+class _Receiver:
+    """One Alertmanager, and when it may be tried again after it did not answer."""
+
+    def __init__(self, client: AlertmanagerClient) -> None:
+        self.client = client
+        self.not_before_ns = 0
+        self.backoff = Backoff()
+
+
+class AlertsSink:
+    """Judges the events of each partition and keeps every Alertmanager told."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        clients: Iterable[AlertmanagerClient],
+        settings: AlertsSettings,
+        clock: Clock,
+        check: Check,
+    ) -> None:
+        self._receivers = [_Receiver(client) for client in clients]
+        self._settings, self._clock, self._check = settings, clock, check
+        self._resend_ns = round(settings.resend_seconds * 1e9)
+        self._rules = rules_of(settings)
+        self._watches: dict[int, Watch] = {}
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # a sink's method
+        """Begin without any state: `for` begins anew."""
+
+    async def prepare(self, desk: Desk) -> Partitions:  # noqa: ARG002  # a sink's method
+        """Nothing has to come before."""
+        return frozenset()
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        """Judge what was polled, tell what is due, and only then say that it is done."""
+        newest_ns = {batch.partition: self._judge(batch) for batch in batches}
+        self._forget()
+        await until_answered(
+            lambda _: self._tell(), sink=NAME, check=self._check, clock=self._clock
+        )
+        for batch in batches:
+            desk.acknowledge(batch.partition, batch.next_offset, time_ns=newest_ns[batch.partition])
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+        """Forget these without ending their alerts: the next owner goes on, or they end."""
+        for partition in partitions:
+            self._watches.pop(partition.partition, None)
+
+    def _judge(self, batch: Batch) -> int | None:
+        newest_ns: int | None = None
+        watch = self._watch(batch.partition)
+        for _, value in batch.items:
+            if batch.partition.topic == EVENTS.name:
+                newest_ns = value.time_ns
+                if not watch.judge(value, now_ns=self._clock.time_ns()):
+                    _drop("duplicate")
+            else:
+                self._take_incident(watch, value)
+        return newest_ns
+
+    def _watch(self, partition: TopicPartition) -> Watch:
+        # Equally numbered partitions of both topics come to the same consumer.
+        return self._watches.setdefault(partition.partition, Watch(rules=self._rules))
+
+    def _take_incident(self, watch: Watch, taken: AttributedIncident) -> None:
+        now_ns = self._clock.time_ns()
+        if now_ns - taken.incident.time_ns > self._settings.incident_age_seconds * 1e9:
+            _drop("too_old")
+            return
+        hold_ns = round(self._settings.incident_hold_seconds * 1e9)
+        watch.take_incident(taken, hold_ns=hold_ns, now_ns=now_ns)
+
+    def _forget(self) -> None:
+        silent_ns = round(self._settings.silent_seconds * 1e9)
+        for watch in self._watches.values():
+            silent = watch.forget(now_ns=self._clock.time_ns(), silent_ns=silent_ns)
+            if silent:
+                _log.warning("alerts_of_silent_gpus_dropped", alerts=silent)
+
+    async def _tell(self) -> None:
+        """Tell every Alertmanager what it is due; done when at least one of them has it all."""
+        now_ns = self._clock.time_ns()
+        ready = [one for one in self._receivers if one.not_before_ns <= now_ns] or self._receivers
+        errors = await asyncio.gather(*(self._tell_one(one) for one in ready))
+        failures = [error for error in errors if error is not None]
+        if len(failures) == len(ready):
+            raise failures[0]
+
+    async def _tell_one(self, receiver: _Receiver) -> ReceiverUnavailableError | None:
+        now_ns, url = self._clock.time_ns(), receiver.client.url
+        due = [
+            alert
+            for watch in self._watches.values()
+            for alert in watch.alerts.due(url, now_ns=now_ns, resend_ns=self._resend_ns)
+        ]
+        try:
+            for start in range(0, len(due), _ALERTS_PER_POST):
+                await self._post(receiver, due[start : start + _ALERTS_PER_POST], now_ns)
+        except ReceiverUnavailableError as error:
+            receiver.not_before_ns = now_ns + round(receiver.backoff.next_seconds() * 1e9)
+            _log.warning("alertmanager_unavailable", url=url, error=str(error))
+            return error
+        receiver.backoff.reset()
+        return None
+
+    async def _post(self, receiver: _Receiver, alerts: list[Standing], now_ns: int) -> None:
+        payload: list[dict[str, Any]] = [
+            alert.as_json(now_ns=now_ns, resend_ns=self._resend_ns) for alert in alerts
+        ]
+        url = receiver.client.url
+        try:
+            await receiver.client.post(payload)
+        except RejectedError as error:
+            # Partial: the valid ones are taken. None of ours is sent again before its time.
+            _drop("rejected")
+            _log.warning("alerts_rejected", url=url, alerts=len(alerts), answer=str(error))
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
+        mark_told(alerts, url, now_ns=now_ns)
+
+
+def _drop(reason: str) -> None:
+    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()

@@ -1,0 +1,140 @@
+"""The alerts that stand: what each Alertmanager has yet to be told, and until when.
+
+Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
+time with an end a while ahead, a resolved one for some minutes more. Pure; times are given.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+SECOND_NS: Final = 1_000_000_000
+_ENDS_AFTER_RESENDS: Final = 4
+"""As Prometheus does: two sends may be lost before a firing alert ends by itself."""
+_TELL_END_NS: Final = 300 * SECOND_NS
+"""How long the end of an alert is told again."""
+
+Labels = tuple[tuple[str, str], ...]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """One alert, firing or ended a short while ago."""
+
+    labels: Labels
+    """Its identity, sorted, as it was when the alert began."""
+    annotations: Mapping[str, str]
+    """Words for people."""
+    starts_ns: int
+    """Since when, nanoseconds since the epoch."""
+    ends_ns: int | None = None
+    """Until when; `None` while it fires."""
+    seen_ns: int
+    """When its condition was last seen to hold, by this machine's clock."""
+    told_ns: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager when it last took this alert as it is now."""
+
+    def as_json(self, *, now_ns: int, resend_ns: int) -> dict[str, Any]:
+        """Give the alert as `/api/v2/alerts` takes it."""
+        ends_ns = self.ends_ns
+        if ends_ns is None:
+            ends_ns = now_ns + _ENDS_AFTER_RESENDS * resend_ns
+        return {
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "startsAt": rfc3339(self.starts_ns),
+            "endsAt": rfc3339(max(ends_ns, self.starts_ns)),
+        }
+
+
+def rfc3339(time_ns: int) -> str:
+    """Write a time as RFC 3339 in UTC, to the microsecond."""
+    return (_EPOCH + timedelta(microseconds=time_ns // 1000)).isoformat()
+
+
+class StandingAlerts:
+    """All alerts of one partition, by their labels."""
+
+    def __init__(self) -> None:
+        self._standing: dict[Labels, Standing] = {}
+
+    def __iter__(self) -> Iterator[Standing]:
+        """Give each of them."""
+        return iter(self._standing.values())
+
+    def fire(
+        self,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        *,
+        since_ns: int,
+        now_ns: int,
+    ) -> Labels:
+        """Let an alert begin, or one that has ended begin again; give its identity."""
+        key = tuple(sorted((name, value) for name, value in labels.items() if value))
+        # An alert that began ahead of this clock could not be ended by it.
+        starts_ns = min(since_ns, now_ns)
+        self._standing[key] = Standing(
+            labels=key, annotations=annotations, starts_ns=starts_ns, seen_ns=now_ns
+        )
+        return key
+
+    def confirm(self, key: Labels, *, now_ns: int) -> None:
+        """Note that its condition still holds."""
+        if key in self._standing:
+            self._standing[key].seen_ns = now_ns
+
+    def end(self, key: Labels, *, at_ns: int, now_ns: int) -> None:
+        """Let an alert end at `at_ns`, or now where that is still to come."""
+        if key in self._standing:
+            alert = self._standing[key]
+            alert.ends_ns = max(alert.starts_ns, min(at_ns, now_ns))
+            alert.told_ns.clear()
+
+    def hold(
+        self,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        *,
+        at_ns: int,
+        until_ns: int,
+        now_ns: int,
+    ) -> None:
+        """Let an alert stand from `at_ns` until `until_ns`; where it stands already, prolong it."""
+        before = dict(self._standing)
+        key = self.fire(labels, annotations, since_ns=at_ns, now_ns=now_ns)
+        alert = self._standing[key]
+        alert.ends_ns = until_ns
+        known = before.get(key)
+        if known is not None and known.ends_ns is not None and known.ends_ns > now_ns:
+            alert.starts_ns = min(alert.starts_ns, known.starts_ns)
+            alert.ends_ns = max(until_ns, known.ends_ns)
+
+    def due(self, receiver: str, *, now_ns: int, resend_ns: int) -> list[Standing]:
+        """Give what this Alertmanager has not been told, or not for `resend_ns`."""
+        return [
+            alert
+            for alert in self
+            if receiver not in alert.told_ns or now_ns - alert.told_ns[receiver] >= resend_ns
+        ]
+
+    def forget(self, *, now_ns: int, silent_ns: int) -> list[Standing]:
+        """Drop and give what is over: ended and told, or firing and long not seen."""
+        over = [alert for alert in self if _is_over(alert, now_ns, silent_ns)]
+        for alert in over:
+            del self._standing[alert.labels]
+        return over
+
+
+def mark_told(alerts: Iterable[Standing], receiver: str, *, now_ns: int) -> None:
+    """Note that the Alertmanager has taken these alerts."""
+    for alert in alerts:
+        alert.told_ns[receiver] = now_ns
+
+
+def _is_over(alert: Standing, now_ns: int, silent_ns: int) -> bool:
+    if alert.ends_ns is None:
+        return now_ns - alert.seen_ns >= silent_ns
+    return now_ns - alert.ends_ns >= _TELL_END_NS

@@ -1,0 +1,78 @@
+"""What the consume loop and a kind of sink agree on.
+
+Here live the protocol that a sink fills, the desk that the loop offers it, and what passes between
+them. No loop and no sink.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpuledger.bus.protocol import Consumer, Record, TopicPartition
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+
+Partitions = frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one poll brought of one partition, decoded."""
+
+    partition: TopicPartition
+    items: Sequence[tuple[Record, Any]]
+    """Records with their values, in order; what did not decode is left out."""
+    next_offset: int
+    """The offset after the last record, also where that one did not decode."""
+
+
+class Desk(Protocol):
+    """What the loop offers a sink while it works."""
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer, for seeking."""
+
+    @property
+    def office(self) -> DeadLetterOffice:
+        """Where a record is put aside."""
+
+    def acknowledge(
+        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+    ) -> None:
+        """Say that all before `next_offset` is done; `time_ns` is the newest event's time."""
+
+
+class Sink(Protocol):
+    """What a kind of sink does with events."""
+
+    name: str
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:
+        """Take note of partitions newly held; must neither block nor raise."""
+
+    async def prepare(self, desk: Desk) -> Partitions:
+        """Do what must come before the next `take`; give the partitions that were set elsewhere.
+
+        What was polled of those is let go: it will be polled again, in its new place.
+        """
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        """Work on what was polled, perhaps nothing; return when there is room for more."""
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:
+        """Finish what is held of these partitions, soon, and forget them; may run beside `take`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consuming:
+    """How a sink wants its records."""
+
+    group: str
+    member: str | None = None
+    decoders: Mapping[str, Decoder[Any]]
+    """The decoder of each topic to read."""
+    poll_seconds: float = 0.5
+    """How long a poll waits; at least this often `take` is called."""
+    poll_records: int = 500
+    """The most records of a poll: the bound on memory."""
