@@ -5,7 +5,6 @@ The modules are named by their paths, so that one command does not load what ano
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from cyclopts import App, CycloptsError
