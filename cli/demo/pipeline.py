@@ -1,0 +1,144 @@
+"""The whole pipeline in one process: agents, podwatch, join and all sinks on one bus.
+
+Here the stages are started, watched and ended in their order. What they do is theirs; what is
+shown is the caller's.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cli.demo.machine import Machine
+from cli.demo.plan import DemoPlan
+from cli.demo.reader import EventReader, subscription
+from cli.demo.receivers import Received, serve_receivers
+from cli.demo.tally import Tally
+from enricher.join.service import run_join
+from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.bus.protocol import Bus
+from gpuledger.service import Readiness
+from gpuledger.topics import SAMPLES
+from sinks.alerts.service import run_alerts
+from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.remote_write.service import run_remote_write
+from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.store.service import run_store
+from sinks.store.settings import StoreSettings
+
+_DRAIN_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 8.0
+_STORE_FLUSH_SECONDS: Final = 10.0
+_ALERT_FOR_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A pipeline at work."""
+
+    machine: Machine
+    """Whose GPUs are read."""
+    tally: Tally
+    """What the events add up to so far."""
+    reader: EventReader
+    """Who fills the tally."""
+    received: Received
+    """What came in at the built-in receivers."""
+    stages: "Stages"
+    """The tasks."""
+
+
+class Stages:
+    """The tasks of a pipeline: agents apart, because they end first."""
+
+    def __init__(self) -> None:
+        self._agents: list[asyncio.Task[None]] = []
+        self._others: list[asyncio.Task[None]] = []
+
+    def start_agent(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start what makes ticks."""
+        self._agents.append(asyncio.create_task(work))
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start what works on ticks."""
+        self._others.append(asyncio.create_task(work))
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Wait until told to stop; raises what a stage raises, for none should end by itself."""
+        stopped = asyncio.create_task(stop.wait())
+        everything = {stopped, *self._agents, *self._others}
+        done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in done - {stopped}:
+            task.result()
+
+    async def end_agents(self) -> None:
+        """End what makes ticks."""
+        await _end(self._agents)
+
+    async def end(self) -> None:
+        """End everything."""
+        await _end(self._agents + self._others)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+
+
+@asynccontextmanager
+async def running(plan: DemoPlan, *, bus: Bus, machine: Machine) -> AsyncIterator[Run]:
+    """Run the pipeline while the context is open; leaving it ends every stage cleanly."""
+    partitions = await bus.partitions(SAMPLES.name)
+    async with AsyncExitStack() as stack:
+        received = await stack.enter_async_context(serve_receivers())
+        consumer = await stack.enter_async_context(bus.consumer(subscription()))
+        tally = Tally()
+        reader = EventReader(
+            consumer=consumer, tally=tally, partitions=partitions, nodes=machine.nodes
+        )
+        await reader.begin()
+        stages = Stages()
+        stack.push_async_callback(stages.end)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuledger-")))
+        stages.start(reader.follow())
+        _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
+        stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
+        await machine.start(stages, bus=bus, folder=folder, stack=stack)
+        yield Run(machine=machine, tally=tally, reader=reader, received=received, stages=stages)
+
+
+async def drain(run: Run) -> None:
+    """Let what was sampled reach the sinks: end the agents, then wait for the last events."""
+    await run.stages.end_agents()
+    try:
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while run.tally.events < await run.reader.count_ticks():  # noqa: ASYNC110 - the bus has no event for this
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        return  # what is missing shows in the summary: fewer events than ticks
+
+
+_JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
+
+
+def _start_sinks(
+    stages: Stages, plan: DemoPlan, *, bus: Bus, received: Received, machine: Machine
+) -> None:
+    write_url = plan.remote_write_url or f"{received.url}/api/v1/write"
+    alert_url = plan.alertmanager_url or received.url
+    settings = RemoteWriteSettings(url=write_url)
+    alerts = AlertsSettings(
+        urls=[alert_url],
+        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
+    )
+    store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
+    ready, clock = Readiness(), machine.clock
+    stages.start(run_remote_write(bus=bus, settings=settings, readiness=ready, clock=clock))
+    stages.start(run_alerts(bus=bus, settings=alerts, readiness=ready, clock=clock))
+    stages.start(run_store(bus=bus, settings=store, readiness=ready, clock=clock))

@@ -1,0 +1,71 @@
+"""What a run of the demo is to be: the options, checked before anything is started."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from gpuledger.errors import UserError
+from gpuledger.settings import KafkaSettings
+
+Source = Literal["auto", "nvml", "simulated"]
+QUICKSTART: Final = "quickstart"
+_KAFKA_SCHEME: Final = "kafka://"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoPlan:
+    """The options of one run."""
+
+    scenario: Path
+    """The scenario that is played where GPUs are simulated."""
+    source: Source
+    """Where the readings come from; `auto` takes this machine's GPUs where NVML answers."""
+    kafka: KafkaSettings | None
+    """The brokers, or `None` for the bus in memory."""
+    store: Path
+    """Folder of the store."""
+    seconds: float | None
+    """How long to run, in real seconds; `None` until Ctrl-C."""
+    remote_write_url: str | None = None
+    """A real remote-write receiver; `None` for the built-in one."""
+    alertmanager_url: str | None = None
+    """A real Alertmanager; `None` for the built-in one."""
+
+
+def find_scenario(given: Path | None) -> Path:
+    """Give the scenario's file, by default the quick start; raises `UserError` without one."""
+    if given is not None:
+        if not given.is_file():
+            raise UserError(f"--scenario {given}: there is no such file")
+        return given
+    shipped = Path(__file__).parents[2] / "scenarios" / f"{QUICKSTART}.yaml"
+    if not shipped.is_file():
+        raise UserError(
+            f"the scenario {QUICKSTART} is not installed; name one with --scenario FILE"
+        )
+    return shipped
+
+
+def parse_bus(bus: str) -> KafkaSettings | None:
+    """Understand `memory` or `kafka://host:port[,…]`; raises `UserError` for anything else."""
+    if bus == "memory":
+        return None
+    servers = bus.removeprefix(_KAFKA_SCHEME)
+    if not bus.startswith(_KAFKA_SCHEME) or not all(map(_is_address, servers.split(","))):
+        raise UserError(f"--bus {bus}: expected `memory` or `kafka://host:port[,host:port…]`")
+    return KafkaSettings(bootstrap_servers=servers, client_id="gpuledger-demo")
+
+
+def _is_address(server: str) -> bool:
+    host, colon, port = server.rpartition(":")
+    return bool(host and colon) and port.isdigit() and 0 < int(port) < 2**16
+
+
+def find_store(given: Path | None) -> Path:
+    """Give the store's folder: the named one, or a new one under the system's temporary folder."""
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
+    if given.exists() and not given.is_dir():
+        raise UserError(f"--store {given}: this is a file; name a folder")
+    return given.absolute()

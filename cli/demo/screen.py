@@ -1,0 +1,115 @@
+"""Draws the latest events as a table: who is on each GPU, how much, and how that is known.
+
+Pure drawing: events in, a rich renderable out.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.demo.tally import Tally, describe_containers, owner_of
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+
+_GIB: Final = 2**30
+_STYLES: Final = {
+    Account.POD: "",
+    Account.HOST: "yellow",
+    Account.UNATTRIBUTED: "red",
+    Account.IDLE: "dim",
+}
+_COLUMNS: Final = (
+    ("Node", "left"),
+    ("GPU", "right"),
+    ("Pod", "left"),
+    ("Owner", "left"),
+    ("SM %", "right"),
+    ("Memory", "right"),
+    ("Watts", "right"),
+    ("Method", "left"),
+)
+
+
+class Row(NamedTuple):
+    """One entry of one GPU, as it is shown."""
+
+    node: str
+    gpu: str
+    pod: str
+    owner: str
+    sm: str
+    memory: str
+    watts: str
+    method: str
+    style: str
+
+
+def draw(tally: Tally, *, headline: str) -> RenderableType:
+    """Draw the table of all nodes under a headline."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in _COLUMNS:
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # the table above holds only what rich knows
+    for event in (tally.latest[node] for node in sorted(tally.latest)):
+        for row in rows_of(event):
+            table.add_row(*row[:-1], style=row.style)
+        table.add_section()
+    return Group(Text(headline), table)
+
+
+def rows_of(event: GpuEvent) -> Iterator[Row]:
+    """Give a row for each entry, GPU by GPU; node and GPU are named on the first row only."""
+    described = describe_containers(event.pods)
+    seconds = event.interval_ns / 1e9
+    node = event.node
+    for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
+        index = str(gpu.reading.index)
+        for entry in _shown_entries(gpu):
+            description = described.get(entry.container_id or entry.pod_uid or "")
+            yield _row(entry, description, node=node, gpu=index, seconds=seconds)
+            node = index = ""
+
+
+def _shown_entries(gpu: GpuBooks) -> list[Entry]:
+    """Leave out a host entry that holds nothing but what the driver reserved."""
+    return [
+        entry
+        for entry in gpu.entries
+        if entry.account is not Account.HOST
+        or entry.busy_seconds
+        or (entry.memory_byte_seconds or 0) > 2 * _GIB
+    ]
+
+
+def _row(
+    entry: Entry, description: PodDescription | None, *, node: str, gpu: str, seconds: float
+) -> Row:
+    return Row(
+        node=node,
+        gpu=gpu,
+        pod=_pod(entry, description),
+        owner=(description and owner_of(description)) or "",
+        sm=_percent(entry.busy_seconds, seconds),
+        memory=_gibibytes(entry.memory_byte_seconds, seconds),
+        watts="" if entry.joules is None else f"{entry.joules / seconds:.0f}",
+        method=entry.method if entry.account is Account.POD else "",
+        style=_STYLES[entry.account],
+    )
+
+
+def _pod(entry: Entry, description: PodDescription | None) -> str:
+    if entry.account is not Account.POD:
+        return f"({entry.account})"
+    if description is None or description.state is PodState.PENDING:
+        return f"pending {(entry.pod_uid or entry.container_id or '')[:8]}"
+    return f"{description.namespace}/{description.name}"
+
+
+def _percent(busy_seconds: float | None, seconds: float) -> str:
+    return "" if busy_seconds is None else f"{100 * busy_seconds / seconds:.0f}"
+
+
+def _gibibytes(byte_seconds: float | None, seconds: float) -> str:
+    return "" if byte_seconds is None else f"{byte_seconds / seconds / _GIB:.1f} GiB"

@@ -1,0 +1,130 @@
+"""What the events of a run add up to: per pod, per node, and how well the books balance.
+
+Pure sums over events; nothing is drawn or printed here.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription
+
+_SECOND_NS = 1_000_000_000
+
+
+@dataclass
+class PodTotal:
+    """What one pod has used in the run so far."""
+
+    uid: str
+    """The pod's UID, or its container's id while no UID is known."""
+    namespace: str | None = None
+    """Its namespace, once known."""
+    pod: str | None = None
+    """Its name, once known."""
+    owner: str | None = None
+    """Kind and name of its workload, once known."""
+    gpu_seconds: float = 0.0
+    """Busy seconds booked on it."""
+    memory_byte_seconds: float = 0.0
+    """Memory times time booked on it."""
+    joules: float = 0.0
+    """Energy booked on it."""
+
+    def add(self, entry: Entry) -> None:
+        """Add one entry."""
+        self.gpu_seconds += entry.busy_seconds or 0.0
+        self.memory_byte_seconds += entry.memory_byte_seconds or 0.0
+        self.joules += entry.joules or 0.0
+
+    def name(self, description: PodDescription) -> None:
+        """Take over what a description knows."""
+        self.namespace = description.namespace or self.namespace
+        self.pod = description.name or self.pod
+        self.owner = owner_of(description) or self.owner
+
+
+@dataclass
+class Tally:
+    """The sums of a run; bounded by its pods and nodes."""
+
+    events: int = 0
+    """Events counted."""
+    entries: int = 0
+    """Entries in them."""
+    pods: dict[str, PodTotal] = field(default_factory=dict)
+    """What each pod used, by UID."""
+    latest: dict[str, GpuEvent] = field(default_factory=dict)
+    """The last event of each node."""
+    covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """For each node the covered stretches of time, from and to, adjacent ticks merged."""
+    conservation_error_max_ratio: float = 0.0
+    """The worst difference between a device and the sum of its entries, over the device."""
+    first_named_seconds: float | None = None
+    """When the first entry on a pod known by name came in, in seconds since the machine's boot."""
+
+    def add(self, event: GpuEvent) -> None:
+        """Add one event."""
+        self.events += 1
+        self.latest[event.node] = event
+        self._cover(event)
+        described = describe_containers(event.pods)
+        for gpu in event.gpus:
+            self.entries += len(gpu.entries)
+            self._check(gpu, event.interval_ns / _SECOND_NS)
+            for entry in gpu.entries:
+                if entry.account is Account.POD:
+                    self._book(entry, described.get(entry.container_id or entry.pod_uid or ""))
+        if self.first_named_seconds is None and any(pod.name for pod in event.pods):
+            self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def _book(self, entry: Entry, description: PodDescription | None) -> None:
+        uid = (description and description.uid) or entry.pod_uid or entry.container_id or ""
+        total = self.pods.setdefault(uid, PodTotal(uid=uid))
+        total.add(entry)
+        if description:
+            total.name(description)
+
+    def _cover(self, event: GpuEvent) -> None:
+        stretches = self.covered_ns.setdefault(event.node, [])
+        start = event.time_ns - event.interval_ns
+        # Wall and monotonic clock are read one after the other: ticks that meet within a
+        # hundredth of their length are adjacent.
+        if stretches and abs(start - stretches[-1][1]) <= event.interval_ns // 100:
+            stretches[-1] = (stretches[-1][0], event.time_ns)
+        else:
+            stretches.append((start, event.time_ns))
+
+    def _check(self, gpu: GpuBooks, seconds: float) -> None:
+        for device, booked in device_sums(gpu, seconds):
+            error = abs(device - booked) / device if device else abs(booked)
+            self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
+
+
+def device_sums(gpu: GpuBooks, seconds: float) -> Iterator[tuple[float, float]]:
+    """Give, for each quantity that is known, the device's and the sum of its entries."""
+    reading, entries = gpu.reading, gpu.entries
+    busy = [entry.busy_seconds for entry in entries if entry.busy_seconds is not None]
+    if busy:
+        yield seconds, sum(busy)
+    if reading.memory_total_bytes is not None:
+        held = sum(entry.memory_byte_seconds or 0.0 for entry in entries)
+        yield reading.memory_total_bytes * seconds, held
+    joules = reading.energy_joules
+    if joules is None and reading.power_watts is not None:
+        joules = reading.power_watts * seconds
+    if joules is not None:
+        yield joules, sum(entry.joules or 0.0 for entry in entries)
+
+
+def describe_containers(pods: list[PodDescription]) -> dict[str, PodDescription]:
+    """Give the description behind each container id and UID of an event."""
+    found = {pod.uid: pod for pod in pods if pod.uid is not None}
+    return found | {each: pod for pod in pods for each in pod.container_ids}
+
+
+def owner_of(description: PodDescription) -> str | None:
+    """Give the workload as people write it: `Job/train`."""
+    if description.owner_kind is None or description.owner_name is None:
+        return None
+    return f"{description.owner_kind}/{description.owner_name}"
