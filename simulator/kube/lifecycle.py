@@ -42,25 +42,32 @@ class PodEvent:
 
 def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
     """Give the steps of all pods that the API server knows, in order of time."""
-    known = [pod for pod in pods if pod.spec.in_api]
-    free_from: dict[str, int] = {}
-    events: list[PodEvent] = []
-    for pod in sorted(known, key=lambda pod: pod.start_ns):
-        name = f"{pod.spec.namespace}/{pod.spec.name}"
-        comes_again = any(other.key.startswith(f"{name}#") for other in known)
-        steps = _steps(pod, free_from.get(name, pod.start_ns - CREATED_BEFORE_NS), comes_again)
-        events += [PodEvent(at_ns=at_ns, pod=pod, step=step) for at_ns, step in steps]
-        free_from[name] = steps[-1][0]
+    names: dict[tuple[str, str], list[PlannedPod]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.start_ns):
+        if pod.spec.in_api:
+            names.setdefault((pod.spec.namespace, pod.spec.name), []).append(pod)
+    events = [event for same_name in names.values() for event in _one_after_another(same_name)]
     return sorted(events, key=lambda event: event.at_ns)
 
 
-def _steps(pod: PlannedPod, free_from_ns: int, comes_again: bool) -> list[tuple[int, Step]]:  # noqa: FBT001  # one caller
-    created_ns = max(pod.start_ns - CREATED_BEFORE_NS, min(free_from_ns, pod.start_ns))
-    steps = [(created_ns, Step.CREATED), (pod.start_ns, Step.RUNNING)]
-    if pod.end_ns == NEVER_NS:
-        return steps
+def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
+    """Give the steps of pods of one name: each is deleted before the next one is created."""
+    events: list[PodEvent] = []
+    followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
+    free_from_ns = -CREATED_BEFORE_NS
+    for pod, next_start_ns in zip(pods, followers, strict=True):
+        created_ns = max(pod.start_ns - CREATED_BEFORE_NS, free_from_ns)
+        steps = [(created_ns, Step.CREATED), (pod.start_ns, Step.RUNNING)]
+        if pod.end_ns != NEVER_NS:
+            step, stays_ns = _end_of(pod)
+            free_from_ns = min(pod.end_ns + stays_ns, next_start_ns)
+            steps += [(pod.end_ns, step), (free_from_ns, Step.DELETED)]
+        events += [PodEvent(at_ns=at_ns, pod=pod, step=step) for at_ns, step in steps]
+    return events
+
+
+def _end_of(pod: PlannedPod) -> tuple[Step, int]:
+    """Give how a pod ends, and for how long its object is there afterwards."""
     if pod.spec.owner is None or pod.spec.owner.kind in RUNS_TO_AN_END:
-        stays_ns = TERMINATING_NS if comes_again else FINISHED_STAYS_NS
-        return [*steps, (pod.end_ns, Step.FINISHED), (pod.end_ns + stays_ns, Step.DELETED)]
-    deleted_ns = pod.end_ns + TERMINATING_NS
-    return [*steps, (pod.end_ns, Step.TERMINATING), (deleted_ns, Step.DELETED)]
+        return Step.FINISHED, FINISHED_STAYS_NS
+    return Step.TERMINATING, TERMINATING_NS

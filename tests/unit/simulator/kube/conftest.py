@@ -1,0 +1,23 @@
+"""A served API and a client for it."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from simulator.kube import KubeApi, serve_kube_api
+from simulator.simulation import Simulation
+from tests.unit.simulator.kube.api_client import Client
+
+
+@pytest.fixture
+def api(simulation: Simulation) -> KubeApi:
+    return KubeApi(simulation, bookmark_seconds=0.05)
+
+
+@pytest.fixture
+async def client(api: KubeApi) -> AsyncIterator[Client]:
+    """A client of the API with the scenario's pods of second 0; later steps are taken by hand."""
+    await api.player.play_due()
+    async with serve_kube_api(api, play=False) as url, aiohttp.ClientSession() as session:
+        yield Client(session, url)

@@ -1,0 +1,56 @@
+"""The order of a pod's steps in the API server."""
+
+from typing import Any
+
+import pytest
+
+from simulator.kube.lifecycle import Step, pod_events
+from simulator.plan import plan_pods
+from simulator.scenario import parse_scenario
+
+NODES = [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]
+
+
+def pod(**more: object) -> dict[str, Any]:
+    return {"namespace": "a", "name": "p", "node": "n", "containers": [{"name": "c"}], **more}
+
+
+def steps(*pods: dict[str, Any]) -> list[tuple[float, str, str]]:
+    scenario = parse_scenario({"name": "s", "nodes": NODES, "pods": list(pods)})
+    events = pod_events(plan_pods(scenario, epoch_ns=0))
+    return [(event.at_ns / 1e9, event.pod.key, event.step.value) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("owner", "expected"),
+    [
+        ({"kind": "Job", "name": "j"}, [(8, Step.FINISHED), (11, Step.DELETED)]),
+        ({"kind": "StatefulSet", "name": "s"}, [(8, Step.TERMINATING), (8.5, Step.DELETED)]),
+    ],
+)
+def test_a_job_finishes_and_stays_a_while_and_a_service_is_terminated(
+    owner: dict[str, str], expected: list[tuple[float, Step]]
+) -> None:
+    taken = steps(pod(owner=owner, start_seconds=5, end_seconds=8))
+    assert taken == [
+        (3.5, "a/p", "created"),
+        (5, "a/p", "running"),
+        *((at, "a/p", step.value) for at, step in expected),
+    ]
+
+
+def test_a_pod_without_an_end_stays() -> None:
+    assert [step for _, _, step in steps(pod())] == ["created", "running"]
+
+
+def test_a_name_that_comes_again_is_free_before_it_is_taken() -> None:
+    taken = steps(pod(end_seconds=8), pod(start_seconds=8.4))
+    assert taken[-3:] == [
+        (8.4, "a/p", "deleted"),
+        (8.4, "a/p#2", "created"),
+        (8.4, "a/p#2", "running"),
+    ]
+
+
+def test_a_pod_that_the_api_server_does_not_know_has_no_steps() -> None:
+    assert steps(pod(in_api=False)) == []

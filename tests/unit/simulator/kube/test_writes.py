@@ -1,0 +1,107 @@
+"""Writes to the played API server, as a driver or a test sends them."""
+
+from pathlib import Path
+
+import pytest
+
+from gpuledger.errors import UnavailableError, UserError
+from simulator.clock import HandClock
+from simulator.identities import FileUids
+from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
+from simulator.kube.driver import drive
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+from tests.unit.simulator.kube.api_client import Client
+
+PODS = "/api/v1/namespaces/team-z/pods"
+POD = {"metadata": {"name": "p", "uid": "mine"}, "spec": {"nodeName": "node-a", "containers": []}}
+
+
+async def test_the_server_gives_a_pod_its_uid_and_keeps_its_spec(client: Client) -> None:
+    status, created = await client.send("POST", PODS, POD)
+    assert status == 201
+    assert created["metadata"]["uid"] != "mine"
+    assert created["metadata"]["namespace"] == "team-z"
+    assert created["status"]["phase"] == "Pending"
+    again, answer = await client.send("POST", PODS, POD)
+    assert (again, answer["reason"]) == (409, "AlreadyExists")
+
+
+async def test_a_status_patch_merges_into_the_status_alone(client: Client) -> None:
+    await client.send("POST", PODS, POD)
+    patch = {"status": {"phase": "Running"}, "spec": {"nodeName": "elsewhere"}}
+    _, patched = await client.send("PATCH", f"{PODS}/p/status", patch)
+    assert (patched["status"]["phase"], patched["spec"]["nodeName"]) == ("Running", "node-a")
+    _, patched = await client.send("PATCH", f"{PODS}/p", {"metadata": {"labels": {"a": "b"}}})
+    assert patched["metadata"]["labels"] == {"a": "b"}
+    assert patched["status"]["phase"] == "Running"
+
+
+async def test_a_grace_period_marks_a_pod_and_no_grace_removes_it(client: Client) -> None:
+    await client.send("POST", PODS, POD)
+    await client.send("DELETE", f"{PODS}/p", {"gracePeriodSeconds": 30})
+    _, marked = await client.get(f"{PODS}/p")
+    assert "deletionTimestamp" in marked["metadata"]
+    await client.send("DELETE", f"{PODS}/p", None, gracePeriodSeconds="0")
+    assert (await client.get(f"{PODS}/p"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [([], 400), ({"metadata": {}}, 422), ({"spec": {}}, 422)]
+)
+async def test_what_is_no_object_is_refused(client: Client, body: object, code: int) -> None:
+    assert (await client.send("POST", PODS, body))[0] == code
+
+
+async def test_a_driven_server_tells_the_simulated_nodes_its_uids(
+    simulation: Simulation, tmp_path: Path, epoch_ns: int
+) -> None:
+    empty = parse_scenario({"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "x"}}]})
+    target = KubeApi(Simulation(empty, epoch_ns=epoch_ns))
+    uids = tmp_path / "uids.json"
+    async with serve_kube_api(target, play=False) as url:
+        write_kubeconfig(tmp_path / "kubeconfig", url)
+        # The clock moves on by itself as the driver waits, so this takes no time.
+        await drive(simulation, kubeconfig=tmp_path / "kubeconfig", uids=uids)
+        pods = target.collections["pods"].items()
+        read = FileUids(uids, epoch_ns=epoch_ns)
+    assert [pod["metadata"]["name"] for pod in pods] == ["train-0"]  # the others have ended
+    assert read.uid("team-a/train-0") == pods[0]["metadata"]["uid"]
+    driven = Simulation(
+        simulation.scenario, epoch_ns=epoch_ns, clock=HandClock(start_ns=epoch_ns), uids=read
+    )
+    path = f"/proc/{driven.processes[0].pid}/cgroup"
+    cgroup = driven.node("node-a").procfs.read(path).decode()
+    assert pods[0]["metadata"]["uid"].replace("-", "_") in cgroup
+    assert driven.truth(epoch_ns, epoch_ns + 1)[0].uid == pods[0]["metadata"]["uid"]
+
+
+async def test_a_pod_of_an_earlier_run_is_replaced(simulation: Simulation, tmp_path: Path) -> None:
+    target = KubeApi(simulation)  # holds the scenario's pods already
+    await target.player.play_due()
+    async with serve_kube_api(target, play=False) as url:
+        write_kubeconfig(tmp_path / "kubeconfig", url)
+        await drive(simulation, kubeconfig=tmp_path / "kubeconfig")
+    (pod,) = target.collections["pods"].items()
+    assert pod["metadata"]["uid"] != simulation.uid("team-a/train-0")
+
+
+async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
+    simulation: Simulation, tmp_path: Path, epoch_ns: int
+) -> None:
+    uids = FileUids(tmp_path / "none.json", epoch_ns=epoch_ns)
+    early = Simulation(
+        simulation.scenario, epoch_ns=epoch_ns, clock=HandClock(start_ns=epoch_ns), uids=uids
+    )
+    with pytest.raises(FileNotFoundError):
+        early.node("node-a").procfs.read(f"/proc/{early.processes[0].pid}/cgroup")
+
+
+async def test_a_driver_says_in_one_line_what_hinders_it(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="no usable kubeconfig"):
+        await drive(simulation, kubeconfig=tmp_path / "none")
+    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
+    with pytest.raises(UnavailableError, match="does not answer"):
+        await drive(simulation, kubeconfig=tmp_path / "kubeconfig")

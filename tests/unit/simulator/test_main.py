@@ -1,0 +1,69 @@
+"""`python -m simulator`: its commands and the lines in which it tells a mistake."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuledger.errors import UserError
+from simulator.__main__ import main
+from simulator.epoch import choose_epoch_ns
+from simulator.identities import FileUids, write_uids
+
+
+def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    arguments = ["--scenario", "scenarios/quickstart.yaml", "--end-seconds", "20"]
+    assert main(["truth", *arguments, "--epoch-ns", "1"]) == 0
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert len(lines) == 6
+    assert lines[0]["owner_kind"] == "PyTorchJob"
+    assert lines[0]["busy_seconds"] == pytest.approx(36, abs=1)
+
+
+def test_a_wrong_scenario_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["truth", "--scenario", "nowhere.yaml", "--end-seconds", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("simulator: nowhere.yaml: No such file")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["kube-api", "drive", "truth"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "--epoch-file" in capsys.readouterr().out
+
+
+def test_processes_that_share_a_file_agree_on_the_epoch(tmp_path: Path) -> None:
+    file = tmp_path / "epoch"
+    first = choose_epoch_ns(0, file=file)
+    assert choose_epoch_ns(0, file=file) == first
+    assert choose_epoch_ns(7, file=file) == 7
+    assert choose_epoch_ns(0) > first
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch"]
+
+
+def test_a_file_without_an_epoch_is_a_users_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "epoch"
+    file.write_text("soon")
+    with pytest.raises(UserError, match="delete it to begin anew"):
+        choose_epoch_ns(0, file=file)
+    with pytest.raises(UserError, match="cannot keep the epoch"):
+        choose_epoch_ns(0, file=tmp_path / "none" / "epoch")
+
+
+def test_uids_of_another_epoch_count_as_none_and_new_ones_are_seen(tmp_path: Path) -> None:
+    file = tmp_path / "uids.json"
+    write_uids(file, epoch_ns=1, uids={"a/p": "u1"})
+    uids = FileUids(file, epoch_ns=2)
+    assert uids.uid("a/p") is None
+    write_uids(file, epoch_ns=2, uids={"a/p": "u2"})
+    assert uids.uid("a/p") == "u2"
+
+
+def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "uids.json"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="not a file of pod UIDs"):
+        FileUids(file, epoch_ns=2).uid("a/p")
