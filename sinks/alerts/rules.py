@@ -4,11 +4,11 @@ Here lives each rule's condition and words. When a condition has lasted long eno
 `sinks.alerts.engine`'s business. Pure.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gpuledger.records import Account, Entry, GpuBooks, Severity
+from gpuledger.records import Account, GpuBooks, Severity
 from sinks.alerts.settings import AlertsSettings
 
 BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
@@ -56,12 +56,11 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
 
 
 def busy_without_pod_ratio(books: GpuBooks, interval_seconds: float) -> float | None:
-    """Give the share of the time booked on the host or on nobody; `None` without any reading."""
-    if interval_seconds <= 0 or all(entry.busy_seconds is None for entry in books.entries):
+    """Give the share of the time booked on the host or on nobody; `None` where it is not known."""
+    if interval_seconds <= 0 or not books.entries:
         return None
-    outside = (entry for entry in books.entries if entry.account in _OUTSIDE_PODS)
-    return _busy_seconds(outside) / interval_seconds
-
-
-def _busy_seconds(entries: Iterable[Entry]) -> float:
-    return sum(entry.busy_seconds or 0.0 for entry in entries)
+    outside = [one.busy_seconds for one in books.entries if one.account in _OUTSIDE_PODS]
+    known = [seconds for seconds in outside if seconds is not None]
+    if len(known) < len(outside):
+        return None
+    return sum(known) / interval_seconds

@@ -1,0 +1,252 @@
+"""Rules over event time, and what Alertmanager is told of them."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gpuledger.records import (
+    Account,
+    AttributedIncident,
+    Entry,
+    GpuEvent,
+    Incident,
+    PodDescription,
+    Severity,
+)
+from sinks.alerts.engine import Watch
+from sinks.alerts.rules import busy_without_pod_ratio, rules_of
+from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.alerts.standing import Standing, mark_told, rfc3339
+from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
+
+RESEND_NS = 60 * SECOND_NS
+AM = "http://am"
+
+
+def watch(*, for_seconds: float = 3.0) -> Watch:
+    busy = BusyWithoutPodSettings(for_seconds=for_seconds, threshold_ratio=0.1)
+    return Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+
+
+def tick(number: int, *, host_seconds: float | None, node: str = NODE) -> GpuEvent:
+    booked = [entry(Account.HOST, busy_seconds=host_seconds), entry(Account.IDLE)]
+    return event(number, entries=booked, node=node)
+
+
+def at(number: float) -> int:
+    return START_NS + round(number * SECOND_NS)
+
+
+def judge(of: Watch, *host_seconds: float | None, first: int = 0) -> None:
+    for number, seconds in enumerate(host_seconds, start=first):
+        of.judge(tick(number, host_seconds=seconds), now_ns=at(number))
+
+
+def told(of: Watch, *, now: float) -> list[Standing]:
+    due = of.alerts.due(AM, now_ns=at(now), resend_ns=RESEND_NS)
+    mark_told(due, AM, now_ns=at(now))
+    return due
+
+
+BUSY, IDLE = 0.5, 0.0
+
+
+@pytest.mark.parametrize(
+    ("host_seconds", "standing"),
+    [
+        ([BUSY] * 3, None),
+        ([BUSY] * 4, "firing"),
+        ([BUSY, BUSY, IDLE, BUSY, BUSY], None),
+        ([BUSY] * 4 + [IDLE], "ended"),
+        ([BUSY] * 4 + [IDLE, BUSY], "ended"),
+        ([BUSY] * 4 + [None], "firing"),
+        ([BUSY, None, None, BUSY], "firing"),
+        ([0.09] * 9, None),
+        ([0.1] * 4, "firing"),
+    ],
+)
+def test_an_alert_fires_once_its_condition_has_lasted_by_the_events_time(
+    host_seconds: list[float | None], standing: str | None
+) -> None:
+    watched = watch()
+    judge(watched, *host_seconds)
+
+    states = ["firing" if alert.ends_ns is None else "ended" for alert in watched.alerts]
+    assert states == ([] if standing is None else [standing])
+
+
+def test_ticks_that_come_late_all_at_once_count_by_their_own_time() -> None:
+    watched = watch()
+    for number in range(4):
+        watched.judge(tick(number, host_seconds=BUSY), now_ns=at(1000))
+
+    (alert,) = watched.alerts
+    assert alert.starts_ns == at(3)
+
+
+def test_a_tick_that_comes_again_changes_nothing() -> None:
+    watched = watch()
+    judge(watched, *[BUSY] * 4)
+
+    assert not watched.judge(tick(2, host_seconds=IDLE), now_ns=at(4))
+    assert [alert.ends_ns for alert in watched.alerts] == [None]
+
+
+def test_gpus_and_nodes_are_judged_apart() -> None:
+    watched = watch(for_seconds=0)
+    judge(watched, BUSY)
+    watched.judge(tick(0, host_seconds=BUSY, node="node-b"), now_ns=at(0))
+    watched.judge(tick(1, host_seconds=IDLE, node="node-b"), now_ns=at(1))
+
+    ended = {dict(alert.labels)["node"]: alert.ends_ns is not None for alert in watched.alerts}
+    assert ended == {NODE: False, "node-b": True}
+
+
+def test_a_firing_alert_names_the_gpu_and_says_what_was_measured() -> None:
+    watched = watch(for_seconds=0)
+    judge(watched, BUSY)
+
+    (alert,) = told(watched, now=5)
+    sent = alert.as_json(now_ns=at(5), resend_ns=RESEND_NS)
+    assert sent["labels"] == {
+        "alertname": "GpuBusyWithoutPod",
+        "severity": "warning",
+        "node": NODE,
+        "gpu_uuid": GPU,
+        "gpu_index": "0",
+    }
+    assert "busy for 50% of the time" in sent["annotations"]["description"]
+    assert sent["startsAt"] == rfc3339(at(0))
+    assert sent["endsAt"] == rfc3339(at(5) + 4 * RESEND_NS)
+
+
+def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -> None:
+    watched = watch(for_seconds=0)
+    judge(watched, BUSY)
+
+    assert [len(told(watched, now=now)) for now in (0, 30, 60, 119, 120)] == [1, 0, 1, 0, 1]
+
+    judge(watched, IDLE, first=130)
+    assert [len(told(watched, now=now)) for now in (130, 131, 190)] == [1, 0, 1]
+    watched.forget(now_ns=at(429), silent_ns=900 * SECOND_NS)
+    assert len(list(watched.alerts)) == 1
+    watched.forget(now_ns=at(430), silent_ns=900 * SECOND_NS)
+    assert len(list(watched.alerts)) == 0
+
+
+def test_an_end_is_when_the_condition_ended_and_never_ahead_of_the_clock() -> None:
+    watched = watch(for_seconds=0)
+    watched.judge(tick(100, host_seconds=BUSY), now_ns=at(10))
+    watched.judge(tick(101, host_seconds=IDLE), now_ns=at(11))
+
+    (alert,) = watched.alerts
+    assert (alert.starts_ns, alert.ends_ns) == (at(10), at(11))
+
+
+def test_an_alert_of_a_gpu_that_fell_silent_is_dropped_and_begins_anew() -> None:
+    watched = watch(for_seconds=0)
+    judge(watched, BUSY)
+
+    assert watched.forget(now_ns=at(899), silent_ns=900 * SECOND_NS) == 0
+    assert watched.forget(now_ns=at(900), silent_ns=900 * SECOND_NS) == 1
+    judge(watched, BUSY, first=1000)
+    (alert,) = watched.alerts
+    assert alert.starts_ns == at(1000)
+
+
+@pytest.mark.parametrize(
+    ("entries", "ratio"),
+    [
+        ([entry(Account.HOST, busy_seconds=0.2), entry(Account.UNATTRIBUTED)], 0.7),
+        ([entry(Account.POD), entry(Account.IDLE)], 0.0),
+        ([entry(Account.HOST, busy_seconds=None), entry(Account.IDLE)], None),
+        ([entry(Account.HOST, busy_seconds=None)], None),
+        ([], None),
+    ],
+)
+def test_only_what_is_booked_on_host_or_nobody_counts(
+    entries: list[Entry], ratio: float | None
+) -> None:
+    (books,) = event(entries=entries).gpus
+
+    assert busy_without_pod_ratio(books, 1.0) == ratio
+
+
+def test_without_an_interval_nothing_is_measured() -> None:
+    (books,) = event().gpus
+
+    assert busy_without_pod_ratio(books, 0.0) is None
+
+
+def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> AttributedIncident:  # noqa: ANN401  # a record's fields
+    values: dict[str, Any] = {
+        "node": NODE,
+        "boot_id": "boot-1",
+        "gpu_uuid": GPU,
+        "time_ns": time_ns,
+        "kind": "xid",
+        "source": "nvml",
+        "severity": Severity.CRITICAL,
+        "xid": 79,
+        "message": "GPU has fallen off the bus",
+        "processes": [],
+    }
+    return AttributedIncident(incident=Incident(**(values | changes)), pods=list(pods))
+
+
+def held(*incidents: AttributedIncident, now: float = 0) -> list[dict[str, Any]]:
+    watched = watch()
+    for one in incidents:
+        watched.take_incident(one, hold_ns=300 * SECOND_NS, now_ns=at(now))
+    return [one.as_json(now_ns=at(now), resend_ns=RESEND_NS) for one in told(watched, now=now)]
+
+
+def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
+    pods: list[PodDescription] = [pod(name=None, namespace=None), pod(), pod(name="other")]
+
+    (sent,) = held(incident(pods=pods))
+
+    assert sent["labels"] == {
+        "alertname": "GpuIncident",
+        "severity": "critical",
+        "node": NODE,
+        "gpu_uuid": GPU,
+        "kind": "xid",
+        "xid": "79",
+        "namespace": "research",
+        "pod": "train-0",
+    }
+    assert sent["annotations"] == {
+        "summary": "XID 79 on node-a",
+        "description": "GPU has fallen off the bus",
+        "pods": "uid-train, research/train-0, research/other",
+    }
+
+
+def test_labels_without_a_value_are_left_out() -> None:
+    (sent,) = held(incident(kind="gpu_lost", xid=None))
+
+    assert sent["labels"].keys() == {"alertname", "severity", "node", "gpu_uuid", "kind"}
+    assert sent["annotations"]["summary"] == "gpu_lost on node-a"
+
+
+@pytest.mark.parametrize(("now", "ends"), [(0, 300), (200, 500)])
+def test_an_incident_stands_for_its_hold_from_when_it_could_first_be_told(
+    now: float, ends: float
+) -> None:
+    (sent,) = held(incident(), now=now)
+
+    assert sent["startsAt"] == rfc3339(at(0))
+    assert sent["endsAt"] == rfc3339(at(ends))
+
+
+def test_the_same_incident_again_prolongs_one_alert() -> None:
+    (sent,) = held(incident(), incident(time_ns=at(100)), now=100)
+
+    assert (sent["startsAt"], sent["endsAt"]) == (rfc3339(at(0)), rfc3339(at(400)))
+
+
+def test_times_are_written_as_rfc_3339_in_utc() -> None:
+    assert rfc3339(1_500_000_000_123_456_789) == "2017-07-14T02:40:00.123456+00:00"
+    assert datetime.fromisoformat(rfc3339(0)).timestamp() == 0
