@@ -1,0 +1,42 @@
+"""Any record of a type, for laws that hold for all of them."""
+
+from dataclasses import is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+
+
+def records(record: type[T]) -> st.SearchStrategy[T]:
+    """Give records whose every field takes any value of its type, absent ones included."""
+    hints = get_type_hints(record, include_extras=True)
+    return st.builds(record, **{name: _values(hint) for name, hint in hints.items()})
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type annotation
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return st.one_of(*map(_values, inner))
+    if origin is Annotated:
+        return st.integers(min_value=inner[1].ge, max_value=inner[1].le)
+    if origin is list:
+        return st.lists(_values(inner[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(_values(inner[0]), _values(inner[1]), max_size=3)
+    return _plain(hint)
+
+
+def _plain(hint: type) -> st.SearchStrategy[Any]:
+    if is_dataclass(hint):
+        return records(hint)
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    return {
+        type(None): st.none(),
+        bool: st.booleans(),
+        str: st.text(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+    }[hint]
