@@ -1,0 +1,61 @@
+"""The simulator's driver against a real Kubernetes API server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from simulator.clock import HandClock
+from simulator.kube.driver import drive
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+from tests.real.parts.kube_client import KubeApiClient
+
+EPOCH_NS = 1_790_000_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Pod:
+    uid: str
+    node: str
+    phase: str
+    container_ids: list[str]
+
+
+async def test_a_real_api_server_takes_every_step_and_gives_each_pod_a_uid_of_its_own(
+    start_kube_api: Callable[..., KubeApiClient], tmp_path: Path
+) -> None:
+    server = start_kube_api()
+    clock = HandClock(start_ns=EPOCH_NS)
+    simulation = Simulation(load_scenario("scenarios/e2e.yaml"), epoch_ns=EPOCH_NS, clock=clock)
+    runs = []
+    for file in (tmp_path / "first.json", tmp_path / "second.json"):
+        # The second run replaces what the first one left.
+        await drive(simulation, kubeconfig=server.kubeconfig, uids=file)
+        runs.append(orjson.loads(file.read_bytes())["uids"])
+    assert len(runs[0]) == len(simulation.pods)
+    assert not set(runs[0].values()) & set(runs[1].values())
+    assert {pod.uid: pod for pod in _pods(server)} == {
+        runs[1][pod.key]: Pod(
+            uid=runs[1][pod.key],
+            node=pod.spec.node,
+            phase="Running",
+            container_ids=[f"containerd://{one}" for one in pod.container_ids.values()],
+        )
+        for pod in simulation.pods
+        if pod.spec.end_seconds is None
+    }
+
+
+def _pods(server: KubeApiClient) -> list[Pod]:
+    _, answer = server.request("GET", "/api/v1/pods")
+    return [
+        Pod(
+            uid=item["metadata"]["uid"],
+            node=item["spec"]["nodeName"],
+            phase=item["status"]["phase"],
+            container_ids=[one["containerID"] for one in item["status"]["containerStatuses"]],
+        )
+        for item in answer["items"]
+    ]
