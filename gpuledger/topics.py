@@ -31,7 +31,7 @@ class Topic:
     record: type
     """The type of its records."""
     key: str
-    """The field of the record that is the Kafka key."""
+    """The field of the record that is the Kafka key, with a dot where it is inside another."""
     partitioner: str = "node"
     """`node`: murmur2 of the node's name, as Kafka's own default partitioner would place that key;
     `source`: the partition number of the record it speaks of, modulo the partitions."""
@@ -85,7 +85,7 @@ EVENTS: Final = Topic(name="gpuledger.events.v1", record=GpuEvent, key="node", r
 ATTRIBUTED_INCIDENTS: Final = Topic(
     name="gpuledger.attributed-incidents.v1",
     record=AttributedIncident,
-    key="node",
+    key="incident.node",
     retention_ms=7 * _DAY_MS,
 )
 DEAD_LETTERS: Final = Topic(

@@ -1,0 +1,145 @@
+"""What does not decode is named: topic, field, value. What decodes can be encoded again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from gpuledger.codec import Decoder, decoder_of, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.records import GpuReading, NodeSample, PodRecord
+from gpuledger.twins import twin_of
+
+Make = Callable[[type[Any]], type[Any]]
+
+SAMPLE: dict[str, object] = {
+    "node": "n",
+    "boot_id": "b",
+    "seq": 1,
+    "time_ns": 1,
+    "interval_ns": 1,
+    "gpus": [{"uuid": "u", "index": 0}],
+    "containers": [],
+    "processes": [],
+    "allocations": [],
+}
+POD: dict[str, object] = {
+    "uid": "u",
+    "namespace": "n",
+    "name": "n",
+    "node": "n",
+    "labels": {},
+    "containers": [],
+    "gpus_requested": {},
+    "phase": "Running",
+    "created_time_ns": 1,
+    "resource_version": "1",
+}
+TOO_DEEP = b"[" * 100_000 + b"]" * 100_000
+
+# What is put in the place of a field of the sample, and what the error says of it.
+BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
+    ({"seq": "x"}, "field seq: Expected `int`, got `str`; value 'x'"),
+    ({"seq": 1.5}, "field seq: Expected `int`, got `float`; value 1.5"),
+    ({"seq": -1}, "field seq: Expected `int` >= 0; value -1"),
+    ({"seq": None}, "field seq: Expected `int`, got `null`; value None"),
+    ({"gpus": {}}, "field gpus: Expected `array`, got `object`; value {}"),
+    (
+        {"gpus": [{"uuid": "u", "index": 0}, {"uuid": "v", "index": "x"}]},
+        "field gpus[1].index: Expected `int`, got `str`; value 'x'",
+    ),
+    ({"gpus": [{"uuid": "u"}]}, "field gpus[0].index: missing; value {'uuid': 'u'}"),
+    (
+        {"processes": [{"gpu": 0, "pid": 1, "kind": "nope"}]},
+        "field processes[0].kind: Invalid enum value 'nope'; value 'nope'",
+    ),
+]
+BAD_PODS: list[tuple[dict[str, object], str]] = [
+    ({"labels": {"a.b": 1}}, "field labels[...]: Expected `str`, got `int`; value {'a.b': 1}"),
+    ({"gpus_requested": {"x": -1}}, "field gpus_requested[...]: Expected `int` >= 0"),
+]
+BAD_BYTES = [
+    (None, "no value (a tombstone), but this topic has none"),
+    (b"", "not JSON of this topic's record: Input data was truncated; value b''"),
+    (b"{", "not JSON of this topic's record: Input data was truncated; value b'{'"),
+    (b"\xff\xfe", "not JSON of this topic's record: JSON is malformed"),
+    (b'{"node": "\xff"}', "not JSON of this topic's record: 'utf-8' codec can't decode"),
+    (encode(SAMPLE) + b"x", "not JSON of this topic's record: JSON is malformed: trailing"),
+    (b"[1]", "field (the record): Expected `object`, got `array`; value [1]"),
+    (b"null", "field (the record): Expected `object`, got `null`; value None"),
+    (b"{}", "field node: missing; value {}"),
+    (b'{"spare": ' + TOO_DEEP + b"}", "not JSON of this topic's record: maximum recursion"),
+    (b'{"node": 1, "spare": ' + TOO_DEEP + b"}", "field node: Expected `str`, got `int`"),
+]
+both = pytest.mark.parametrize("make", [lambda record: record, twin_of], ids=["record", "twin"])
+
+
+@both
+@pytest.mark.parametrize(("change", "said"), BAD_SAMPLES)
+def test_the_field_and_its_value_are_named_in_a_tick(
+    make: Make, change: dict[str, object], said: str
+) -> None:
+    decoder = Decoder(topic="a.topic", record=make(NodeSample))
+
+    with pytest.raises(UndecodableError) as raised:
+        decoder.decode(orjson.dumps(SAMPLE | change))
+
+    assert str(raised.value) == f"a.topic: {said}"
+
+
+@both
+@pytest.mark.parametrize(("change", "said"), BAD_PODS)
+def test_of_a_mapping_the_whole_is_shown(make: Make, change: dict[str, object], said: str) -> None:
+    decoder = Decoder(topic="a.topic", record=make(PodRecord))
+
+    with pytest.raises(UndecodableError) as raised:
+        decoder.decode(orjson.dumps(POD | change))
+
+    assert str(raised.value).startswith(f"a.topic: {said}")
+
+
+@both
+@pytest.mark.parametrize(("value", "said"), BAD_BYTES, ids=lambda given: repr(given)[:40])
+def test_bytes_that_are_no_record_are_explained(make: Make, value: bytes | None, said: str) -> None:
+    decoder = Decoder(topic="a.topic", record=make(NodeSample))
+
+    with pytest.raises(UndecodableError) as raised:
+        decoder.decode(value)
+
+    assert str(raised.value).startswith(f"a.topic: {said}")
+
+
+@both
+@pytest.mark.parametrize("number", [2**63, 2**64, 10**40, -(2**64)])
+def test_a_number_that_could_not_be_encoded_again_is_refused(make: Make, number: int) -> None:
+    decoder = Decoder(topic="a.topic", record=make(GpuReading))
+
+    with pytest.raises(UndecodableError, match="field index"):
+        decoder.decode(b'{"uuid":"u","index":%d}' % number)
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    with pytest.raises(UndecodableError) as raised:
+        Decoder(topic="a.topic", record=NodeSample).decode(b'{"node": "' + b"x" * 100_000)
+
+    assert len(str(raised.value)) < 300
+    assert str(raised.value).endswith("…")
+
+
+def test_what_is_absent_gets_no_key_and_reads_as_none() -> None:
+    reading = GpuReading(uuid="u", index=0, power_watts=None, temperature_celsius=0)
+
+    assert encode(reading) == b'{"uuid":"u","index":0,"temperature_celsius":0}'
+    assert reading.power_watts is None
+
+
+def test_a_null_of_another_writer_reads_as_absent() -> None:
+    decoder = Decoder(topic="a.topic", record=GpuReading)
+
+    assert decoder.decode(b'{"uuid":"u","index":0,"model":null}') == GpuReading(uuid="u", index=0)
+
+
+def test_there_is_one_decoder_for_a_topic_and_its_record() -> None:
+    assert decoder_of("a.topic", GpuReading) is decoder_of("a.topic", GpuReading)
+    assert decoder_of("a.topic", GpuReading) is not decoder_of("b.topic", GpuReading)

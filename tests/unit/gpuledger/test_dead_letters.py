@@ -1,0 +1,153 @@
+"""A record that cannot be used is put aside with its bytes and its reason, and nothing is lost."""
+
+import base64
+from collections.abc import Sequence
+
+import pytest
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
+from gpuledger.errors import BusUnavailableError
+from gpuledger.records import DeadLetter, GpuReading
+from gpuledger.topics import DEAD_LETTERS
+from tests.fakes.producer import KeepingProducer
+
+GOOD = b'{"uuid":"u","index":0}'
+DECODER = Decoder(topic="a.topic", record=GpuReading)
+READ_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+NOW_NS = 1_700_000_000_123_456_789
+
+
+def record(value: bytes | None, *, offset: int = 0, partition: int = 3) -> Record:
+    return Record("a.topic", partition, offset, 1, b"a-key", value)
+
+
+def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterOffice:
+    return DeadLetterOffice(
+        consumer="a-group", producer=producer, partitions=partitions, time_ns=lambda: NOW_NS
+    )
+
+
+def letters(producer: KeepingProducer) -> list[DeadLetter]:
+    return [READ_LETTER.decode(message.value) for message in producer.messages()]
+
+
+def counted(reason: str) -> float:
+    return float(DEAD_LETTERS_TOTAL.labels(topic="a.topic", reason=reason)._value.get())
+
+
+def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
+    records = [record(GOOD), record(b"{", offset=1), record(GOOD, offset=2)]
+    deadly = office(KeepingProducer())
+
+    decoded = list(deadly.decode(DECODER, records))
+
+    assert decoded == [(one, GpuReading(uuid="u", index=0)) for one in records[::2]]
+    assert deadly.buried == 1
+
+
+@pytest.mark.parametrize("value", [b"{", b"\xff\x00\xfe", b"", b"x" * 100_000, b'{"uuid":1}'])
+async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: bytes) -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    list(deadly.decode(DECODER, [record(value, offset=41)]))
+
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    place = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
+    assert place == ("a.topic", 3, 41, "a-group", NOW_NS)
+    assert letter.reason == "undecodable"
+    assert letter.detail.startswith("a.topic: ")
+    assert base64.b64decode(letter.value_base64 or "", validate=True) == value
+    assert base64.b64decode(letter.key_base64 or "", validate=True) == b"a-key"
+
+
+async def test_what_was_absent_stays_absent() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    deadly.bury(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
+
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.key_base64, letter.value_base64) == (None, None)
+    assert (letter.reason, letter.detail) == ("invalid", "why")
+
+
+async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_in_order() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer, partitions=2)
+    for partition, offset in [(0, 5), (1, 6), (2, 7), (0, 8)]:
+        deadly.bury(record(b"", partition=partition, offset=offset), reason="invalid", detail="")
+
+    await deadly.flush()
+
+    assert [(topic, place) for topic, place, _ in producer.batches] == [
+        (DEAD_LETTERS.name, 0),
+        (DEAD_LETTERS.name, 1),
+    ]
+    assert [letter.offset for letter in letters(producer)] == [5, 7, 8, 6]
+    assert {message.key for message in producer.messages()} == {b"a.topic"}
+    assert {message.timestamp_ms for message in producer.messages()} == {1_700_000_000_123}
+
+
+async def test_without_letters_nothing_is_published() -> None:
+    producer = KeepingProducer()
+
+    await office(producer).flush()
+
+    assert producer.batches == []
+
+
+async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> None:
+    producer = KeepingProducer(refusals=1)
+    deadly = office(producer)
+    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+
+    with pytest.raises(BusUnavailableError):
+        await deadly.flush()
+    deadly.bury(record(b"", offset=2), reason="invalid", detail="")
+    await deadly.flush()
+    await deadly.flush()
+
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+class BusyProducer(KeepingProducer):
+    """A letter comes while the batch before it is on its way."""
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        await super().publish(topic, partition, messages)
+        if len(self.batches) == 1:
+            self.meanwhile()
+
+    def meanwhile(self) -> None:
+        raise NotImplementedError
+
+
+async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
+    producer = BusyProducer()
+    deadly = office(producer)
+    producer.meanwhile = lambda: deadly.bury(  # type: ignore[method-assign]  # closes the circle between the two
+        record(b"", offset=2), reason="invalid", detail=""
+    )
+    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+
+    await deadly.flush()
+    assert [letter.offset for letter in letters(producer)] == [1]
+    await deadly.flush()
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+def test_each_letter_is_counted_by_topic_and_reason() -> None:
+    before = counted("undecodable"), counted("invalid")
+    deadly = office(KeepingProducer())
+
+    list(deadly.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
+    deadly.bury(record(GOOD), reason="invalid", detail="")
+
+    assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)

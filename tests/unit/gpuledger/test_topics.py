@@ -1,0 +1,123 @@
+"""The topic table fits together, and records lie where Kafka's own clients would look for them."""
+
+import dataclasses
+from typing import get_type_hints
+
+import pytest
+from aiokafka.partitioner import DefaultPartitioner
+from aiokafka.partitioner import murmur2 as murmur2_of_aiokafka
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpuledger.topics import (
+    BY_NAME,
+    DEAD_LETTERS,
+    PODS,
+    SAMPLES,
+    TOPICS,
+    Topic,
+    murmur2,
+    partition_of_node,
+)
+
+each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+
+
+# Values of Apache Kafka's own UtilsTest.testMurmur2, as unsigned numbers.
+@pytest.mark.parametrize(
+    ("data", "hashed"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_gives_the_values_of_kafkas_own_tests(data: bytes, hashed: int) -> None:
+    assert murmur2(data) == hashed & 0xFFFFFFFF
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+def test_murmur2_is_that_of_aiokafka(data: bytes) -> None:
+    assert murmur2(data) == murmur2_of_aiokafka(data) & 0xFFFFFFFF
+
+
+@given(node=st.text(), partitions=st.integers(1, 500))
+def test_a_node_lies_where_the_default_partitioner_puts_its_name(
+    node: str, partitions: int
+) -> None:
+    everywhere = list(range(partitions))
+
+    expected = DefaultPartitioner()(node.encode(), everywhere, everywhere)
+
+    assert partition_of_node(node, partitions=partitions) == expected
+
+
+def test_topics_placed_by_node_have_the_same_number_of_partitions() -> None:
+    counts = {topic.partitions for topic in TOPICS if topic.partitioner == "node"}
+
+    assert len(counts) == 1
+
+
+def test_names_are_unique_and_versioned_and_looked_up() -> None:
+    assert list(BY_NAME) == [topic.name for topic in TOPICS]
+    assert len({topic.record for topic in TOPICS}) == len(BY_NAME)
+    for name, topic in BY_NAME.items():
+        assert name == topic.name
+        assert name.startswith("gpuledger.")
+        assert name.endswith(".v1")
+
+
+@each_topic
+def test_the_key_is_a_required_text_field_of_the_record(topic: Topic) -> None:
+    record = topic.record
+    for step in topic.key.split(".")[:-1]:
+        record = get_type_hints(record)[step]
+    last = topic.key.split(".")[-1]
+    (field,) = [field for field in dataclasses.fields(record) if field.name == last]
+
+    assert get_type_hints(record)[last] is str
+    assert field.default is dataclasses.MISSING
+
+
+@each_topic
+def test_a_topic_placed_by_node_has_a_node_in_its_record(topic: Topic) -> None:
+    hints = get_type_hints(topic.record)
+    named = hints | get_type_hints(hints["incident"]) if "incident" in hints else hints
+
+    assert topic.partitioner in ("node", "source")
+    assert ("node" in named) == (topic.partitioner == "node")
+
+
+@each_topic
+def test_what_is_not_compacted_is_kept_for_a_stated_time(topic: Topic) -> None:
+    config = topic.config(replication_factor=3)
+
+    assert ("retention.ms" in config) == (config["cleanup.policy"] == "delete")
+    assert all(isinstance(value, str) for value in config.values())
+    assert config["message.timestamp.type"] == "CreateTime"
+
+
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, "1"), (2, "1"), (3, "2"), (5, "2")])
+def test_a_cluster_can_lose_a_replica_and_still_take_records(replicas: int, in_sync: str) -> None:
+    """With one replica there is none to lose."""
+    config = SAMPLES.config(replication_factor=replicas)
+
+    assert config["min.insync.replicas"] == in_sync
+
+
+def test_every_version_of_a_pod_outlives_the_samples_that_it_describes() -> None:
+    config = PODS.config(replication_factor=3)
+
+    assert SAMPLES.retention_ms is not None
+    assert config["cleanup.policy"] == "compact"
+    assert int(config["min.compaction.lag.ms"]) >= SAMPLES.retention_ms
+
+
+def test_dead_letters_are_kept_longer_than_what_they_stand_for() -> None:
+    kept = [topic.retention_ms for topic in TOPICS if topic.retention_ms is not None]
+
+    assert DEAD_LETTERS.retention_ms == max(kept)
