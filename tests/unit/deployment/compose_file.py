@@ -63,10 +63,12 @@ class Service:
     def on_this_machine(self, volumes: Mapping[str, Path]) -> tuple[list[str], dict[str, str]]:
         """Give command and environment with each path in the container replaced by its source."""
 
+        copied = {target: ROOT / source for source, target in deployables.copied(self.stage)}
+        mounted = {one.target: volumes.get(one.source, ROOT / one.source) for one in self.mounts}
+
         def replaced(text: str) -> str:
-            for mount in self.mounts:
-                source = volumes.get(mount.source, ROOT / mount.source)
-                text = text.replace(mount.target, str(source))
+            for target, source in {**copied, **mounted}.items():
+                text = text.replace(target, str(source))
             return text
 
         environment = {name: replaced(value) for name, value in self.environment.items()}

@@ -71,6 +71,12 @@ def entrypoint(stage: Stage) -> list[str]:
     return words
 
 
+def copied(stage: Stage) -> list[tuple[str, str]]:
+    """Give what an image takes straight out of the checkout, and where to."""
+    words = [value.split() for value in stage.values("COPY") if not value.startswith("--from=")]
+    return [(source, target) for source, target in words]
+
+
 def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """Run a script of the project, with no other variables than these; give what it prints.
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from cli.topics import TopicsSettings
+from gpuledger.settings import load_settings
 from tests.unit.deployment import compose_file, deployables
 from tests.unit.deployment.compose_file import Service
 from tests.unit.deployment.deployables import ROOT
@@ -163,7 +165,8 @@ def test_every_node_of_the_scenario_has_an_agent() -> None:
     assert [agent.environment["NODE_NAME"] for agent in agents] == [
         node["name"] for node in scenario["nodes"]
     ]
-    assert Path(source).name == Path(SERVICES["kube-api"].environment["SCENARIO"]).name
+    _, environment = SERVICES["kube-api"].on_this_machine({})
+    assert environment["SCENARIO"] == str(ROOT / "scenarios" / Path(source).name)
 
 
 def test_the_agents_read_when_the_simulated_cluster_began(
@@ -182,9 +185,13 @@ def test_podwatch_finds_the_simulated_api_server(settings_of: SettingsOf) -> Non
 
 
 def test_the_topics_are_made_by_a_command_that_there_is() -> None:
-    command = SERVICES["topics"].command()
+    service = SERVICES["topics"]
+    loaded = load_settings(
+        TopicsSettings, prog="topics", description="", argv=[], environ=service.environment
+    )
 
-    assert "create" in deployables.run([*command, "--help"], {})
+    assert "partitions" in deployables.run([*service.command(), "--help"], {})
+    assert loaded.kafka.bootstrap_servers == "kafka:9092"
 
 
 def test_the_broker_listens_where_its_clients_ask() -> None:

@@ -111,7 +111,7 @@ def test_the_topics_are_made_by_a_command_that_there_is() -> None:
     workload = WORKLOADS["gpuledger-topics"]
     command = [*deployables.entrypoint(workload.stage), *workload.container["args"], "--help"]
 
-    assert "create" in deployables.run(command, {})
+    assert "partitions" in deployables.run(command, {})
     assert workload.environment().items() <= manifests.config_map("gpuledger-kafka").items()
 
 
