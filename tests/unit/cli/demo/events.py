@@ -1,0 +1,72 @@
+"""Builders of events for the demo's tests."""
+
+from gpuledger.records import (
+    Account,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    GpuReading,
+    Method,
+    PodDescription,
+    PodState,
+)
+
+GIB = 2**30
+SECOND_NS = 10**9
+CONTAINER_ID = "c" * 64
+
+KNOWN = PodDescription(
+    uid="uid-1",
+    container_ids=[CONTAINER_ID],
+    state=PodState.KNOWN,
+    namespace="research",
+    name="train-0",
+    owner_kind="Job",
+    owner_name="train",
+)
+PENDING = PodDescription(uid="uid-1", container_ids=[CONTAINER_ID], state=PodState.PENDING)
+
+
+def entry(account: Account, busy_seconds: float, *, gib: float = 0.0, joules: float = 0.0) -> Entry:
+    """Give an entry of a one-second tick; on a pod's account it is of the pod described above."""
+    of_pod = account is Account.POD
+    return Entry(
+        account=account,
+        pod_uid="uid-1" if of_pod else None,
+        container_id=CONTAINER_ID if of_pod else None,
+        busy_seconds=busy_seconds,
+        memory_byte_seconds=gib * GIB,
+        joules=joules,
+        method=Method.EXCLUSIVE,
+    )
+
+
+def event(
+    *,
+    second: float = 1,
+    node: str = "node-a",
+    entries: list[Entry] | None = None,
+    pods: list[PodDescription] | None = None,
+) -> GpuEvent:
+    """Give the event of the second that ends at `second`: one GPU, used for a quarter by a pod."""
+    return GpuEvent(
+        node=node,
+        boot_id="boot",
+        seq=round(second * 1000),
+        time_ns=round(second * SECOND_NS),
+        interval_ns=SECOND_NS,
+        gpus=[
+            GpuBooks(
+                reading=GpuReading(
+                    uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_joules=200.0
+                ),
+                entries=entries
+                or [
+                    entry(Account.POD, 0.25, gib=20, joules=50.0),
+                    entry(Account.IDLE, 0.75, gib=60, joules=150.0),
+                ],
+            )
+        ],
+        pods=[KNOWN] if pods is None else pods,
+        allocations=[],
+    )

@@ -1,0 +1,42 @@
+"""What the live table shows of an event."""
+
+from rich.console import Console
+
+from cli.demo.screen import draw, rows_of
+from cli.demo.tally import Tally
+from gpuledger.records import Account
+from tests.unit.cli.demo.events import PENDING, entry, event
+
+
+def test_each_entry_has_a_row_in_the_units_people_read() -> None:
+    """Percent of the tick, GiB, watts; node and GPU on the first row only."""
+    pod, idle = rows_of(event())
+    assert tuple(pod)[:-1] == (
+        *("node-a", "0", "research/train-0", "Job/train"),
+        *("25", "20.0 GiB", "50", "exclusive"),
+    )
+    assert tuple(idle)[:-1] == ("", "", "(idle)", "", "75", "60.0 GiB", "150", "")
+
+
+def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
+    """It is there at once, and named later."""
+    assert next(rows_of(event(pods=[PENDING]))).pod == "pending uid-1"
+
+
+def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
+    """A host entry without busy seconds and with little memory is left out."""
+    reserved = [entry(Account.HOST, 0.0, gib=0.5), entry(Account.IDLE, 1.0)]
+    assert [row.pod for row in rows_of(event(entries=reserved))] == ["(idle)"]
+
+
+def test_the_table_names_every_node() -> None:
+    """In their alphabetical order."""
+    tally = Tally()
+    for node in ("node-b", "node-a"):
+        tally.add(event(node=node))
+    console = Console(width=140, record=True, file=None, quiet=True)
+    with console.capture() as captured:
+        console.quiet = False
+        console.print(draw(tally, headline="headline"))
+    drawn = captured.get()
+    assert drawn.index("headline") < drawn.index("node-a") < drawn.index("node-b")

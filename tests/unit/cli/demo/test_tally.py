@@ -1,0 +1,65 @@
+"""The sums of a run."""
+
+import pytest
+
+from cli.demo.tally import Tally
+from gpuledger.records import Account
+from tests.unit.cli.demo.events import GIB, PENDING, SECOND_NS, entry, event
+
+
+def tally_of(*events: object) -> Tally:
+    """Give the tally of some events."""
+    tally = Tally()
+    for each in events:
+        tally.add(each)  # type: ignore[arg-type]  # only events are given
+    return tally
+
+
+def test_what_is_booked_on_a_pod_adds_up() -> None:
+    """Over ticks, for each quantity."""
+    total = tally_of(event(second=1), event(second=2)).pods["uid-1"]
+    assert total.gpu_seconds == pytest.approx(0.5)
+    assert total.memory_byte_seconds == pytest.approx(40 * GIB)
+    assert total.joules == pytest.approx(100.0)
+
+
+def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
+    """What was booked before the name came stays with it."""
+    total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["uid-1"]
+    assert (total.namespace, total.pod, total.owner) == ("research", "train-0", "Job/train")
+    assert total.gpu_seconds == pytest.approx(0.5)
+
+
+def test_other_accounts_are_nobodys_pod() -> None:
+    """Host, unattributed and idle are counted as entries only."""
+    accounts = [Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
+    tally = tally_of(event(entries=[entry(account, 0.1) for account in accounts]))
+    assert tally.pods == {}
+    assert tally.entries == len(accounts)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stretches"),
+    [
+        ([1, 2, 3], [(0, 3)]),
+        ([1, 2.005], [(0, 2.005)]),
+        ([1, 5], [(0, 1), (4, 5)]),
+    ],
+)
+def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
+    seconds: list[float], stretches: list[tuple[float, float]]
+) -> None:
+    """The truth is asked for what was covered, and for nothing else."""
+    tally = tally_of(*(event(second=second) for second in seconds))
+    covered = [(start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["node-a"]]
+    assert covered == stretches
+
+
+def test_books_that_do_not_balance_show() -> None:
+    """A quarter of a GPU's second is missing here."""
+    entries = [
+        entry(Account.POD, 0.25, gib=20, joules=50.0),
+        entry(Account.IDLE, 0.5, gib=60, joules=150.0),
+    ]
+    assert tally_of(event()).conservation_error_max_ratio == 0.0
+    assert tally_of(event(entries=entries)).conservation_error_max_ratio == pytest.approx(0.25)
