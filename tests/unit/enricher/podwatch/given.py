@@ -1,0 +1,99 @@
+"""Pods as an API server writes them, and a clock on which pauses take no time."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CREATED = "2026-11-21T08:00:00Z"
+DEADLINE_SECONDS = 5.0
+CREATED_NS = 1_795_248_000_000_000_000
+
+Object = dict[str, Any]
+
+
+def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **more: Any) -> Object:  # noqa: ANN401  # any field of a pod
+    """Give a running pod of one container; `more` replaces whole sections of it."""
+    return {
+        "metadata": {
+            "uid": uid,
+            "name": f"pod-{uid}",
+            "namespace": "team-red",
+            "resourceVersion": version,
+            "creationTimestamp": CREATED,
+            **more.get("metadata", {}),
+        },
+        "spec": {
+            **({"nodeName": node} if node else {}),
+            "containers": [{"name": "main"}],
+            **more.get("spec", {}),
+        },
+        "status": {
+            "phase": "Running",
+            "startTime": "2026-11-21T08:00:01Z",
+            "containerStatuses": [
+                {"name": "main", "containerID": f"containerd://id-of-{uid}", "restartCount": 0}
+            ],
+            **more.get("status", {}),
+        },
+    }
+
+
+def owned_by(kind: str, name: str, *, controller: bool = True) -> Object:
+    """Give an entry of `ownerReferences`."""
+    return {"kind": kind, "name": name, "uid": "owner", "controller": controller}
+
+
+def encoded(item: object) -> bytes:
+    """Give the JSON of an object."""
+    return json.dumps(item).encode()
+
+
+class PatientClock:
+    """A clock that stands still but for its sleeps, which it keeps and which end at once."""
+
+    def __init__(self, *, start_ns: int = CREATED_NS) -> None:
+        self._start_ns = start_ns
+        self._passed_ns = 0
+        self.slept: list[float] = []
+
+    def time_ns(self) -> int:
+        return self._start_ns + self._passed_ns
+
+    def monotonic_ns(self) -> int:
+        return self._passed_ns
+
+    def boottime_ns(self) -> int:
+        return self._passed_ns
+
+    def advance(self, seconds: float) -> None:
+        self._passed_ns += round(seconds * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    """Let others run until the condition holds; TimeoutError where it does not come to that."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110  # what is waited for has no event to wait on
+            await asyncio.sleep(0.001)
+
+
+def write_kubeconfig(path: Path, *, url: str, token: str) -> Path:
+    """Write a kubeconfig for a server that speaks plain HTTP."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path

@@ -1,0 +1,126 @@
+"""An API server over real HTTP that does what a test's script says, one answer a request.
+
+Lists and watches have a script each; when a script has ended, a list is empty and a watch silent.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from tests.unit.enricher.podwatch.given import Object, encoded
+
+Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class MisbehavingServer:
+    """Plays its scripts and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.lists: deque[Answering] = deque()
+        self.watches: deque[Answering] = deque()
+        self.asked: list[Mapping[str, str]] = []
+        self.tokens: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Play the next answer of the script that the request is for."""
+        self.asked.append(dict(request.query))
+        self.tokens.append(request.headers.get("Authorization", ""))
+        if "watch" in request.query:
+            return await (self.watches.popleft() if self.watches else silence())(request)
+        return await (self.lists.popleft() if self.lists else page())(request)
+
+    def kinds(self) -> list[str]:
+        """Give what was asked for, as `list` and `watch`, in order."""
+        return ["watch" if "watch" in query else "list" for query in self.asked]
+
+
+@asynccontextmanager
+async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
+    """Serve on a free port of the loopback."""
+    server = MisbehavingServer()
+    app = web.Application()
+    app.router.add_get("/api/v1/pods", server.answer)
+    # Silent watches are cancelled with the server, not waited for.
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    server.url = f"http://{host}:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+def page(*pods: Object, version: str = "10", continue_token: str = "") -> Answering:
+    """Answer a list with one page."""
+    metadata = {"resourceVersion": version, "continue": continue_token}
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=encoded({"metadata": metadata, "items": pods}))
+
+    return answer
+
+
+def status(code: int, *, reason: str = "", retry_after: str = "", **more: object) -> Answering:
+    """Refuse with a Status object."""
+    body = {"kind": "Status", "code": code, "reason": reason, "message": f"says {code}", **more}
+    headers = {"Retry-After": retry_after} if retry_after else {}
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=code, body=encoded(body), headers=headers)
+
+    return answer
+
+
+def text(code: int, body: str) -> Answering:
+    """Answer in plain text, as a proxy before the API server would."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=code, text=body)
+
+    return answer
+
+
+def events(*items: Object, tail: bytes = b"", cut: bool = False, keep: bool = False) -> Answering:
+    """Answer a watch with these lines and a tail; then close, or cut the connection, or keep it."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"".join(encoded(item) + b"\n" for item in items) + tail)
+        if keep:
+            await asyncio.Event().wait()
+        if cut and request.transport:
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+def silence() -> Answering:
+    """Accept a watch and never say anything."""
+    return events(keep=True)
+
+
+def event(kind: str, item: Object) -> Object:
+    """Give one line of a watch."""
+    return {"type": kind, "object": item}
+
+
+def bookmark(version: str) -> Object:
+    """Give a bookmark as a real server writes it: a pod without containers."""
+    return event(
+        "BOOKMARK",
+        {"metadata": {"resourceVersion": version}, "spec": {"containers": None}, "status": {}},
+    )
+
+
+def error(code: int, reason: str = "") -> Object:
+    """Give an ERROR line."""
+    return event("ERROR", {"kind": "Status", "code": code, "reason": reason, "message": "no"})

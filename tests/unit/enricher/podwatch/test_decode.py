@@ -1,0 +1,218 @@
+"""What podwatch reads in the API server's pods."""
+
+from typing import Any
+
+import pytest
+
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.requests import parse_quantity
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.records import PodContainer, PodRecord
+from gpuledger.topics import PODS
+from gpuledger.twins import encode_twin
+from tests.unit.enricher.podwatch.given import CREATED_NS, Object, encoded, owned_by, pod
+
+
+def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options of the reader
+    asked = {"labels": ["app"], "gpu_resource_prefixes": ["nvidia.com/"]} | options
+    found = PodReader(**asked).read(encoded(item))
+    assert found is not None
+    return found
+
+
+def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None:
+    found = read(pod("u1", version="42"))
+    expected = PodRecord(
+        uid="u1",
+        namespace="team-red",
+        name="pod-u1",
+        node="node-a",
+        labels={},
+        containers=[PodContainer(name="main", container_id="id-of-u1", restarts=0)],
+        gpus_requested={},
+        phase="Running",
+        created_time_ns=CREATED_NS,
+        started_time_ns=CREATED_NS + 10**9,
+        resource_version="42",
+    )
+    assert encode_twin(found) == encode(expected)
+    assert Decoder(topic=PODS.name, record=PodRecord).decode(encode_twin(found)) == expected
+
+
+def test_a_pod_without_a_node_has_no_record() -> None:
+    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    assert reader.read(encoded(pod(node=None))) is None
+
+
+@pytest.mark.parametrize(
+    ("references", "labels", "expected"),
+    [
+        ([], {}, (None, None)),
+        (
+            [owned_by("ReplicaSet", "web-5d4f8c7b9")],
+            {"pod-template-hash": "5d4f8c7b9"},
+            ("Deployment", "web"),
+        ),
+        ([owned_by("ReplicaSet", "by-hand")], {}, ("ReplicaSet", "by-hand")),
+        (
+            [owned_by("ReplicaSet", "web-other")],
+            {"pod-template-hash": "5d4f8c7b9"},
+            ("ReplicaSet", "web-other"),
+        ),
+        ([owned_by("StatefulSet", "db")], {}, ("StatefulSet", "db")),
+        ([owned_by("DaemonSet", "logs")], {}, ("DaemonSet", "logs")),
+        ([owned_by("Job", "nightly-29387520")], {}, ("Job", "nightly-29387520")),
+        ([owned_by("PyTorchJob", "llama")], {}, ("PyTorchJob", "llama")),
+        ([owned_by("Node", "node-a")], {}, ("Node", "node-a")),
+        (
+            [owned_by("Backup", "b", controller=False), owned_by("RayCluster", "r")],
+            {},
+            ("RayCluster", "r"),
+        ),
+        ([owned_by("Backup", "b", controller=False)], {}, (None, None)),
+    ],
+)
+def test_the_owner_is_the_workload_that_people_know(
+    references: list[Object], labels: dict[str, str], expected: tuple[str | None, str | None]
+) -> None:
+    found = read(pod(metadata={"ownerReferences": references, "labels": labels}))
+    assert (found.owner_kind, found.owner_name) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (["app"], {"app": "web"}),
+        (["team", "app"], {"team": "red", "app": "web"}),
+        (["absent"], {}),
+        (["*"], {"app": "web", "team": "red", "noise": "1"}),
+        ([], {}),
+    ],
+)
+def test_only_the_labels_asked_for_are_carried(asked: list[str], expected: dict[str, str]) -> None:
+    item = pod(metadata={"labels": {"app": "web", "team": "red", "noise": "1"}})
+    assert read(item, labels=asked).labels == expected
+
+
+def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:
+    found = read(
+        pod(
+            spec={
+                "initContainers": [{"name": "fetch"}],
+                "containers": [{"name": "main"}, {"name": "side"}],
+                "ephemeralContainers": [{"name": "debug"}],
+            },
+            status={
+                "initContainerStatuses": [
+                    {"name": "fetch", "containerID": "docker://f1", "restartCount": 2}
+                ],
+                "containerStatuses": [
+                    {"name": "side", "containerID": "", "restartCount": 0},
+                    {"name": "main", "containerID": "cri-o://m1", "restartCount": 1},
+                ],
+                "ephemeralContainerStatuses": [{"name": "debug", "containerID": "containerd://d1"}],
+            },
+        )
+    )
+    assert [(one.name, one.container_id, one.restarts) for one in found.containers] == [
+        ("fetch", "f1", 2),
+        ("main", "m1", 1),
+        ("side", None, 0),
+        ("debug", "d1", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"kubernetes.io/config.hash": "h", "kubernetes.io/config.mirror": "m"}, "h"),
+        ({"kubernetes.io/config.mirror": "m"}, "m"),
+        ({"other": "x" * 1000}, None),
+    ],
+)
+def test_a_static_pod_is_known_by_its_hash(
+    annotations: dict[str, str], expected: str | None
+) -> None:
+    assert read(pod(metadata={"annotations": annotations})).config_hash == expected
+
+
+def gpu(name: str, amount: object, *, kind: str = "limits", always: bool = False) -> Object:
+    container: Object = {"name": name, "resources": {kind: {"nvidia.com/gpu": amount, "cpu": "4"}}}
+    return container | ({"restartPolicy": "Always"} if always else {})
+
+
+@pytest.mark.parametrize(
+    ("inits", "containers", "expected"),
+    [
+        ([], [gpu("a", "2"), gpu("b", "1")], 3),
+        ([], [gpu("a", "2", kind="requests")], 2),
+        ([gpu("i", "8")], [gpu("a", "2")], 8),
+        ([gpu("i", "1")], [gpu("a", "2")], 2),
+        ([gpu("i", "1", always=True)], [gpu("a", "2")], 3),
+        ([], [gpu("a", 4)], 4),
+    ],
+)
+def test_requested_gpus_are_those_held_at_a_time(
+    inits: list[Object], containers: list[Object], expected: int
+) -> None:
+    found = read(pod(spec={"initContainers": inits, "containers": containers}))
+    assert found.gpus_requested == {"nvidia.com/gpu": expected}
+
+
+def test_only_resources_with_a_prefix_asked_for_count_as_gpus() -> None:
+    limits = {"nvidia.com/mig-1g.5gb": "1", "amd.com/gpu": "1", "memory": "1Gi"}
+    item = pod(spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
+    assert read(item).gpus_requested == {"nvidia.com/mig-1g.5gb": 1}
+    assert read(item, gpu_resource_prefixes=["amd.com/"]).gpus_requested == {"amd.com/gpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [
+        ("2", 2),
+        ("1k", 1000),
+        ("4Gi", 4 * 2**30),
+        (3, 3),
+        ("500m", 0),
+        ("", 0),
+        ("x", 0),
+        ("1iG", 0),
+    ],
+)
+def test_whole_quantities_are_read_and_others_are_none(quantity: str | int, expected: int) -> None:
+    assert parse_quantity(quantity) == expected
+
+
+@pytest.mark.parametrize("section", ["spec", "status"])
+def test_sections_that_are_null_say_nothing(section: str) -> None:
+    item = pod() | {section: None}
+    reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
+    found = reader.read(encoded(item))
+    assert (found is None) == (section == "spec")
+
+
+def test_fields_that_are_null_say_nothing() -> None:
+    found = read(
+        pod(
+            metadata=dict.fromkeys(
+                ["labels", "annotations", "ownerReferences", "creationTimestamp"]
+            ),
+            status=dict.fromkeys(["phase", "startTime", "containerStatuses"]),
+        )
+    )
+    assert (found.phase, found.created_time_ns, found.started_time_ns) == ("Unknown", 0, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"uid":5}}', b"\xff\xfe", b'{"metadata"'],
+)
+def test_what_is_no_pod_is_refused(data: bytes) -> None:
+    with pytest.raises(UndecodableError, match="not a pod"):
+        PodReader(labels=[], gpu_resource_prefixes=[]).read(data)
+
+
+def test_a_large_pod_leaves_a_small_record() -> None:
+    noise: Object = {"managedFields": [{"fieldsV1": {f"f:{n}": {}}} for n in range(1000)]}
+    assert len(encode_twin(read(pod(metadata=noise)))) < 500

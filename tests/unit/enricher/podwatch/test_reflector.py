@@ -1,0 +1,336 @@
+"""The reflector against an API server that misbehaves in every way that was seen."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.reflector import Deleted, Interrupted, Mark, Reflector, Seen, Step
+from enricher.podwatch.settings import KubernetesSettings
+from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
+from tests.unit.enricher.podwatch.misbehaving import (
+    Answering,
+    MisbehavingServer,
+    bookmark,
+    error,
+    event,
+    events,
+    misbehaving_server,
+    page,
+    silence,
+    status,
+    text,
+)
+
+SILENCE_SECONDS = 0.02
+WATCHING, LISTING, LISTED = Mark.WATCHING, Mark.LISTING, Mark.LISTED
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(server: MisbehavingServer, tmp_path: Path) -> KubernetesSettings:
+    return KubernetesSettings(
+        kubeconfig=str(write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="secret")),
+        page_limit=2,
+        silence_seconds=60.0,
+        backoff_first_seconds=1.6,
+        backoff_most_seconds=30.0,
+    )
+
+
+@pytest.fixture
+async def api(settings: KubernetesSettings) -> AsyncIterator[Api]:
+    async with open_api(settings) as api:
+        yield api
+
+
+@pytest.fixture
+def clock() -> PatientClock:
+    return PatientClock()
+
+
+@pytest.fixture
+def reflector(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
+    return made(api, settings, clock)
+
+
+def made(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
+    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: 0.0)
+
+
+async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
+    """Take steps until there are enough of them."""
+    taken: list[Step] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as steps:
+        async for step in steps:
+            taken.append(step)
+            if enough(taken):
+                return taken
+    raise AssertionError("the reflector ended")
+
+
+def told(steps: list[Step]) -> list[str]:
+    """Write steps as words, for comparison."""
+    return [_word(step) for step in steps]
+
+
+def _word(step: Step) -> str:
+    match step:
+        case Seen(found):
+            return f"+{found.uid}"
+        case Deleted(found):
+            return f"-{found.uid}"
+        case Interrupted(failure):
+            return f"!{failure.status}"
+        case _:
+            return step.name
+
+
+def nth(step: Step, count: int) -> Callable[[list[Step]], bool]:
+    return lambda taken: taken.count(step) == count
+
+
+async def test_all_pages_of_a_list_come_before_the_watch(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [page(pod("a"), pod("b"), continue_token="t 1/2"), page(pod("c"), version="9")]
+    server.watches += [events(event("ADDED", pod("d", version="12")), keep=True)]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+d")
+    assert told(steps) == ["LISTING", "+a", "+b", "+c", "LISTED", "WATCHING", "+d"]
+    first, second, watch = server.asked
+    assert (first["limit"], second["continue"]) == ("2", "t 1/2")
+    assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("9", "true")
+    assert watch["timeoutSeconds"] == "300"
+    assert server.tokens[0] == "Bearer secret"
+
+
+async def test_a_watch_goes_on_from_the_newest_event_or_bookmark(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [page(version="1")]
+    server.watches += [
+        events(event("MODIFIED", pod("a", version="5"))),
+        events(bookmark("8")),
+        events(event("DELETED", pod("a", version="9"))),
+        events(event("ADDED", pod("b", node=None, version="11"))),
+    ]
+    steps = await steps_until(reflector, nth(WATCHING, 5))
+    assert told(steps)[2:] == ["WATCHING", "+a", *["WATCHING"] * 2, "-a", *["WATCHING"] * 2]
+    assert [query["resourceVersion"] for query in server.asked[1:]] == ["1", "5", "8", "9", "11"]
+    assert server.kinds() == ["list"] + ["watch"] * 5
+
+
+TOO_NEW = {"causes": [{"reason": "ResourceVersionTooLarge"}]}
+
+
+@pytest.mark.parametrize(
+    ("gone", "word"),
+    [
+        pytest.param(status(410, reason="Expired"), "!410", id="as an HTTP answer"),
+        pytest.param(events(error(410, "Expired")), "!410", id="as an ERROR event"),
+        pytest.param(status(504, reason="Timeout", details=TOO_NEW), "!504", id="as too new"),
+    ],
+)
+async def test_an_expired_version_leads_to_a_new_list(
+    server: MisbehavingServer, reflector: Reflector, gone: Answering, word: str
+) -> None:
+    server.lists += [page(pod("a"), version="1"), page(pod("b"), version="50")]
+    server.watches += [gone, events(event("ADDED", pod("c", version="51")), keep=True)]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+c")
+    first, second = ["LISTING", "+a", "LISTED"], ["LISTING", "+b", "LISTED"]
+    assert [said for said in told(steps) if said != "WATCHING"] == [*first, word, *second, "+c"]
+    assert server.kinds() == ["list", "watch", "list", "watch"]
+    assert server.asked[3]["resourceVersion"] == "50"
+
+
+async def test_an_expired_page_begins_the_list_anew(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [
+        page(pod("a"), continue_token="old"),
+        status(410, reason="Expired"),
+        page(pod("b")),
+    ]
+    steps = await steps_until(reflector, nth(WATCHING, 1))
+    assert told(steps) == ["LISTING", "+a", "!410", "LISTING", "+b", "LISTED", "WATCHING"]
+    assert "continue" not in server.asked[2]
+
+
+@pytest.mark.parametrize(
+    ("failing", "word"),
+    [
+        (status(500), "!500"),
+        (status(503), "!503"),
+        (text(502, "<html>Bad Gateway</html>"), "!502"),
+        (events(error(500)), "!500"),
+        (events(event("ERROR", {"code": "not a number"})), "!None"),
+        (events(tail=b'{"type":"ADDED","obj'), "!None"),
+        (events(tail=b'{"type":"ADDED","obj', cut=True), "!None"),
+        (events(tail=b"no JSON at all\n"), "!None"),
+    ],
+)
+async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
+    server: MisbehavingServer, reflector: Reflector, failing: Answering, word: str
+) -> None:
+    server.lists += [page(version="3")]
+    server.watches += [failing, events(event("ADDED", pod("a")), keep=True)]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+a")
+    assert word in told(steps)
+    assert server.kinds() == ["list", "watch", "watch"]
+    assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "3"]
+
+
+async def test_a_silent_watch_is_noticed(
+    server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
+) -> None:
+    impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
+    server.watches += [silence(), events(event("ADDED", pod("a")), keep=True)]
+    steps = await steps_until(made(api, impatient, clock), lambda taken: _word(taken[-1]) == "+a")
+    interruption = next(step for step in steps if isinstance(step, Interrupted))
+    assert "silent for too long" in str(interruption.error)
+
+
+async def test_a_server_that_closes_at_once_is_asked_ever_more_seldom(
+    server: MisbehavingServer, reflector: Reflector, clock: PatientClock
+) -> None:
+    server.watches += [events() for _ in range(7)]
+    await steps_until(reflector, nth(WATCHING, 8))
+    assert clock.slept == [0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
+
+
+async def test_a_watch_that_lived_is_resumed_at_once(
+    server: MisbehavingServer, reflector: Reflector, clock: PatientClock
+) -> None:
+    server.watches += [events(), events(event("ADDED", pod("a"))), events()]
+    steps: list[Step] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as coming:
+        async for step in coming:
+            steps.append(step)
+            if isinstance(step, Seen):
+                clock.advance(300)
+            if steps.count(WATCHING) == 4:
+                break
+    assert clock.slept == [0.8, 0.0, 0.8]
+
+
+async def test_a_failed_watch_that_lived_is_resumed_after_the_first_pause(
+    server: MisbehavingServer, reflector: Reflector, clock: PatientClock
+) -> None:
+    server.watches += [events(), events(), events(event("ADDED", pod("a")), error(500))]
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as coming:
+        async for step in coming:
+            if isinstance(step, Seen):
+                clock.advance(300)
+            if len(clock.slept) == 3:
+                break
+    assert clock.slept == [0.8, 1.6, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("header", "pause_seconds"), [("7", 7.0), ("0", 0.8), ("soon", 0.8), ("86400", 300.0)]
+)
+async def test_a_server_that_asks_for_patience_gets_it_within_bounds(
+    server: MisbehavingServer,
+    reflector: Reflector,
+    clock: PatientClock,
+    header: str,
+    pause_seconds: float,
+) -> None:
+    server.lists += [status(429, reason="TooManyRequests", retry_after=header), page()]
+    steps = await steps_until(reflector, nth(WATCHING, 1))
+    assert told(steps) == ["LISTING", "!429", "LISTING", "LISTED", "WATCHING"]
+    assert clock.slept == [pause_seconds]
+
+
+async def test_an_object_of_three_megabytes_is_an_object_like_any_other(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    large = pod("large", metadata={"annotations": {"blob": "x" * 3_000_000}})
+    server.watches += [events(event("ADDED", large), event("ADDED", pod("small")), keep=True)]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+small")
+    assert told(steps)[-2:] == ["+large", "+small"]
+
+
+async def test_an_unknown_event_type_is_stepped_over(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.watches += [
+        events(
+            event("NOVELTY", pod("a")),
+            {"object": pod("b")},
+            {"type": "ADDED"},
+            event("ADDED", pod("c")),
+            tail=b"\n",
+            keep=True,
+        )
+    ]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+c")
+    assert told(steps) == ["LISTING", "LISTED", "WATCHING", "+c"]
+
+
+async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    odd = pod("odd", metadata={"labels": "none"})
+    server.lists += [page(odd, pod("a"))]
+    server.watches += [events(event("ADDED", odd), event("ADDED", pod("b")), keep=True)]
+    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+b")
+    assert told(steps) == ["LISTING", "+a", "LISTED", "WATCHING", "+b"]
+
+
+async def test_a_list_that_is_none_is_a_failure_and_no_empty_list(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [text(200, "<html>Please log in</html>"), page(pod("a"))]
+    steps = await steps_until(reflector, nth(WATCHING, 1))
+    assert told(steps) == ["LISTING", "!None", "LISTING", "+a", "LISTED", "WATCHING"]
+
+
+async def test_a_missing_role_is_said_with_its_remedy(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [status(403, reason="Forbidden")]
+    steps = await steps_until(reflector, lambda taken: isinstance(taken[-1], Interrupted))
+    told_error = steps[-1]
+    assert isinstance(told_error, Interrupted)
+    assert str(told_error.error) == (
+        "the API server answered 403: says 403:"
+        " grant its account get, list and watch on pods in a ClusterRole"
+    )
+
+
+async def test_credentials_are_read_again_after_a_refusal(
+    server: MisbehavingServer, reflector: Reflector, settings: KubernetesSettings
+) -> None:
+    server.lists += [status(401), page()]
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as steps:
+        async for step in steps:
+            if isinstance(step, Interrupted):
+                write_kubeconfig(Path(settings.kubeconfig), url=server.url, token="renewed")
+            if step is LISTED:
+                break
+    assert server.tokens == ["Bearer secret", "Bearer renewed"]
+
+
+async def test_an_api_server_that_is_not_there_is_an_interruption(
+    api: Api, settings: KubernetesSettings, clock: PatientClock, tmp_path: Path
+) -> None:
+    nowhere = write_kubeconfig(tmp_path / "nowhere", url="http://127.0.0.1:9", token="secret")
+    elsewhere = KubernetesSettings(kubeconfig=str(nowhere))
+    async with open_api(elsewhere) as absent:
+        steps = await steps_until(
+            made(absent, elsewhere, clock), lambda taken: isinstance(taken[-1], Interrupted)
+        )
+    assert isinstance(steps[-1], Interrupted)
+    assert isinstance(steps[-1].error, KubernetesError)
+    assert "http://127.0.0.1:9 cannot be read" in str(steps[-1].error)

@@ -1,0 +1,215 @@
+"""Podwatch as a whole, between an API server that misbehaves and a bus that may be away."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from enricher.podwatch.api import open_api
+from enricher.podwatch.service import run_podwatch
+from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, Record, Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import PodRecord
+from gpuledger.service import Readiness
+from gpuledger.topics import PODS, partition_of_node
+from tests.unit.enricher.podwatch.given import (
+    DEADLINE_SECONDS,
+    PatientClock,
+    pod,
+    soon,
+    write_kubeconfig,
+)
+from tests.unit.enricher.podwatch.misbehaving import (
+    MisbehavingServer,
+    event,
+    events,
+    misbehaving_server,
+    page,
+    status,
+)
+
+
+class ShakyBus:
+    """A bus in memory whose producers refuse as often as it is told."""
+
+    def __init__(self, *, refusals: int) -> None:
+        self.inner = MemoryBus()
+        self.refusals = refusals
+
+    async def partitions(self, topic: str) -> int:
+        return await self.inner.partitions(topic)
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        return self.inner.consumer(subscription)
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with self.inner.producer() as producer:
+            yield ShakyProducer(bus=self, inner=producer)
+
+
+class ShakyProducer:
+    def __init__(self, *, bus: ShakyBus, inner: Producer) -> None:
+        self._bus = bus
+        self._inner = inner
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if self._bus.refusals > 0:
+            self._bus.refusals -= 1
+            raise BusUnavailableError("no broker answers")
+        await self._inner.publish(topic, partition, messages)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(server: MisbehavingServer, tmp_path: Path) -> PodwatchSettings:
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="secret")
+    return PodwatchSettings(
+        kubernetes=KubernetesSettings(kubeconfig=str(kubeconfig)), tombstone_after_seconds=60
+    )
+
+
+@asynccontextmanager
+async def running(
+    *, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: PatientClock
+) -> AsyncGenerator[None]:
+    """Run podwatch while the context is open; a failure of it comes out of the context."""
+    async with open_api(settings.kubernetes) as api:
+        task = asyncio.create_task(
+            run_podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
+        )
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def published(bus: Bus, count: int) -> list[Record]:
+    """Read the topic of pods from its beginning until it has given `count` messages."""
+    found: list[Record] = []
+    subscription = Subscription(group="test", topics=[PODS.name])
+    async with asyncio.timeout(DEADLINE_SECONDS), bus.consumer(subscription) as consumer:
+        while len(found) < count:
+            polled = await consumer.poll(timeout_seconds=1, max_records=count)
+            found += [record for records in polled.values() for record in records]
+    return found
+
+
+async def published_phase(bus: Bus, phase: str) -> None:
+    """Read the topic until a pod of this phase comes."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        bus.consumer(Subscription(group="phase", topics=[PODS.name])) as consumer,
+    ):
+        while True:
+            polled = await consumer.poll(timeout_seconds=1, max_records=10)
+            if any(decoded(one).phase == phase for records in polled.values() for one in records):
+                return
+
+
+def decoded(record: Record) -> PodRecord:
+    found: PodRecord = decoder_of(PODS.name, PodRecord).decode(record.value)
+    return found
+
+
+async def test_pods_are_published_under_their_uid_on_the_partition_of_their_node(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, readiness, clock = MemoryBus(), Readiness(), PatientClock()
+    server.lists += [page(pod("a", node="n1"), pod("b", node="n2"), pod("c", node=None))]
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        first, second = sorted(await published(bus, 2), key=lambda record: record.key or b"")
+    for record, uid, node in ((first, "a", "n1"), (second, "b", "n2")):
+        assert record.key == uid.encode()
+        assert record.partition == partition_of_node(node, partitions=PODS.partitions)
+        assert (decoded(record).uid, decoded(record).node) == (uid, node)
+
+
+async def test_a_deletion_is_published_with_its_time_and_later_as_a_tombstone(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, clock = MemoryBus(), PatientClock()
+    server.lists += [page(pod("a"))]
+    server.watches += [events(event("DELETED", pod("a", version="11")), keep=True)]
+    async with running(bus=bus, settings=settings, readiness=Readiness(), clock=clock):
+        *_, deletion, tombstone = await published(bus, 3)
+    assert decoded(deletion).deleted_time_ns is not None
+    assert (tombstone.key, tombstone.value) == (b"a", None)
+
+
+async def test_a_pod_missing_from_a_new_list_is_published_as_deleted(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, clock = MemoryBus(), PatientClock()
+    server.lists += [page(pod("a"), pod("b")), page(pod("b"), version="50")]
+    server.watches += [status(410, reason="Expired")]
+    async with running(bus=bus, settings=settings, readiness=Readiness(), clock=clock):
+        records = [decoded(record) for record in await published(bus, 3)]
+    assert [(one.uid, one.deleted_time_ns is None) for one in records[:2]] == [
+        ("a", True),
+        ("b", True),
+    ]
+    assert (records[2].uid, records[2].deleted_time_ns is None) == ("a", False)
+
+
+async def test_readiness_tells_of_both_sides(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, readiness, clock = MemoryBus(), Readiness(), PatientClock()
+    server.lists += [page(pod("a"))]
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        assert not readiness.is_ready()
+        await published(bus, 1)
+        await soon(readiness.is_ready)
+        assert readiness.check("api").detail == "1 pods"
+
+
+async def test_a_missing_role_makes_podwatch_unready_and_says_why(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    readiness = Readiness()
+    server.lists.extend([status(403, reason="Forbidden")] * 1000)
+    async with running(
+        bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
+    ):
+        await soon(lambda: "403" in readiness.check("api").detail)
+        assert not readiness.is_ready()
+
+
+async def test_pods_wait_for_a_bus_that_is_away(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, readiness, clock = ShakyBus(refusals=3), Readiness(), PatientClock()
+    server.lists += [page(pod("a"))]
+    server.watches += [events(event("MODIFIED", pod("a", status={"phase": "Failed"})), keep=True)]
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        await published_phase(bus, "Failed")
+        assert readiness.check("kafka").is_ok
+    assert bus.refusals == 0
+
+
+async def test_a_missing_topic_ends_podwatch_with_an_error_for_its_user(
+    settings: PodwatchSettings,
+) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_api(settings.kubernetes) as api, asyncio.timeout(DEADLINE_SECONDS):
+            await run_podwatch(
+                api=api,
+                bus=MemoryBus(topics=[]),
+                settings=settings,
+                readiness=Readiness(),
+                clock=PatientClock(),
+            )
+    assert caught.group_contains(TopicsError)

@@ -1,0 +1,145 @@
+"""Which pods the table has due, and for how long."""
+
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.table import PodTable
+from gpuledger.records import PodRecord
+from tests.unit.enricher.podwatch.given import encoded, pod
+
+SECOND = 10**9
+MOST = 100
+
+
+def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord:
+    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    found = reader.read(encoded(pod(uid, version=version, status={"phase": phase})))
+    assert found is not None
+    return found
+
+
+def table(*, tombstone_after_seconds: float = 900.0, tombstones_most: int = 10) -> PodTable:
+    return PodTable(
+        tombstone_after_seconds=tombstone_after_seconds, tombstones_most=tombstones_most
+    )
+
+
+def due(pods: PodTable) -> list[tuple[str, str]]:
+    """Give what is due, as UID and state."""
+    return [(one.uid, _state(one.pod)) for one in pods.batch(MOST)]
+
+
+def _state(found: PodRecord | None) -> str:
+    if found is None:
+        return "tombstone"
+    return found.phase if found.deleted_time_ns is None else f"deleted {found.deleted_time_ns}"
+
+
+def publish(pods: PodTable) -> list[tuple[str, str]]:
+    """Acknowledge what is due, and give what it was."""
+    was = due(pods)
+    pods.acknowledge(pods.batch(MOST))
+    return was
+
+
+def test_a_pod_is_due_until_it_is_acknowledged() -> None:
+    pods = table()
+    pods.see(record("a"), time_ns=1)
+    assert due(pods) == [("a", "Running")]
+    assert publish(pods) == [("a", "Running")]
+    assert due(pods) == []
+    assert (len(pods), pods.unpublished) == (1, 0)
+
+
+def test_a_pod_that_differs_in_its_version_alone_is_not_due_again() -> None:
+    pods = table()
+    pods.see(record("a", version="1"), time_ns=1)
+    publish(pods)
+    pods.see(record("a", version="2"), time_ns=2)
+    assert due(pods) == []
+    pods.see(record("a", version="3", phase="Succeeded"), time_ns=3)
+    assert due(pods) == [("a", "Succeeded")]
+
+
+def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
+    pods = table()
+    pods.see(record("a"), time_ns=1)
+    pods.see(record("a", phase="Failed"), time_ns=2)
+    assert due(pods) == [("a", "Failed")]
+
+
+def test_what_changes_while_it_is_published_stays_due() -> None:
+    pods = table()
+    pods.see(record("a"), time_ns=1)
+    on_the_way = pods.batch(MOST)
+    pods.see(record("a", phase="Failed"), time_ns=2)
+    pods.acknowledge(on_the_way)
+    assert due(pods) == [("a", "Failed")]
+
+
+def test_a_batch_holds_no_more_than_asked_for_the_longest_known_first() -> None:
+    pods = table()
+    for number in range(5):
+        pods.see(record(f"u{number}"), time_ns=number)
+    assert [one.uid for one in pods.batch(2)] == ["u0", "u1"]
+
+
+def test_a_deleted_pod_is_due_with_its_time_then_as_a_tombstone_then_never() -> None:
+    pods = table(tombstone_after_seconds=900)
+    pods.see(record("a"), time_ns=1)
+    publish(pods)
+    pods.delete(record("a", version="2"), time_ns=5 * SECOND)
+    assert publish(pods) == [("a", f"deleted {5 * SECOND}")]
+    assert (pods.bury(time_ns=905 * SECOND - 1), due(pods)) == (0, [])
+    assert (pods.bury(time_ns=905 * SECOND), publish(pods)) == (0, [("a", "tombstone")])
+    assert (pods.bury(time_ns=9999 * SECOND), due(pods), len(pods)) == (0, [], 0)
+
+
+def test_a_tombstone_waits_for_its_deletion_to_be_known() -> None:
+    pods = table(tombstone_after_seconds=1)
+    pods.delete(record("a"), time_ns=0)
+    pods.bury(time_ns=9 * SECOND)
+    assert publish(pods) == [("a", "deleted 0")]
+    pods.bury(time_ns=9 * SECOND)
+    assert publish(pods) == [("a", "tombstone")]
+
+
+def test_a_list_deletes_what_it_did_not_have() -> None:
+    pods = table()
+    for uid in ("a", "b", "c"):
+        pods.see(record(uid), time_ns=1)
+    publish(pods)
+    pods.begin_list()
+    pods.see(record("b", version="9"), time_ns=2)
+    assert pods.end_list(time_ns=3) == 2
+    assert sorted(due(pods)) == [("a", "deleted 3"), ("c", "deleted 3")]
+
+
+def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
+    pods = table()
+    pods.see(record("a"), time_ns=1)
+    pods.see(record("b"), time_ns=1)
+    publish(pods)
+    pods.begin_list()
+    pods.see(record("a"), time_ns=2)
+    pods.begin_list()
+    assert due(pods) == []
+    pods.see(record("b"), time_ns=3)
+    assert pods.end_list(time_ns=4) == 1
+    assert due(pods) == [("a", "deleted 4")]
+
+
+def test_deleted_pods_beyond_the_bound_are_buried_early_and_counted() -> None:
+    pods = table(tombstones_most=2)
+    for uid in ("a", "b", "c"):
+        pods.delete(record(uid), time_ns=1)
+    publish(pods)
+    assert pods.bury(time_ns=2) == 1
+    assert publish(pods) == [("a", "tombstone")]
+    assert pods.bury(time_ns=2) == 0
+
+
+def test_a_pod_seen_again_after_its_deletion_lives() -> None:
+    pods = table(tombstone_after_seconds=1)
+    pods.delete(record("a"), time_ns=1)
+    pods.see(record("a"), time_ns=2)
+    assert publish(pods) == [("a", "Running")]
+    assert (pods.bury(time_ns=99 * SECOND), due(pods)) == (0, [])
