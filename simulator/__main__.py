@@ -13,11 +13,10 @@ from pathlib import Path
 import orjson
 
 from gpuledger.errors import UserError
-from gpuledger.service import run_until_signalled
-from simulator.epoch import choose_epoch_ns
-from simulator.identities import FileUids
+from gpuledger.service import configure_logs, run_until_signalled
+from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
-from simulator.scenario import load_scenario
+from simulator.opening import open_simulation
 from simulator.simulation import Simulation
 
 _NS = 1_000_000_000
@@ -27,13 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands and give its exit code: 2 for a user's mistake, 1 for a failure."""
     options = _parser().parse_args(argv)
     try:
-        epoch_ns = choose_epoch_ns(options.epoch_ns, file=options.epoch_file)
-        scenario = load_scenario(options.scenario)
-        uids = FileUids(options.uids, epoch_ns=epoch_ns) if options.uids else None
-        simulation = Simulation(scenario, epoch_ns=epoch_ns, uids=uids)
+        simulation = open_simulation(
+            options.scenario,
+            epoch_ns=options.epoch_ns,
+            epoch_file=options.epoch_file,
+            uids_file=options.uids,
+        )
     except UserError as error:
         sys.stderr.write(f"simulator: {error}\n")
         return 2
+    configure_logs(LogSettings())
     commands = {"kube-api": _kube_api, "drive": _drive, "truth": _truth}
     return commands[options.command](simulation, options)
 

@@ -11,6 +11,8 @@ from typing import Final
 
 from aiohttp import web
 
+from gpuledger.errors import UserError
+from gpuledger.settings.address import parse_listen
 from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
 from simulator.kube.player import Player
@@ -158,18 +160,16 @@ async def serve_kube_api(
 ) -> AsyncIterator[str]:
     """Serve the API and give its URL; with `play` the scenario's pods come and go by its clock."""
     api = simulation if isinstance(simulation, KubeApi) else KubeApi(simulation)
-    host, _, port = listen.rpartition(":")
     # A watch whose client is gone would otherwise be kept until its next line.
     runner = web.AppRunner(
         api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
     await runner.setup()
-    site = web.TCPSite(runner, host or "127.0.0.1", int(port))
     player = None
     try:
         if play:
             await api.player.play_due()
-        await site.start()
+        await _listen(runner, listen)
         player = asyncio.create_task(api.player.play()) if play else None
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"http://{bound_host}:{bound_port}"
@@ -179,6 +179,18 @@ async def serve_kube_api(
             with suppress(asyncio.CancelledError):
                 await player
         await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, listen: str) -> None:
+    try:
+        host, port = parse_listen(listen)
+        await web.TCPSite(runner, host, port).start()
+    except ValueError as error:
+        raise UserError(f"--listen: {error}") from error
+    except OSError as error:
+        raise UserError(
+            f"--listen: cannot listen on {listen}: {error.strerror or error}; choose another port"
+        ) from error
 
 
 async def _version(_request: web.Request) -> web.Response:

@@ -1,6 +1,8 @@
 """`python -m simulator`: its commands and the lines in which it tells a mistake."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,26 @@ def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(UserError, match="not a file of pod UIDs"):
         FileUids(file, epoch_ns=2).uid("a/p")
+
+
+@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999", "203.0.113.1:8001"])
+def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(listen: str) -> None:
+    command = [sys.executable, "-m", "simulator", "kube-api", "--listen", listen]
+    command += ["--scenario", "scenarios/quickstart.yaml"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert "--listen" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_served_api_says_where_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    command = [sys.executable, "-m", "simulator", "kube-api", "--listen", "127.0.0.1:0"]
+    command += ["--scenario", "scenarios/quickstart.yaml", "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        told = json.loads(server.stdout.readline())
+        server.terminate()
+        assert server.wait(timeout=10) == 0
+    assert told["url"] in kubeconfig.read_text()
+    assert told["epoch_ns"] > 0
