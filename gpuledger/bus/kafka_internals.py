@@ -4,15 +4,16 @@ Each says why it is needed. Nothing else in the project looks inside aiokafka.
 """
 
 import asyncio
-import contextlib
 import time
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
-STOP_SECONDS: Final = 3.0
+STOP_SECONDS: Final = 2.0
+CANCEL_SECONDS: Final = 0.5
 
 # ruff: noqa: SLF001  # this module is for what has no public name
 
@@ -48,37 +49,34 @@ def is_dead(client: AIOKafkaConsumer) -> bool:
 
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
-    """Leave the group and close; go on without the brokers where they do not answer in time."""
-    with contextlib.suppress(KafkaError, TimeoutError, OSError):
-        await asyncio.wait_for(client.stop(), STOP_SECONDS)
+    """Leave the group and close; go on without the brokers where they do not answer in time.
+
+    `stop` waits for a rebalance to end, and a task that it cancels takes it along.
+    """
+    if await _ends_well(client.stop()):
         return
     coordinator, fetcher = client._coordinator, client._fetcher
-    tasks = [
-        getattr(coordinator, "_coordination_task", None),
-        getattr(coordinator, "_heartbeat_task", None),
-        getattr(coordinator, "_commit_refresh_task", None),
-        getattr(fetcher, "_fetch_task", None),
-    ]
-    await _cancel([task for task in tasks if task is not None])
-    await client._client.close()
+    for owner, name in (
+        (coordinator, "_coordination_task"),
+        (coordinator, "_heartbeat_task"),
+        (coordinator, "_commit_refresh_task"),
+        (fetcher, "_fetch_task"),
+    ):
+        await _end(getattr(owner, name, None))
+    await _ends_well(client._client.close())
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:
     """Flush for so long, give up what is left, and close; `stop` alone may wait for ever."""
     sender = client._sender.sender_task
-    if flush_seconds:
-        with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(client.flush(), flush_seconds)
-    elif sender is not None:
-        # Nothing that waits may be sent any more: its publisher was told that it was not.
-        sender.cancel()
+    if flush_seconds and sender is not None and not sender.done():
+        await _ends_well(client.flush(), seconds=flush_seconds)
+    # Nothing that still waits may be sent any more: its publisher was told that it was not. The
+    # sender ends before its batches do, or it would stumble over them.
+    await _end(sender)
     _give_up_batches(client)
-    with contextlib.suppress(KafkaError, TimeoutError, OSError):
-        await asyncio.wait_for(client.stop(), STOP_SECONDS)
-        return
-    if sender is not None:
-        await _cancel([sender])
-    await client.client.close()
+    if not await _ends_well(client.stop()):
+        await _ends_well(client.client.close())
 
 
 def _give_up_batches(client: AIOKafkaProducer) -> None:
@@ -91,11 +89,22 @@ def _give_up_batches(client: AIOKafkaProducer) -> None:
         batch.future.exception()
 
 
-async def _cancel(tasks: "list[asyncio.Task[object]]") -> None:
-    for task in tasks:
+async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:
+    """Run something to its end, its failure or the deadline, and say whether it ended well."""
+    task = asyncio.create_task(work)
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        await _end(task)
+        return False
+    return not task.cancelled() and task.exception() is None
+
+
+async def _end(task: "asyncio.Task[Any] | None") -> None:
+    """Cancel a task until it ends: once lets it finish what is on its way, twice does not."""
+    for _ in range(2):
+        if task is None or task.done():
+            break
         task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=STOP_SECONDS)
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
+    if task is not None and task.done() and not task.cancelled():
+        task.exception()
