@@ -71,8 +71,9 @@ def test_the_broker_of_the_compose_file_takes_the_topics(compose_kafka: Kafka) -
     script = SERVICES["topics"].command()[0]
 
     for arguments in (SERVICES["topics"].command()[1:], ["topics", "check"]):
+        command = [str(BIN / script), *arguments]
         done = subprocess.run(
-            [str(BIN / script), *arguments],
+            command,
             env={"PATH": os.environ["PATH"], **environment},
             capture_output=True,
             text=True,
@@ -83,7 +84,7 @@ def test_the_broker_of_the_compose_file_takes_the_topics(compose_kafka: Kafka) -
 
 
 def test_prometheus_takes_its_configuration(promtool: Path) -> None:
-    command = [promtool, "check", "config", COMPOSE / "prometheus.yml"]
+    command = [str(promtool), "check", "config", str(COMPOSE / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,73 @@
+"""docs/operations.md names ports, variables, metrics and topics that there are."""
+
+import re
+from typing import Final
+
+import msgspec
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+import agent.metrics
+import enricher.join.metrics
+import enricher.podwatch.metrics
+import sinks.metrics
+from agent.settings import AgentSettings
+from enricher.join.settings import JoinSettings
+from enricher.podwatch.settings import PodwatchSettings
+from gpuledger.settings.fields import settings_of, variable_of
+from gpuledger.topics import BY_NAME
+from sinks.settings import SinkSettings
+from tests.unit.deployment import deployables
+from tests.unit.deployment.deployables import ROOT
+
+PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
+    AgentSettings,
+    PodwatchSettings,
+    JoinSettings,
+    SinkSettings,
+)
+METRICS: Final = (agent.metrics, enricher.podwatch.metrics, enricher.join.metrics, sinks.metrics)
+
+
+def variables(model: type[msgspec.Struct]) -> set[str]:
+    """Give every variable that a deployable takes."""
+    found = settings_of(model)
+    files = {variable_of(setting.file_path) for setting in found if setting.is_secret}
+    return files | {setting.variable for setting in found}
+
+
+@pytest.mark.parametrize("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
+def test_a_variable_is_taken_by_a_deployable_and_a_shared_one_by_all(variable: str) -> None:
+    takes = [variable in variables(model) for model in MODELS]
+    is_shared = re.match(r"GPULEDGER_(KAFKA|HTTP|LOG)__", variable)
+
+    assert all(takes) if is_shared else any(takes)
+
+
+@pytest.mark.parametrize("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]+", PAGE))))
+def test_a_metric_is_exposed(metric: str) -> None:
+    found = [value for module in METRICS for value in vars(module).values()]
+    exposed = {
+        family.name
+        for value in found
+        if isinstance(value, MetricWrapperBase)
+        for family in value.collect()
+    }
+
+    assert metric.removesuffix("_total") in exposed
+
+
+def test_a_topic_is_one_of_the_table() -> None:
+    assert set(re.findall(r"gpuledger\.[a-z-]+\.v\d", PAGE)) <= set(BY_NAME)
+
+
+def test_the_ports_are_those_on_which_the_images_listen() -> None:
+    written = dict(re.findall(r"^\| (\w+) \| (\d{4}) \|$", PAGE, flags=re.MULTILINE))
+    exposed = {
+        name: port
+        for name, stage in deployables.targets().items()
+        for port in stage.values("EXPOSE")
+    }
+
+    assert written == exposed
