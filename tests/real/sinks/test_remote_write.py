@@ -1,0 +1,148 @@
+"""What the remote-write sink sends is taken, and answered, by real receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.records import Account, GpuEvent
+from gpuledger.service import Readiness
+from sinks.remote_write.service import GROUP, run_remote_write
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.unit.sinks.given import (
+    NODE,
+    SECOND_NS,
+    bus,
+    committed,
+    dead_letters,
+    entry,
+    event,
+    eventually,
+    place_of,
+    pod,
+    publish,
+    running,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gpuledger.bus.memory import MemoryBus
+    from tests.real.parts.prometheus import Prometheus, PrometheusApi
+
+AT = place_of(NODE)
+BUSY = "gpuledger_pod_gpu_busy_ratio"
+
+
+def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> list[GpuEvent]:
+    described = pod(namespace=namespace)
+    return [
+        event(
+            number,
+            time_ns=first_ns + number * SECOND_NS,
+            pods=[described],
+            **({"entries": [entry(busy_seconds=0.25), entry(Account.IDLE)]} | changes),  # type: ignore[arg-type]  # an event's fields
+        )
+        for number in range(count)
+    ]
+
+
+@asynccontextmanager
+async def sending(on: MemoryBus, to: PrometheusApi) -> AsyncIterator[Readiness]:
+    readiness = Readiness()
+    settings = RemoteWriteSettings(url=to.remote_write_url)
+    async with running(run_remote_write(bus=on, settings=settings, readiness=readiness)):
+        yield readiness
+
+
+async def query(of: PrometheusApi, promql: str) -> list[tuple[dict[str, str], float]]:
+    found = await asyncio.to_thread(of.query, promql)
+    return [(one["metric"], float(one["value"][1])) for one in found]
+
+
+@pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
+async def test_a_query_by_namespace_and_pod_answers(
+    receiver: str, request: pytest.FixtureRequest
+) -> None:
+    api: PrometheusApi = request.getfixturevalue(receiver)
+    on, namespace = bus(), f"query-{receiver.replace('_', '-')}"
+    await publish(on, *ticks(5, namespace=namespace, first_ns=time.time_ns() - 5 * SECOND_NS))
+    async with sending(on, api) as readiness:
+        await eventually(lambda: committed(on, GROUP, AT) == 5, within_seconds=10)
+        assert readiness.is_ready(), readiness.report()
+    assert await dead_letters(on) == []
+
+    promql = f'sum by (namespace, pod) ({BUSY}{{namespace="{namespace}", pod="train-0"}})'
+    await asyncio.to_thread(api.await_query, promql)
+    assert await query(api, promql) == [({"namespace": namespace, "pod": "train-0"}, 0.25)]
+    counted = await query(api, f'count_over_time({BUSY}{{namespace="{namespace}"}}[1m])')
+    assert [value for _, value in counted] == [5]
+
+
+async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
+    prometheus: PrometheusApi,
+) -> None:
+    on, first_ns = bus(), time.time_ns() - 5 * SECOND_NS
+    *before, last = ticks(3, namespace="ended", first_ns=first_ns, node="node-ended")
+    gone = event(
+        3,
+        node="node-ended",
+        time_ns=last.time_ns + SECOND_NS,
+        entries=[entry(Account.IDLE)],
+        pods=[],
+    )
+    await publish(on, *before, last)
+    at = place_of("node-ended")
+    async with sending(on, prometheus):
+        await eventually(lambda: committed(on, GROUP, at) == 3, within_seconds=10)
+        alive = f'{BUSY}{{namespace="ended"}}'
+        await asyncio.to_thread(prometheus.await_query, alive)
+        await publish(on, gone)
+        await eventually(lambda: committed(on, GROUP, at) == 4, within_seconds=10)
+
+    # Without the marker Prometheus would go on answering with the last value for five minutes.
+    assert await query(prometheus, alive) == []
+    assert len(await query(prometheus, 'gpuledger_gpu_power_watts{node="node-ended"}')) == 1
+
+
+async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
+    prometheus: PrometheusApi,
+) -> None:
+    on, first_ns = bus(), time.time_ns() - 20 * SECOND_NS
+    events = ticks(8, namespace="replayed", first_ns=first_ns, node="node-replayed")
+    at = place_of("node-replayed")
+    await publish(on, *events[:5])
+    async with sending(on, prometheus):
+        await eventually(lambda: committed(on, GROUP, at) == 5, within_seconds=10)
+    on._groups[GROUP].committed[at] = 2
+    await publish(on, *events[5:])
+    async with sending(on, prometheus):
+        await eventually(lambda: committed(on, GROUP, at) == 8, within_seconds=10)
+
+    counted = await query(prometheus, f'count_over_time({BUSY}{{namespace="replayed"}}[1m])')
+    assert [value for _, value in counted] == [8]
+
+
+async def test_an_outage_of_the_receiver_loses_no_sample(
+    start_prometheus: object, tmp_path: object
+) -> None:
+    server: Prometheus = start_prometheus()  # type: ignore[operator]  # a factory
+    on, first_ns = bus(), time.time_ns() - 20 * SECOND_NS
+    events = ticks(8, namespace="outage", first_ns=first_ns)
+    await publish(on, *events[:4])
+    async with sending(on, server) as readiness:
+        await eventually(lambda: committed(on, GROUP, AT) == 4, within_seconds=10)
+        await asyncio.to_thread(server.kill)
+        await publish(on, *events[4:])
+        await eventually(lambda: not readiness.is_ready(), within_seconds=10)
+        assert committed(on, GROUP, AT) == 4
+        await asyncio.to_thread(server.start)
+        await eventually(lambda: committed(on, GROUP, AT) == 8, within_seconds=30)
+        assert readiness.is_ready()
+
+    counted = await query(server, f'count_over_time({BUSY}{{namespace="outage"}}[1m])')
+    assert [value for _, value in counted] == [8]
