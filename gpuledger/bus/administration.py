@@ -73,7 +73,7 @@ def refuse_other_partitions(lines: Iterable[Line]) -> None:
     """Raise `TopicsError` where a topic has another number of partitions than it must have."""
     other = [line for line in lines if line.status == "partitions differ"]
     if other:
-        said = "; ".join(f"{line.topic} has {line.found} and not {line.wanted}" for line in other)
+        said = "; ".join(f"{line.topic} has {line.found}, wanted {line.wanted}" for line in other)
         raise TopicsError(
             f"{said}. The number of partitions is never changed in place, because a node's records "
             f"must stay where its readers look for them. Stop all producers and consumers, delete "
@@ -84,13 +84,13 @@ def refuse_other_partitions(lines: Iterable[Line]) -> None:
 def compare(topic: Topic, found: FoundTopic | None) -> Line:
     """Compare a topic with what the brokers have, on as many replicas as it has there."""
     if found is None:
-        return Line(topic=topic.name, status="missing", wanted=f"{topic.partitions} partitions")
+        return Line(topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}")
     if found.partitions != topic.partitions:
         return Line(
             topic=topic.name,
             status="partitions differ",
-            wanted=f"{topic.partitions} partitions",
-            found=f"{found.partitions} partitions",
+            wanted=f"partitions={topic.partitions}",
+            found=f"partitions={found.partitions}",
         )
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]

@@ -46,5 +46,7 @@ def translate(
     if isinstance(error, _ABSENT):
         return TopicsError(f"{doing}: there is no such topic on {servers} ({said})")
     if isinstance(error, _TOO_LARGE):
-        return MessageTooLargeError(f"{doing}: larger than the topic's max.message.bytes ({said})")
+        return MessageTooLargeError(
+            f"{doing}: larger than max.message.bytes of the topic on {servers} ({said})"
+        )
     return BusUnavailableError(f"{doing}: {servers} failed: {type(error).__name__}: {said}")

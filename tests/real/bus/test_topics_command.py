@@ -1,0 +1,95 @@
+"""`gpuledger topics` on a real broker makes what is missing, and says what differs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.__main__ import main
+from gpuledger.bus.administration import Line, check_topics, create_topics
+from gpuledger.errors import TopicsError
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
+
+
+@pytest.fixture
+def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
+    # The topics have fixed names, so this broker is no other test's.
+    return start_kafka()
+
+
+def statuses(lines: list[Line]) -> dict[str, str]:
+    return {line.topic: line.status for line in lines}
+
+
+def test_create_makes_all_topics_and_check_finds_them_in_order(
+    broker: Kafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--bootstrap-servers", broker.bootstrap_servers]
+    assert main(["topics", "check", *at]) == 1
+    assert capsys.readouterr().out.count("missing") == len(TOPICS)
+
+    assert main(["topics", "create", *at]) == 0
+    assert capsys.readouterr().out.count("created") == len(TOPICS)
+
+    assert main(["topics", "check", *at]) == 0
+    assert main(["topics", "create", *at]) == 0
+    assert capsys.readouterr().out.count(" ok ") == 2 * len(TOPICS)
+    listed: Any = json.loads(json.dumps(kcat.metadata(broker.bootstrap_servers)))
+    found = {topic["topic"]: len(topic["partitions"]) for topic in listed["topics"]}
+    assert found == {topic.name: topic.partitions for topic in TOPICS}
+
+
+async def test_another_number_of_partitions_is_refused_and_nothing_is_made(broker: Kafka) -> None:
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    await create_topics(settings, [replace(SAMPLES, partitions=3)])
+
+    with pytest.raises(TopicsError, match=f"{SAMPLES.name} has partitions=3, wanted partitions=12"):
+        await create_topics(settings, [SAMPLES, PODS])
+    found = statuses(await check_topics(settings, [SAMPLES, PODS]))
+    assert found == {SAMPLES.name: "partitions differ", PODS.name: "missing"}
+
+
+def test_the_refusal_is_one_line_and_exit_code_2(
+    broker: Kafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    asyncio.run(create_topics(settings, [replace(EVENTS, partitions=1)]))
+
+    assert main(["topics", "create", "--bootstrap-servers", broker.bootstrap_servers]) == 2
+
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "never changed in place" in told
+
+
+async def test_another_configuration_is_said_and_left_alone(broker: Kafka) -> None:
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    await create_topics(settings, [replace(SAMPLES, retention_ms=60_000), PODS])
+
+    for lines in (
+        await create_topics(settings, [SAMPLES, PODS]),
+        await check_topics(settings, [SAMPLES, PODS]),
+    ):
+        assert statuses(lines) == {SAMPLES.name: "config differs", PODS.name: "ok"}
+        assert lines[0].found == "retention.ms=60000"
+        assert lines[0].wanted == f"retention.ms={SAMPLES.retention_ms}"
+
+
+async def test_more_replicas_than_brokers_are_refused_with_the_brokers_own_words(
+    broker: Kafka,
+) -> None:
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+
+    with pytest.raises(TopicsError, match=f"{SAMPLES.name} was not created: .*replica"):
+        await create_topics(settings, [SAMPLES], replication_factor=3)

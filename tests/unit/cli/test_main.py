@@ -1,0 +1,58 @@
+"""The command for people answers, and tells mistakes in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.__main__ import main
+from gpuledger import __version__
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("demo", "topics", "cgroup"))
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["topisc"], "topisc"),
+        (["topics", "chekc"], "chekc"),
+        (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
+        (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),
+        (["topics", "check", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+
+    printed = capsys.readouterr()
+    assert named in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_help_loads_no_stage() -> None:
+    code = "import sys; from cli.__main__ import main; main(['--help']); print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+    assert not {"aiokafka", "deltalake", "pynvml"} & set(ran.stdout.split())

@@ -1,0 +1,57 @@
+"""The topics found on a broker are compared with the topic table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuledger.bus.administration import Line, compare, refuse_other_partitions
+from gpuledger.bus.kafka_admin import FoundTopic
+from gpuledger.errors import TopicsError
+from gpuledger.topics import SAMPLES, TOPICS
+
+GOOD = FoundTopic(partitions=12, replication_factor=3, config=SAMPLES.config(replication_factor=3))
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "said"),
+    [
+        (GOOD, "ok", ""),
+        (None, "missing", ""),
+        (replace(GOOD, partitions=6), "partitions differ", "partitions=6"),
+        (
+            replace(GOOD, config={**GOOD.config, "retention.ms": "1000"}),
+            "config differs",
+            "retention.ms=1000",
+        ),
+        (replace(GOOD, config={}), "config differs", "retention.ms=(unset)"),
+        # On one broker nothing can be kept in sync with a second one.
+        (replace(GOOD, replication_factor=1), "config differs", "min.insync.replicas=2"),
+    ],
+)
+def test_a_topic_is_as_wanted_or_it_is_said_what_is_not(
+    found: FoundTopic | None, status: str, said: str
+) -> None:
+    line = compare(SAMPLES, found)
+
+    assert line.status == status
+    assert said in line.found
+
+
+def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:
+    lines = [compare(topic, GOOD) for topic in TOPICS]
+    assert (
+        Line(
+            topic="gpuledger.dead-letters.v1",
+            status="partitions differ",
+            wanted="partitions=1",
+            found="partitions=12",
+        )
+        in lines
+    )
+
+    with pytest.raises(
+        TopicsError, match=r"has partitions=12, wanted partitions=1\..*delete the topic"
+    ):
+        refuse_other_partitions(lines)

@@ -1,0 +1,175 @@
+"""What the bus in memory keeps, and what it lets go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.memory_log import FEWEST_TO_COMPACT, OVERHEAD_BYTES
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import PodRecord
+from gpuledger.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuledger.bus.protocol import Consumer, Record
+
+PLACE = TopicPartition("readings", 0)
+READINGS = Topic(name="readings", record=PodRecord, key="uid", partitions=1)
+STATES = Topic(name="states", record=PodRecord, key="uid", partitions=1, cleanup_policy="compact")
+
+
+def numbered(numbers: Iterable[int], *, key: str | None = "k") -> list[Message]:
+    return [
+        Message(key=key.encode() if key else None, value=str(number).encode(), timestamp_ms=number)
+        for number in numbers
+    ]
+
+
+async def read_all(consumer: Consumer) -> list[Record]:
+    polled = await consumer.poll(timeout_seconds=0, max_records=10**6)
+    return [record for records in polled.values() for record in records]
+
+
+async def test_a_partition_keeps_its_newest_records_within_the_bound() -> None:
+    bus = MemoryBus([READINGS], max_partition_records=80)
+    asked = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        for number in range(1000):
+            await producer.publish(*PLACE, numbered([number]))
+        kept = [record.offset for record in await read_all(consumer)]
+
+    assert kept == list(range(kept[0], 1000))
+    assert 70 <= len(kept) <= 80
+
+
+async def test_the_bound_counts_bytes_too() -> None:
+    bus = MemoryBus([READINGS], max_partition_bytes=8 * (1000 + OVERHEAD_BYTES))
+    asked = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        for number in range(100):
+            message = Message(key=b"", value=bytes(1000), timestamp_ms=number)
+            await producer.publish(*PLACE, [message])
+        kept = [record.offset for record in await read_all(consumer)]
+
+    assert kept[-1] == 99
+    assert 7 <= len(kept) <= 8
+
+
+async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is_said() -> None:
+    bus = MemoryBus([READINGS], max_partition_records=80)
+    asked = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        await producer.publish(*PLACE, numbered(range(10)))
+        assert len(await read_all(consumer)) == 10
+        for number in range(10, 200):
+            await producer.publish(*PLACE, numbered([number]))
+        with structlog.testing.capture_logs() as logged:
+            behind = await read_all(consumer)
+
+        first = behind[0].offset
+        assert first > 10
+        assert [(line["event"], line["records"]) for line in logged] == [
+            ("records_expired_unread", first - 10)
+        ]
+        await consumer.seek(PLACE, 3)
+        assert await consumer.position(PLACE) == first
+
+
+async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> None:
+    bus = MemoryBus([READINGS])
+    asked = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        await producer.publish(*PLACE, numbered(range(3)))
+        await read_all(consumer)
+        await consumer.seek(PLACE, 99)
+
+        assert [record.offset for record in await read_all(consumer)] == [0, 1, 2]
+
+
+async def test_a_compacted_topic_compacts_itself_as_it_grows_and_drops_no_state() -> None:
+    bus = MemoryBus([STATES], max_partition_records=10)
+    asked = Subscription(group="g", topics=["states"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        for number in range(20 * FEWEST_TO_COMPACT):
+            await producer.publish("states", 0, numbered([number], key=f"pod-{number % 50}"))
+        kept = await read_all(consumer)
+
+    assert len(kept) <= FEWEST_TO_COMPACT
+    assert {record.key for record in kept} == {f"pod-{number}".encode() for number in range(50)}
+    assert kept[-1].offset == 20 * FEWEST_TO_COMPACT - 1
+
+
+async def test_a_tombstone_outlives_one_compaction_and_not_the_next() -> None:
+    bus = MemoryBus([STATES])
+    async with bus.producer() as producer:
+        await producer.publish("states", 0, numbered([1], key="pod-a"))
+        await producer.publish("states", 0, [Message(b"pod-a", None, 2)])
+        for values in ([None], []):
+            bus.compact("states")
+            asked = Subscription(group=f"g{values}", topics=["states"])
+            async with bus.consumer(asked) as consumer:
+                assert [record.value for record in await read_all(consumer)] == values
+                place = TopicPartition("states", 0)
+                assert await consumer.position(place) == 2
+                assert await consumer.end_offsets([place]) == {place: 2}
+
+
+async def test_a_compacted_topic_refuses_a_message_without_a_key() -> None:
+    bus = MemoryBus([STATES])
+    async with bus.producer() as producer:
+        with pytest.raises(TopicsError, match="states is compacted"):
+            await producer.publish("states", 0, numbered([1, 2], key=None))
+
+
+async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_others() -> None:
+    bus = MemoryBus([READINGS], session_timeout_seconds=0.05)
+    lost = asyncio.Event()
+
+    async def see(partitions: frozenset[TopicPartition]) -> None:
+        if partitions:
+            lost.set()
+
+    named = Subscription(group="g", topics=["readings"], member="a")
+    other = Subscription(group="g", topics=["readings"], member="b", on_assigned=see)
+    async with bus.consumer(named) as first:
+        await read_all(first)
+        assert len(first.assignment()) == 1
+    async with bus.consumer(other) as second:
+        await read_all(second)
+        assert second.assignment() == frozenset()
+        await second.poll(timeout_seconds=1, max_records=1)
+
+        assert lost.is_set()
+        assert len(second.assignment()) == 1
+
+
+async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() -> None:
+    bus = MemoryBus([READINGS])
+    asked = Subscription(group="g", topics=["readings"], member="a")
+    async with bus.consumer(asked) as first, bus.consumer(asked) as second:
+        await read_all(second)
+
+        assert len(second.assignment()) == 1
+        with pytest.raises(BusUnavailableError, match="took over the name 'a'"):
+            await read_all(first)
+
+
+async def test_a_busy_partition_starves_no_other() -> None:
+    topic = Topic(name="readings", record=PodRecord, key="uid", partitions=3)
+    bus = MemoryBus([topic])
+    asked = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        for partition in range(3):
+            await producer.publish("readings", partition, numbered(range(100)))
+        served = set()
+        for _ in range(3):
+            served |= set(await consumer.poll(timeout_seconds=0, max_records=10))
+
+    assert {place.partition for place in served} == {0, 1, 2}
