@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,10 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     epoch_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
     """When the scenario's second 0 is, nanoseconds since the Unix epoch; 0 means at the start.
     Agents of several nodes that play one scenario together need the same one."""
+    epoch_file: Path | None = None
+    """A file that holds the epoch; the first process to look for it writes it."""
+    uids_file: Path | None = None
+    """The UIDs that a real API server gave the pods, as `python -m simulator drive` wrote them."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

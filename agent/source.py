@@ -64,10 +64,13 @@ def _explain(detail: str) -> str:
 
 
 def _simulated(settings: AgentSettings) -> Source:
-    from simulator.scenario import load_scenario  # noqa: PLC0415  # no node carries it in memory
-    from simulator.simulation import Simulation  # noqa: PLC0415  # as above
+    from simulator.opening import open_simulation  # noqa: PLC0415  # no node carries it in memory
 
-    scenario = load_scenario(Path(settings.source.removeprefix(_SIMULATED)))
-    epoch_ns = settings.simulator.epoch_ns or SystemClock().time_ns()
-    node = Simulation(scenario, epoch_ns=epoch_ns).node(settings.node_name)
+    simulation = open_simulation(
+        Path(settings.source.removeprefix(_SIMULATED)),
+        epoch_ns=settings.simulator.epoch_ns,
+        epoch_file=settings.simulator.epoch_file,
+        uids_file=settings.simulator.uids_file,
+    )
+    node = simulation.node(settings.node_name)
     return Source(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
