@@ -215,10 +215,13 @@ def _none_where_absent(take: Callable[[], T]) -> T | None:
 
 def _call(library: Any, name: str, *arguments: Any, empty: Any = None) -> Any:  # noqa: ANN401  # as the library has it
     """Call a function; a list that grew between the library's two calls is asked for again."""
+    function = getattr(library, name, None)
+    if function is None:
+        raise _UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
     for _ in range(_ATTEMPTS):
         try:
-            return getattr(library, name)(*arguments)
-        except (pynvml.NVMLLibraryMismatchError, AttributeError) as error:
+            return function(*arguments)
+        except pynvml.NVMLLibraryMismatchError as error:
             raise _UnsupportedError(f"{name}: {error}") from error
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:

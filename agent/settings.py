@@ -27,7 +27,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     node_name: str = ""
     """The node's name in Kubernetes; empty means the variable NODE_NAME, else the host's name."""
-    source: Annotated[str, msgspec.Meta(pattern="^(auto|nvml|simulated:.+)$")] = "auto"
+    source: str = "auto"
     """Where readings come from: `nvml`, `simulated:FILE`, or `auto`, which is `nvml` after a look
     whether NVML answers."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
@@ -48,6 +48,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Logs."""
     simulator: SimulatorSettings = SimulatorSettings()
     """The played scenario."""
+
+    def __post_init__(self) -> None:
+        """Refuse a source that nobody knows; raises `ValueError`."""
+        kind, _, file = self.source.partition(":")
+        if self.source not in ("auto", "nvml") and not (kind == "simulated" and file):
+            raise ValueError(f"source: expected auto, nvml or simulated:FILE, got {self.source!r}")
 
 
 def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:

@@ -1,0 +1,141 @@
+"""Who a process is: pid and start time, never the pid alone."""
+
+import pytest
+
+from agent.cgroup import Location
+from agent.processes import ProcessTable, Roll
+from agent.procfs import UNREADABLE, read_boot_id, read_process
+from gpuledger.records import ProcessChange
+from tests.fakes.nvml import FakeProcfs, stat
+
+TICK_NS = 10_000_000
+ONE, TWO = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def procfs() -> FakeProcfs:
+    return FakeProcfs()
+
+
+@pytest.fixture
+def table(procfs: FakeProcfs) -> ProcessTable:
+    return ProcessTable(procfs=procfs, node="node-1", boot_id="boot-1")
+
+
+def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> Roll:
+    return table.call({gpu: pids}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
+
+
+def told(roll: Roll) -> list[tuple[str, int, int | None, str | None]]:
+    return [
+        (
+            record.change,
+            record.pid,
+            record.started_boottime_ns and record.started_boottime_ns // TICK_NS,
+            record.container_id,
+        )
+        for record in roll.records
+    ]
+
+
+@pytest.mark.parametrize("command", ["python", "a) b (c", "tab\tand space", "))))"])
+def test_start_and_name_are_read_whatever_the_name_holds(procfs: FakeProcfs, command: str) -> None:
+    procfs.start(7, started_ticks=123, cgroup=f"/docker/{ONE}", command=command)
+    facts = read_process(procfs, 7)
+    assert (facts.started_boottime_ns, facts.command) == (123 * TICK_NS, command)
+    assert facts.location == Location(container_id=ONE, line=f"0::/docker/{ONE}")
+
+
+def test_a_pid_that_changes_hands_while_it_is_read_is_read_again(procfs: FakeProcfs) -> None:
+    procfs.files["/proc/7/stat"] = [stat(7, 100), stat(7, 200)]
+    procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode(), f"0::/docker/{TWO}".encode()]
+    facts = read_process(procfs, 7)
+    assert (facts.started_boottime_ns, facts.location.container_id) == (200 * TICK_NS, TWO)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"7", b"7 (x", b"7 (x) S 1 2", b"7 (x) S " + b"x " * 30])
+def test_a_process_that_cannot_be_read_is_nowhere(procfs: FakeProcfs, garbage: bytes) -> None:
+    procfs.files["/proc/7/stat"] = [garbage]
+    procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode()]
+    assert read_process(procfs, 7) == UNREADABLE
+    assert read_process(procfs, 8) == UNREADABLE
+
+
+def test_the_boot_id_is_one_word(procfs: FakeProcfs) -> None:
+    assert read_boot_id(procfs) == "boot-1"
+
+
+def test_a_process_is_told_when_first_seen_when_changed_and_when_ended(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    assert told(call(table, 7)) == [(ProcessChange.SEEN, 7, 100, ONE)]
+    assert told(call(table, 7)) == []
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{TWO}")
+    assert told(call(table, 7)) == [(ProcessChange.CHANGED, 7, 100, TWO)]
+    procfs.end(7)
+    assert told(call(table, 7)) == []
+    assert told(call(table)) == [(ProcessChange.ENDED, 7, 100, TWO)]
+    assert told(call(table)) == []
+
+
+def test_a_record_says_all_that_is_known(procfs: FakeProcfs, table: ProcessTable) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}", command="train")
+    (record,) = call(table, 7).records
+    assert (record.node, record.boot_id, record.time_ns) == ("node-1", "boot-1", 1000)
+    assert (record.command, record.cgroup_path) == ("train", f"0::/docker/{ONE}")
+    assert record.gpu_uuids == ["GPU-0"]
+    assert record.pod_uid is None
+
+
+def test_a_recycled_pid_is_one_process_ended_and_another_one_seen(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, at_ticks=1000)
+    procfs.start(7, started_ticks=1500, cgroup=f"/docker/{TWO}")
+    roll = call(table, 7, at_ticks=2000)
+    assert told(roll) == [
+        (ProcessChange.ENDED, 7, 100, ONE),
+        (ProcessChange.SEEN, 7, 1500, TWO),
+    ]
+    assert roll.was_recycled(7)
+
+
+def test_a_process_younger_than_the_drivers_list_is_not_the_one_in_it(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, at_ticks=1000)
+    procfs.start(7, started_ticks=2001, cgroup=f"/docker/{TWO}")
+    assert told(call(table, 7, at_ticks=2000)) == []
+    assert told(call(table, at_ticks=3000)) == [(ProcessChange.ENDED, 7, 100, ONE)]
+
+
+def test_a_process_never_read_is_not_taken_for_the_next_owner_of_its_pid(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    assert told(call(table, 7, at_ticks=1000)) == [(ProcessChange.SEEN, 7, None, None)]
+    procfs.start(7, started_ticks=1500, cgroup=f"/docker/{TWO}")
+    assert told(call(table, 7, at_ticks=2000)) == [
+        (ProcessChange.ENDED, 7, None, None),
+        (ProcessChange.SEEN, 7, 1500, TWO),
+    ]
+
+
+def test_a_process_read_late_is_the_same_process(procfs: FakeProcfs, table: ProcessTable) -> None:
+    call(table, 7, at_ticks=1000)
+    procfs.start(7, started_ticks=500, cgroup=f"/docker/{ONE}")
+    assert told(call(table, 7, at_ticks=2000)) == [(ProcessChange.CHANGED, 7, 500, ONE)]
+
+
+def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    table.call({"GPU-0": [7], "GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=1)
+    assert table.call({"GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=2).records == []
+    (record,) = table.call(
+        {"GPU-0": [7], "GPU-1": []}, listed_boottime_ns=10**12, time_ns=3
+    ).records
+    assert (record.change, record.gpu_uuids) == (ProcessChange.CHANGED, ["GPU-0"])

@@ -1,0 +1,52 @@
+"""`gpuledger-agent` as a program: its settings, its weight."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agent.settings import AgentSettings, name_node
+from gpuledger.errors import SettingsError
+from gpuledger.settings import load_settings
+
+HEAVY = ("kubernetes_asyncio", "kubernetes", "deltalake", "arro3", "pyarrow", "duckdb", "simulator")
+
+
+def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
+    code = "import agent.__main__, json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "pynvml" in modules
+    assert not modules & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "name"),
+    [
+        ("given", {"NODE_NAME": "kubernetes"}, "given"),
+        ("", {"NODE_NAME": "kubernetes"}, "kubernetes"),
+    ],
+)
+def test_a_node_is_named_by_its_settings_then_by_kubernetes(
+    given: str, environ: dict[str, str], name: str
+) -> None:
+    assert name_node(AgentSettings(node_name=given), environ).node_name == name
+
+
+def test_a_node_without_a_name_takes_the_hosts() -> None:
+    assert name_node(AgentSettings(), {}).node_name
+
+
+@pytest.mark.parametrize("source", ["auto", "nvml", "simulated:scenarios/quickstart.yaml"])
+def test_a_source_can_be_named(source: str) -> None:
+    environ = {"GPULEDGER_SOURCE": source}
+    loaded = load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
+    assert loaded.source == source
+
+
+@pytest.mark.parametrize("source", ["", "dcgm", "simulated:", "nvml:0"])
+def test_an_unknown_source_is_refused(source: str) -> None:
+    environ = {"GPULEDGER_SOURCE": source}
+    with pytest.raises(SettingsError, match="expected auto, nvml or simulated:FILE"):
+        load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)

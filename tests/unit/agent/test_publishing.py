@@ -1,0 +1,175 @@
+"""The queue is bounded, the order is kept, and nothing is taken for sent before it is."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from agent.metrics import MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
+from agent.publishing import Publisher, flush
+from agent.queue import Parcel, TickQueue, pack
+from agent.sampling import Tick
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
+from gpuledger.service import Backoff, Check
+from gpuledger.topics import PROCESSES, SAMPLES, partition_of_node
+
+NODE = "node-1"
+PARTITION = partition_of_node(NODE, partitions=12)
+
+
+class FakeBus:
+    """A bus that refuses as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Exception] = []
+        self.published: list[tuple[str, int, list[bytes | None]]] = []
+        self.producers = 0
+
+    async def partitions(self, topic: str) -> int:
+        self._refuse()
+        return 12
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        self.producers += 1
+        yield self
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        raise NotImplementedError
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == PROCESSES.name or not self.published:
+            self._refuse()
+        self.published.append((topic, partition, [message.value for message in messages]))
+
+    def values(self, topic: str) -> list[bytes | None]:
+        return [value for name, _, values in self.published if name == topic for value in values]
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+
+def parcel(number: int, processes: int = 0) -> Parcel:
+    message = Message(key=NODE.encode(), value=b"%d" % number, timestamp_ms=number)
+    return Parcel(sample=message, processes=(message,) * processes)
+
+
+def publisher_of(bus: FakeBus, queue: TickQueue, check: Check | None = None) -> Publisher:
+    return Publisher(
+        node=NODE,
+        bus=bus,
+        queue=queue,
+        check=check or Check(),
+        backoff=Backoff(first_seconds=0.0001, most_seconds=0.0001),
+    )
+
+
+async def publish_all(bus: FakeBus, queue: TickQueue, check: Check | None = None) -> None:
+    publisher = publisher_of(bus, queue, check)
+    publishing = asyncio.create_task(publisher.run())
+    await flush(publisher, publishing, seconds=5)
+    assert publisher.is_done
+
+
+def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
+    sample = NodeSample(
+        node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1, gpus=[],
+        containers=[], processes=[], allocations=[],
+    )  # fmt: skip
+    record = ProcessRecord(
+        node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
+        gpu_uuids=["GPU-0"],
+    )  # fmt: skip
+    packed = pack(Tick(sample=sample, processes=[record]))
+    assert (packed.sample.key, packed.sample.timestamp_ms) == (b"node-1", 2000)
+    assert decoder_of(SAMPLES.name, NodeSample).decode(packed.sample.value) == sample
+    assert [one.timestamp_ms for one in packed.processes] == [3000]
+    assert decoder_of(PROCESSES.name, ProcessRecord).decode(packed.processes[0].value) == record
+
+
+async def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
+    dropped, waiting = TICKS_DROPPED._value.get(), QUEUE_TICKS._value.get()
+    queue = TickQueue(most_ticks=3)
+    for number in range(5):
+        queue.put(parcel(number))
+    assert len(queue) == 3
+    assert QUEUE_TICKS._value.get() - waiting == 3
+    taken = await queue.take(at_most=9)
+    assert [one.sample.value for one in taken] == [b"2", b"3", b"4"]
+    assert TICKS_DROPPED._value.get() - dropped == 2
+    assert QUEUE_TICKS._value.get() == waiting
+
+
+async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
+    bus, queue = FakeBus(), TickQueue(most_ticks=999)
+    for number in range(100):
+        queue.put(parcel(number, processes=number % 2))
+    await publish_all(bus, queue)
+    assert bus.values(SAMPLES.name) == [b"%d" % number for number in range(100)]
+    assert bus.values(PROCESSES.name) == [b"%d" % number for number in range(1, 100, 2)]
+    assert {partition for _, partition, _ in bus.published} == {PARTITION}
+    assert len(bus.published) == 4
+
+
+@pytest.mark.parametrize("error", [BusUnavailableError("away"), TopicsError("no topic")])
+@pytest.mark.parametrize("refusals", [1, 2, 7])
+async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
+    error: Exception, refusals: int
+) -> None:
+    bus, queue, check = FakeBus(), TickQueue(most_ticks=9), Check()
+    bus.refusals = [error] * refusals
+    for number in range(3):
+        queue.put(parcel(number, processes=1))
+    await publish_all(bus, queue, check)
+    assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0", b"1", b"2"]
+    assert bus.producers == refusals + 1
+    assert check.is_ok
+
+
+async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
+    bus, queue = FakeBus(), TickQueue(most_ticks=9)
+    queue.put(parcel(0, processes=1))
+    publisher = publisher_of(bus, queue)
+    publishing = asyncio.create_task(publisher.run())
+    bus.published.append(("before", 0, []))  # so that only the process records are refused
+    partitions = bus.partitions
+
+    async def refuse_afterwards(topic: str) -> int:
+        count = await partitions(topic)
+        if topic == PROCESSES.name and bus.producers == 1:
+            bus.refusals = [BusUnavailableError("away")]
+        return count
+
+    bus.partitions = refuse_afterwards  # type: ignore[method-assign]  # the refusal comes late
+    await flush(publisher, publishing, seconds=5)
+    assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
+    assert bus.producers == 2
+
+
+async def test_the_last_chance_is_bounded() -> None:
+    bus, queue, check = FakeBus(), TickQueue(most_ticks=9), Check()
+    bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
+    queue.put(parcel(0))
+    publisher = publisher_of(bus, queue, check)
+    publishing = asyncio.create_task(publisher.run())
+    await flush(publisher, publishing, seconds=0.05)
+    assert publishing.cancelled()
+    assert publisher.left == 1
+    assert check == Check(is_ok=False, detail="no broker at localhost:9092")
+
+
+async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, queue = FakeBus(), TickQueue(most_ticks=9)
+    huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
+    queue.put(Parcel(sample=huge, processes=(huge,)))
+    queue.put(parcel(1))
+    await publish_all(bus, queue)
+    assert bus.values(SAMPLES.name) == [b"1"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 2

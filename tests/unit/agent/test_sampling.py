@@ -1,0 +1,183 @@
+"""One tick of one node: self-contained, rising, and true against the simulator's own books."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.answers import GpuAnswers, LastSeen, ListedProcess
+from agent.nvml import Nvml
+from agent.sampling import Moment, Sampler, Tick
+from gpuledger.records import ContainerRef, NodeSample, ProcessChange, ProcessKind
+from simulator.clock import HandClock
+from simulator.scenario import load_scenario
+from simulator.simulation import SimulatedNode, Simulation
+from tests.fakes.nvml import FakeProcfs
+
+QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+WINDOW_SECONDS = 1 / 6
+ONE, TWO = "a" * 64, "b" * 64
+
+
+def moment(seconds: float) -> Moment:
+    now_ns = round(seconds * SECOND_NS)
+    return Moment(
+        time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * SECOND_NS + now_ns
+    )
+
+
+def answers(*pids: int, index: int = 0) -> GpuAnswers:
+    return GpuAnswers(
+        uuid=f"GPU-{index}",
+        index=index,
+        percent=50,
+        processes=tuple(
+            ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=10) for pid in pids
+        ),
+        process_samples=(),
+    )
+
+
+def sample(sampler: Sampler, given: Sequence[GpuAnswers], seconds: float) -> Tick | None:
+    at = moment(seconds)
+    return sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at)
+
+
+def tick_at(sampler: Sampler, given: Sequence[GpuAnswers], seconds: float) -> NodeSample:
+    tick = sample(sampler, given, seconds)
+    assert tick
+    return tick.sample
+
+
+@pytest.fixture
+def procfs() -> FakeProcfs:
+    return FakeProcfs()
+
+
+@pytest.fixture
+def sampler(procfs: FakeProcfs) -> Sampler:
+    return Sampler(node="node-1", procfs=procfs)
+
+
+def test_the_first_answers_only_open_the_first_interval(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    assert sample(sampler, [answers(7)], 1) is None
+    procfs.end(7)
+    tick = sample(sampler, [answers()], 1.25)
+    assert tick
+    assert (tick.sample.node, tick.sample.boot_id) == ("node-1", "boot-1")
+    assert (tick.sample.interval_ns, tick.sample.seq) == (SECOND_NS // 4, 101_250)
+    assert tick.sample.time_ns == EPOCH_NS + SECOND_NS * 5 // 4
+    assert [record.change for record in tick.processes] == [ProcessChange.SEEN, ProcessChange.ENDED]
+    (process,) = tick.sample.processes
+    assert process.ended
+    assert tick.sample.containers == [ContainerRef(container_id=ONE)]
+
+
+def test_seq_rises_even_within_one_millisecond(sampler: Sampler) -> None:
+    sample(sampler, [], 1)
+    seqs = [tick_at(sampler, [], 1 + place / 10_000).seq for place in range(1, 5)]
+    assert seqs == [101_000, 101_001, 101_002, 101_003]
+
+
+def test_processes_point_into_one_table_of_gpus_and_one_of_containers(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    procfs.start(8, started_ticks=2, cgroup=f"/docker/{TWO}")
+    procfs.start(9, started_ticks=3, cgroup="/system.slice/nvidia-dcgm.service")
+    given = [answers(8, 9, index=1), answers(7, 8, index=0)]
+    sample(sampler, given, 1)
+    made = tick_at(sampler, given, 2)
+    assert [gpu.uuid for gpu in made.gpus] == ["GPU-0", "GPU-1"]
+    assert made.containers == [ContainerRef(container_id=ONE), ContainerRef(container_id=TWO)]
+    assert [(one.gpu, one.pid, one.container) for one in made.processes] == [
+        (0, 7, 0),
+        (0, 8, 1),
+        (1, 8, 1),
+        (1, 9, None),
+    ]
+
+
+def test_the_samples_of_a_recycled_pid_are_booked_on_neither_owner(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    sample(sampler, [answers(7)], 1)
+    procfs.start(7, started_ticks=10_150, cgroup=f"/docker/{TWO}")
+    made = tick_at(sampler, [answers(7)], 2)
+    named = [
+        (made.containers[one.container or 0].container_id, one.ended, one.sm_utilization_ratio)
+        for one in made.processes
+    ]
+    assert named == [(TWO, None, None), (ONE, True, None)]
+
+
+def test_a_process_that_was_never_readable_is_in_no_container(sampler: Sampler) -> None:
+    sample(sampler, [answers(7)], 1)
+    (process,) = tick_at(sampler, [answers(7)], 2).processes
+    assert (process.container, process.started_boottime_ns) == (None, None)
+
+
+def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: Sampler) -> None:
+    sample(sampler, [answers(index=0), answers(index=1)], 1)
+    made = tick_at(sampler, [answers(index=1)], 2)
+    assert [gpu.uuid for gpu in made.gpus] == ["GPU-1"]
+    assert sampler.last_seen().keys() == {"GPU-1"}
+
+
+# Against the simulator: it knows the kernels' busy intervals, the agent sees what NVML says.
+
+
+def play(node: SimulatedNode, clock: HandClock, lengths: list[float]) -> list[NodeSample]:
+    sampler = Sampler(node=node.name, procfs=node.procfs)
+    gpus = Nvml(node.nvml).open()
+    made = []
+    for seconds in [0.0, *lengths]:
+        clock.advance(seconds)
+        seen = sampler.last_seen()
+        given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        at = Moment.read(node.clock)
+        if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
+            made.append(tick.sample)
+    return made
+
+
+def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
+    busy: dict[str | None, float] = defaultdict(float)
+    for one in samples:
+        for process in one.processes:
+            place = process.container
+            uid = None if place is None else one.containers[place].pod_uid
+            busy[uid] += (process.sm_utilization_ratio or 0) * one.interval_ns / SECOND_NS
+    return busy
+
+
+@pytest.mark.parametrize("node_name", ["gpu-node-1", "gpu-node-2"])
+@pytest.mark.parametrize("lengths", [[0.25, *[1.0] * 30], [0.25, *[0.97, 1.0, 1.06, 0.93] * 8]])
+def test_what_the_agent_adds_up_is_what_the_kernels_did(
+    node_name: str, lengths: list[float]
+) -> None:
+    clock = HandClock(start_ns=EPOCH_NS)
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
+    node = simulation.node(node_name)
+    clock.advance(0.1)
+    start_ns = clock.time_ns()
+    samples = play(node, clock, lengths)
+    busy = busy_seconds(samples)
+    truth = simulation.truth(start_ns, clock.time_ns(), node_name)
+    assert truth
+    for used in truth:
+        # At either end of a process's life a part of a window is not told of it.
+        assert busy[used.uid] == pytest.approx(used.busy_seconds, rel=0.005, abs=WINDOW_SECONDS)
+    for place, gpu in enumerate(node.gpus):
+        drawn = sum(one.gpus[place].energy_joules or 0 for one in samples)
+        since = start_ns - EPOCH_NS, clock.time_ns() - EPOCH_NS
+        assert drawn == pytest.approx(gpu.joules(*since), abs=0.1)
+        ran = sum((one.gpus[place].utilization_ratio or 0) * one.interval_ns for one in samples)
+        assert ran == pytest.approx(gpu.device_busy_ns(*since), rel=0.01)

@@ -1,0 +1,168 @@
+"""The agent as a whole, on the bus in memory and on time that a test moves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pynvml
+import pytest
+from typing_extensions import override
+
+from agent.service import run_agent
+from agent.settings import AgentSettings
+from agent.source import open_source
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.errors import UserError
+from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
+from gpuledger.service import Readiness
+from gpuledger.topics import PROCESSES, SAMPLES
+from simulator.clock import HandClock
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+
+QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+NODES = ("gpu-node-1", "gpu-node-2")
+
+
+class AlarmClock(HandClock):
+    """Moves on with each sleep, and rings once."""
+
+    def __init__(self, *, rings_after_seconds: float) -> None:
+        super().__init__(start_ns=EPOCH_NS)
+        self._rings_at_ns = EPOCH_NS + round(rings_after_seconds * 1e9)
+        self.rung = asyncio.Event()
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        if self.time_ns() >= self._rings_at_ns:
+            self.rung.set()
+
+
+@asynccontextmanager
+async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readiness]:
+    """Run the agents of all nodes in this process, as the demo does."""
+    readiness = Readiness()
+    agents = [
+        asyncio.create_task(
+            run_agent(
+                nvml=node.nvml,
+                procfs=node.procfs,
+                clock=node.clock,
+                bus=bus,
+                settings=AgentSettings(node_name=node.name),
+                readiness=readiness,
+            )
+        )
+        for node in simulation.nodes.values()
+    ]
+    try:
+        yield readiness
+    finally:
+        for agent in agents:
+            agent.cancel()
+        ended = await asyncio.gather(*agents, return_exceptions=True)
+        assert [type(one) for one in ended] == [asyncio.CancelledError] * len(agents)
+
+
+async def read_all(bus: MemoryBus) -> tuple[list[NodeSample], list[ProcessRecord]]:
+    samples: list[NodeSample] = []
+    processes: list[ProcessRecord] = []
+    topics = [SAMPLES.name, PROCESSES.name]
+    async with bus.consumer(Subscription(group="test", topics=topics)) as consumer:
+        while batches := await consumer.poll(timeout_seconds=0.05, max_records=500):
+            for partition, records in batches.items():
+                for record in records:
+                    if partition.topic == SAMPLES.name:
+                        samples.append(decoder_of(SAMPLES.name, NodeSample).decode(record.value))
+                    else:
+                        decoder = decoder_of(PROCESSES.name, ProcessRecord)
+                        processes.append(decoder.decode(record.value))
+    return samples, processes
+
+
+async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled() -> None:
+    clock = AlarmClock(rings_after_seconds=20)
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
+    bus = MemoryBus()
+    async with running(simulation, bus) as readiness:
+        await clock.rung.wait()
+        assert readiness.is_ready(), readiness.report()
+    samples, processes = await read_all(bus)
+    for node in NODES:
+        own = [sample for sample in samples if sample.node == node]
+        assert len(own) >= 5
+        assert [sample.seq for sample in own] == sorted({sample.seq for sample in own})
+        assert own[0].interval_ns < 2_000_000_000
+        for before, after in pairwise(own):
+            assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=2)
+    changes = {(record.node, record.command, record.change) for record in processes}
+    assert ("gpu-node-2", "render", ProcessChange.SEEN) in changes
+    assert ("gpu-node-2", "render", ProcessChange.ENDED) in changes
+    assert any(one.pod_uid for sample in samples for one in sample.containers)
+
+
+async def test_processes_that_proc_does_not_show_make_the_agent_unready() -> None:
+    clock = AlarmClock(rings_after_seconds=5)
+    readiness = Readiness()
+    agent = asyncio.create_task(
+        run_agent(
+            nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})),
+            procfs=FakeProcfs(),
+            clock=clock,
+            bus=MemoryBus(),
+            settings=AgentSettings(node_name="node-1"),
+            readiness=readiness,
+        )
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    assert "is hostPID set?" in readiness.check("procfs").detail
+
+
+async def test_a_node_without_proc_is_told_in_one_line() -> None:
+    procfs = FakeProcfs()
+    procfs.files.clear()
+    with pytest.raises(UserError, match="cannot read /proc"):
+        await run_agent(
+            nvml=FakeNvml(),
+            procfs=procfs,
+            clock=HandClock(start_ns=EPOCH_NS),
+            bus=MemoryBus(),
+            settings=AgentSettings(node_name="node-1"),
+            readiness=Readiness(),
+        )
+
+
+async def test_a_scenario_is_a_source() -> None:
+    settings = AgentSettings(
+        node_name="gpu-node-2",
+        source=f"simulated:{QUICKSTART}",
+    )
+    source = await open_source(settings)
+    assert source.procfs.read("/proc/sys/kernel/random/boot_id")
+    source.nvml.nvmlInit()
+    assert source.nvml.nvmlDeviceGetCount() == 2
+
+
+async def test_a_node_that_the_scenario_does_not_have_is_told_with_those_it_has() -> None:
+    with pytest.raises(UserError, match="gpu-node-1, gpu-node-2"):
+        await open_source(AgentSettings(node_name="nobody", source=f"simulated:{QUICKSTART}"))
+
+
+async def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_library() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
+    with pytest.raises(UserError, match="--source simulated:FILE"):
+        await open_source(AgentSettings(node_name="n"))
