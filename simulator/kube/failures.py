@@ -63,6 +63,11 @@ def bad_request(message: str) -> ApiError:
     return ApiError(code=400, reason="BadRequest", message=message)
 
 
+def unworded(message: str) -> ApiError:
+    """500 without a reason, as a real server answers what it did not foresee."""
+    return ApiError(code=500, reason="", message=message)
+
+
 def invalid(message: str) -> ApiError:
     """422 for an object or options that break a rule."""
     return ApiError(code=422, reason="Invalid", message=message)

@@ -150,7 +150,8 @@ class KubeApi:
             return answer(error.status, error.code)
         except web.HTTPException as error:
             message = "the server could not find the requested resource"
-            status = ApiError(code=error.status, reason=error.reason, message=message).status
+            reason = error.reason.replace(" ", "")
+            status = ApiError(code=error.status, reason=reason, message=message).status
             return answer(status, error.status)
 
 

@@ -42,7 +42,7 @@ class Watch:
             )
         asked = query.get("resourceVersion") or "0"
         if not asked.isdigit():
-            raise failures.bad_request(f'invalid resourceVersion: "{asked}"')
+            raise failures.unworded(f'parsing resource version "{asked}": invalid syntax')
         self._version = int(asked)
 
     async def lines(self) -> AsyncIterator[bytes]:

@@ -4,12 +4,14 @@ Here live the rules of a write, such as who gives the UID and what a grace perio
 """
 
 import time
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from simulator.kube import failures
 from simulator.kube.objects import kube_time
 from simulator.kube.store import Collection, Json, Key
+
+_NS: Final = 1_000_000_000
 
 
 def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
@@ -46,18 +48,22 @@ def patch_object(collection: Collection, key: Key, patch: Json) -> Json:
 
 
 def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None) -> Json:
-    """Delete at once, or mark a pod on a node as terminating while its grace period lasts."""
+    """Delete; a pod on a node is only marked as terminating while its grace period lasts."""
     item = collection.get(key)
-    spec = item.get("spec", {})
-    if grace_seconds is None:
-        grace_seconds = spec.get("terminationGracePeriodSeconds", 30)
-    if collection.kind != "Pod" or not spec.get("nodeName") or not grace_seconds:
+    if collection.kind != "Pod":
         return collection.delete(key)
+    spec = item.get("spec", {})
+    if not spec.get("nodeName"):
+        grace_seconds = 0
+    elif grace_seconds is None:
+        grace_seconds = int(spec.get("terminationGracePeriodSeconds", 30))
     marks = {
-        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * 1_000_000_000),
+        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * _NS),
         "deletionGracePeriodSeconds": grace_seconds,
     }
-    return collection.replace({**item, "metadata": {**item["metadata"], **marks}})
+    marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})
+    # A pod is first marked and then removed, as on a real server, even without a grace period.
+    return marked if grace_seconds else collection.delete(key)
 
 
 def _merge(before: Any, patch: Any) -> Any:  # noqa: ANN401  # any JSON

@@ -38,8 +38,9 @@ async def test_a_watch_tells_each_step_of_a_pods_life(
     )
     clock.advance(9)
     await api.player.play_due()
-    assert told(await take(events, 4)) == [
+    assert told(await take(events, 5)) == [
         ("ADDED", "chat-5d8f7c9b4d-abcde", "Pending"),
+        ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
         ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
         ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
         ("DELETED", "chat-5d8f7c9b4d-abcde", "Running"),
@@ -122,7 +123,7 @@ async def test_a_watch_at_the_newest_version_outlives_a_compaction(
     await take(events, 1)
     api.compact()
     await api.delete_pod("team-b", "render-1-xyz", grace_seconds=0)
-    seen = await take(events, 2)
+    seen = await take(events, 3)
     assert "DELETED" in [event["type"] for event in seen]
 
 

@@ -1,0 +1,145 @@
+"""The simulator's API server beside a real one: the same requests, the same kind of answers."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from simulator.clock import HandClock
+from simulator.kube import KubeApi, serve_kube_api
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+from tests.real.parts.kube_client import KubeApiClient
+
+NAMESPACE = "manners"
+OURS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+EMPTY = {"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]}
+
+# What both servers are asked; each answer is compared by status, kind and reason.
+ASKED: list[tuple[str, str, dict[str, str]]] = [
+    ("GET", OURS, {}),
+    ("GET", OURS, {"limit": "1"}),
+    ("GET", OURS, {"resourceVersion": "0"}),
+    ("GET", OURS, {"resourceVersion": "99999999"}),
+    ("GET", OURS, {"resourceVersion": "x"}),
+    ("GET", OURS, {"continue": "x"}),
+    ("GET", OURS, {"fieldSelector": "spec.color=red"}),
+    ("GET", OURS, {"watch": "1", "resourceVersion": "x"}),
+    ("GET", OURS, {"watch": "1", "sendInitialEvents": "true"}),
+    ("GET", f"{OURS}/none", {}),
+    ("GET", "/api/v1/unknowns", {}),
+    ("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/replicasets/none", {}),
+    ("GET", f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/none", {}),
+    ("POST", OURS, {}),
+    ("DELETE", f"{OURS}/none", {}),
+]
+
+
+@dataclass(frozen=True)
+class Server:
+    """An API server to send requests to."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    async def send(
+        self, method: str, path: str, query: dict[str, str], body: object = None
+    ) -> tuple[int, list[Any]]:
+        """Send a request; give the status and the lines of the answer."""
+        kind = "merge-patch+json" if method == "PATCH" else "json"
+        async with self.session.request(
+            method,
+            self.url + path,
+            params=query,
+            data=None if body is None else orjson.dumps(body),
+            headers={"Content-Type": f"application/{kind}"},
+        ) as answer:
+            lines = (await answer.read()).splitlines()
+            return answer.status, [orjson.loads(line) for line in lines if line.strip()]
+
+
+@asynccontextmanager
+async def simulated() -> AsyncIterator[Server]:
+    simulation = Simulation(parse_scenario(EMPTY), epoch_ns=1, clock=HandClock(start_ns=1))
+    async with (
+        serve_kube_api(KubeApi(simulation), play=False) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Server(url, session)
+
+
+@asynccontextmanager
+async def real(client: KubeApiClient) -> AsyncIterator[Server]:
+    context: ssl.SSLContext = client._context
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        yield Server(client.url, session)
+
+
+def pod(name: str) -> dict[str, Any]:
+    """Give a pod on a node; one whose name begins with `un` is on none."""
+    place = {} if name.startswith("un") else {"nodeName": "n"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {**place, "containers": [{"name": "c", "image": "i"}]},
+    }
+
+
+def told(event: dict[str, Any]) -> tuple[str, str, str, bool]:
+    """Give what a reader of pods looks at."""
+    item = event["object"]
+    name, phase = item["metadata"]["name"], item["status"]["phase"]
+    return event["type"], name, phase, "deletionTimestamp" in item["metadata"]
+
+
+async def live(server: Server) -> tuple[list[Any], list[Any]]:
+    """Let pods come, run, end and go; give what two watches tell of it afterwards."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    await server.send("POST", "/api/v1/namespaces", {}, namespace)
+    _, (before,) = await server.send("GET", OURS, {})
+    for name in ("a", "b", "c"):
+        await server.send("POST", OURS, {}, pod(name))
+        await server.send("PATCH", f"{OURS}/{name}/status", {}, {"status": {"phase": "Running"}})
+    await server.send("POST", OURS, {}, pod("unscheduled"))
+    await server.send("DELETE", f"{OURS}/unscheduled", {})
+    await server.send("PATCH", f"{OURS}/a/status", {}, {"status": {"phase": "Succeeded"}})
+    await server.send("DELETE", f"{OURS}/b", {}, {"gracePeriodSeconds": 30})
+    await server.send("DELETE", f"{OURS}/b", {}, {"gracePeriodSeconds": 0})
+    await server.send("DELETE", f"{OURS}/c", {"gracePeriodSeconds": "0"})
+    query = {
+        "watch": "1",
+        "timeoutSeconds": "1",
+        "resourceVersion": before["metadata"]["resourceVersion"],
+    }
+    _, everything = await server.send("GET", OURS, query)
+    unended = {"fieldSelector": "status.phase!=Succeeded,spec.nodeName!="}
+    _, selected = await server.send("GET", OURS, {**query, **unended})
+    return [told(event) for event in everything], [told(event) for event in selected]
+
+
+async def answers(server: Server) -> list[tuple[int, str, str]]:
+    """Ask everything of `ASKED`; give each answer's status, kind and reason."""
+    given = []
+    for method, path, query in ASKED:
+        body = pod("a") if method == "POST" else None
+        status, lines = await server.send(method, path, query, body)
+        given.append((status, lines[0]["kind"], lines[0].get("reason", "")))
+    return given
+
+
+async def test_the_simulated_api_server_answers_and_tells_as_a_real_one_does(
+    kube_api: KubeApiClient,
+) -> None:
+    async with simulated() as ours, real(kube_api) as theirs:
+        told_by_us, told_by_them = await live(ours), await live(theirs)
+        assert told_by_us == told_by_them
+        labels = [f"{method} {path} {query}" for method, path, query in ASKED]
+        given = await answers(ours), await answers(theirs)
+        assert dict(zip(labels, given[0], strict=True)) == dict(zip(labels, given[1], strict=True))
+        await theirs.send("DELETE", f"{OURS}/a", {}, {"gracePeriodSeconds": 0})
