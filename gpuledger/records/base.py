@@ -28,7 +28,8 @@ def record(cls: type[T]) -> type[T]:
     made = dataclass(frozen=True, kw_only=True)(cls)
     optional = tuple(field.name for field in fields(cast("Any", made)) if field.default is None)
     if optional:
-        made.__init__ = _leave_out_absent(made.__init__, optional)  # type: ignore[method-assign]
+        fill = made.__init__
+        made.__init__ = _leave_out_absent(fill, optional)  # type: ignore[method-assign]  # meant so
     return made
 
 

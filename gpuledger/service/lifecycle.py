@@ -103,8 +103,14 @@ def _explain(error: BaseException) -> int:
     if mistake is None:
         _log.error("failed", exc_info=error)
         return _FAILED
-    sys.stderr.write(f"{Path(sys.argv[0]).name}: {' '.join(str(mistake).split())}\n")
+    sys.stderr.write(f"{_program()}: {' '.join(str(mistake).split())}\n")
     return _USER_ERROR
+
+
+def _program() -> str:
+    """Give the name under which this was started, also by `python -m`."""
+    started = Path(sys.argv[0])
+    return started.parent.name if started.name == "__main__.py" else started.name
 
 
 def _user_error(error: BaseException) -> UserError | None:

@@ -127,13 +127,17 @@ def test_the_exit_code_says_how_the_work_ended(work: object, code: int) -> None:
 
 
 @pytest.mark.parametrize("work", [err, err_in_a_group])
-def test_a_users_mistake_is_one_line_on_standard_error(
-    work: object, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("started", ["/bin/gpuledger-agent", "/x/gpuledger-agent/__main__.py"])
+def test_a_users_mistake_is_one_line_with_the_programs_name(
+    work: object,
+    started: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
     run_until_signalled(work)  # type: ignore[arg-type]  # a row of the table above
 
-    program = Path(sys.argv[0]).name
-    assert capsys.readouterr().err == f"{program}: kafka.client_id: wrong\n"
+    assert capsys.readouterr().err == "gpuledger-agent: kafka.client_id: wrong\n"
 
 
 def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(
