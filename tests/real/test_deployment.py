@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
+from tests.data.kubernetes.subset import subset
 from tests.real.parts import web
 from tests.real.parts.kafka import Kafka
 from tests.real.parts.kube_client import KubeApiClient
@@ -168,6 +170,18 @@ def plurals(kube_api: KubeApiClient) -> dict[tuple[str, str], str]:
             if "/" not in resource["name"]:
                 found[version, resource["kind"]] = resource["name"]
     return found
+
+
+def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
+    kube_api: KubeApiClient,
+) -> None:
+    (file,) = (ROOT / "tests" / "data" / "kubernetes").glob("v*.json")
+    _, version = kube_api.request("GET", "/version")
+    if version["gitVersion"] != file.stem:
+        pytest.skip(f"the given API server is {version['gitVersion']}, the schemas {file.stem}")
+    _, document = kube_api.request("GET", "/openapi/v2")
+
+    assert subset(document["definitions"]) == json.loads(file.read_text())["definitions"]
 
 
 @pytest.mark.parametrize("manifest", manifests.load(), ids=manifests.title)

@@ -1,6 +1,7 @@
 """Cut Kubernetes' published OpenAPI document down to the kinds that the manifests use.
 
-`python tests/data/kubernetes/subset.py swagger.json 1.36.3` writes `v1.36.3.json` beside this file.
+The document is what an API server of that version answers to `GET /openapi/v2`;
+`python tests/data/kubernetes/subset.py openapi.json 1.36.3` writes `v1.36.3.json` beside this file.
 Here alone is said how the document becomes a strict JSON Schema: unknown fields are refused, as the
 API server's field validation refuses them, and prose is left out.
 """

@@ -1,0 +1,137 @@
+"""The Dockerfile's own instructions, carried out without a container engine.
+
+Each image's environment is made in a folder by the commands that the Dockerfile names, from its
+lock file alone; what is started must find all it imports. The base image, the user and the layers
+are not tried here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.deployment.deployables import ROOT, Stage, entrypoint, stages, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BIN = Path(sys.executable).parent
+# uv and hatchling of bootstrap.lock are those of the project's own environment, and uv's cache
+# spares a download of everything.
+DONE_BY_MAKE = ["python", "-m", "pip"]
+OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
+LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
+NEEDED = {
+    "agent": ["agent.service", "agent.source", "simulator.simulation"],
+    "podwatch": ["enricher.podwatch.service"],
+    "join": ["enricher.join.service"],
+    "sinks": ["sinks.remote_write.service", "sinks.alerts.service", "sinks.store.service"],
+    "cli": ["cli.demo.command", "cli.topics", "simulator.kube", "simulator.__main__"],
+}
+
+
+class Image:
+    """A stage's file system as a folder, as far as the Dockerfile's instructions fill it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        # How this machine reaches the package registry is its own affair; the rest is the image's.
+        own = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
+        self._environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        self._working = self.inside("/build")
+        self._working.mkdir(parents=True)
+
+    def inside(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def perform(self, stage: Stage, built: Callable[[str], Image]) -> None:
+        for keyword, value in stage.instructions:
+            if keyword == "ENV":
+                self._set(shlex.split(value))
+            elif keyword == "COPY":
+                self._copy(shlex.split(value), built)
+            elif keyword == "RUN" and json.loads(value)[:3] != DONE_BY_MAKE:
+                self.run(json.loads(value))
+
+    def run(self, words: Sequence[str]) -> str:
+        moved = [str(self.inside(word)) if word.startswith("/") else word for word in words]
+        done = subprocess.run(
+            moved,
+            cwd=self._working,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"{moved}: {done.stderr}"
+        return done.stdout
+
+    def _set(self, assignments: Sequence[str]) -> None:
+        for name, value in (one.split("=", 1) for one in assignments):
+            if name not in OF_IMAGES_ONLY:
+                is_path = value.startswith("/")
+                self._environment[name] = str(self.inside(value)) if is_path else value
+
+    def _copy(self, words: Sequence[str], built: Callable[[str], Image]) -> None:
+        *sources, target = [word for word in words if not word.startswith("--from=")]
+        origin = built(words[0].removeprefix("--from=")) if len(sources) < len(words) - 1 else None
+        for source in sources:
+            found = origin.inside(source) if origin else ROOT / source
+            place = self.inside(target) if target.startswith("/") else self._working / target
+            if found.is_dir():
+                shutil.copytree(found, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(found, place)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
+    """Give what builds a stage, each once, with all stages under it but the base image."""
+    images: dict[str, Image] = {}
+
+    def build(name: str) -> Image:
+        if name not in images:
+            image = Image(tmp_path_factory.mktemp(name))
+            below, stage = [], stages()[name]
+            while stage.name != "base":
+                below.append(stage)
+                stage = stages()[stage.base]
+            for each in reversed(below):
+                image.perform(each, build)
+            images[name] = image
+        return images[name]
+
+    return build
+
+
+@pytest.mark.parametrize("stage", targets().values(), ids=targets())
+def test_an_environment_holds_all_that_its_image_starts(
+    built: Callable[[str], Image], stage: Stage
+) -> None:
+    (origin,) = [value for value in stage.values("COPY") if value.startswith("--from=")]
+    image = built(shlex.split(origin)[0].removeprefix("--from="))
+    environment = "/opt/gpuledger/bin"
+    imports = f"import {', '.join(NEEDED[stage.name])}"
+
+    assert image.run([f"{environment}/{entrypoint(stage)[0]}", "--version"])
+    image.run([f"{environment}/python", "-c", imports])
+
+
+def test_the_agent_s_environment_carries_no_kubernetes_client_and_no_arrow(
+    built: Callable[[str], Image],
+) -> None:
+    (packages,) = built("agent-environment").inside("/opt/gpuledger/lib").glob("*/site-packages")
+    names = {path.name.partition("-")[0].lower() for path in packages.iterdir()}
+
+    assert "pynvml.py" in names
+    assert not {"kubernetes_asyncio", "pyarrow", "arro3_core", "deltalake", "duckdb"} & names
