@@ -1,0 +1,89 @@
+"""The sinks' pages say what the code does: their tables are the code's, their example runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from sinks.remote_write.families import FAMILIES
+from sinks.store.columns import COLUMNS
+from sinks.store.table import EntriesTable
+from tests.unit.sinks.store.test_store import AT, STREAM, a_row
+
+DOCS = Path(__file__).parents[3] / "docs"
+TYPES = {
+    "Utf8": "string",
+    "Int32": "integer",
+    "Int64": "long",
+    "Float64": "double",
+    "Date32": "date",
+    'Timestamp(µs, "UTC")': "timestamp",
+}
+
+
+def table(page: str, name: str) -> list[list[str]]:
+    text = (DOCS / page).read_text()
+    between = text.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    return [[cell.strip() for cell in row.strip("|\n").split("|")] for row in between.splitlines()]
+
+
+def series() -> Iterator[list[str]]:
+    yield ["series", "type", "labels beside `node`", "meaning"]
+    yield ["---"] * 4
+    for family in FAMILIES:
+        labels = " ".join(f"`{label}`" for label in family.labels)
+        for metric in family.metrics:
+            yield [f"`{metric.name}`", metric.kind, labels, metric.help]
+
+
+def columns() -> Iterator[list[str]]:
+    yield ["column", "type", "null"]
+    yield ["---"] * 3
+    for column in COLUMNS:
+        shown = str(column.kind).removeprefix("arro3.core.DataType<").rstrip(">\n")
+        yield [f"`{column.name}`", TYPES[shown], "yes" if column.nullable else ""]
+
+
+def as_markdown(rows: Iterator[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def test_the_page_lists_the_series_that_are_sent() -> None:
+    assert table("remote-write.md", "series") == list(series()), as_markdown(series())
+
+
+def test_the_page_lists_the_columns_of_the_table() -> None:
+    assert table("store.md", "columns") == list(columns()), as_markdown(columns())
+
+
+def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = EntriesTable(store_uri="gpuledger-store")
+    entries.load([STREAM])
+    entries.append(a_row(0), {STREAM: 0}, time_ms=0)
+    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+    shown: list[Shown] = []
+    monkeypatch.setattr(duckdb, "sql", lambda query: Shown(ask(query), shown))
+
+    exec(compile(example, "store.md", "exec"), {})  # noqa: S102  # our own page
+
+    assert AT.partition in (0, 1)
+    assert [one.rows for one in shown] == [[("research", "train-0", 0.5, 2.0**30, 100.0)]]
+
+
+class Shown:
+    def __init__(self, rows: list[tuple[object, ...]], shown: list[Shown]) -> None:
+        self.rows = rows
+        self._shown = shown
+
+    def show(self) -> None:
+        self._shown.append(self)
+
+
+def ask(query: str) -> list[tuple[object, ...]]:
+    with duckdb.connect() as connection:
+        return connection.execute(query).fetchall()
