@@ -53,6 +53,9 @@ class Topic:
             "cleanup.policy": self.cleanup_policy,
             "min.insync.replicas": str(in_sync),
             "message.timestamp.type": "CreateTime",
+            # Kafka 4 refuses what is more than an hour ahead of its own clock, and with it every
+            # batch of a node whose clock is; retention is late by as much at most.
+            "message.timestamp.after.max.ms": str(_DAY_MS),
         }
         if self.retention_ms is not None:
             made["retention.ms"] = str(self.retention_ms)

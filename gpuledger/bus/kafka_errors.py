@@ -20,13 +20,26 @@ FAILURES: Final = (
     vendor.ConsumerStoppedError,
     OSError,
 )
-_TOO_LARGE: Final = (vendor.MessageSizeTooLargeError, vendor.RecordListTooLargeError)
-_ABSENT: Final = (vendor.UnknownTopicOrPartitionError, vendor.InvalidTopicError)
-_FORBIDDEN: Final = (
-    vendor.GroupAuthorizationFailedError,
-    vendor.ClusterAuthorizationFailedError,
-    vendor.TransactionalIdAuthorizationFailed,
-)
+_MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
+    vendor.TopicAuthorizationFailedError: (TopicsError, "does not allow it"),
+    vendor.GroupAuthorizationFailedError: (UserError, "does not allow it"),
+    vendor.ClusterAuthorizationFailedError: (UserError, "does not allow it"),
+    vendor.UnknownTopicOrPartitionError: (TopicsError, "has no such topic"),
+    vendor.InvalidTopicError: (TopicsError, "takes no topic of this name"),
+    vendor.MessageSizeTooLargeError: (
+        MessageTooLargeError,
+        "refused it as larger than the topic's max.message.bytes",
+    ),
+    vendor.RecordListTooLargeError: (
+        MessageTooLargeError,
+        "refused it as larger than the topic's segment.bytes",
+    ),
+    vendor.InvalidTimestampError: (
+        BusUnavailableError,
+        "refused a record as too far ahead of its own clock; set this machine's clock, "
+        "or the topic's message.timestamp.after.max.ms",
+    ),
+}
 
 
 def translate(
@@ -38,15 +51,5 @@ def translate(
             f"no broker of {servers} can be used: it is unreachable, or refused the protocol, "
             f"the certificate or the login ({'; '.join(refusals)})"
         )
-    said = str(error) or type(error).__name__
-    if isinstance(error, vendor.TopicAuthorizationFailedError):
-        return TopicsError(f"{doing}: the brokers at {servers} do not allow it ({said})")
-    if isinstance(error, _FORBIDDEN):
-        return UserError(f"{doing}: the brokers at {servers} do not allow it ({said})")
-    if isinstance(error, _ABSENT):
-        return TopicsError(f"{doing}: there is no such topic on {servers} ({said})")
-    if isinstance(error, _TOO_LARGE):
-        return MessageTooLargeError(
-            f"{doing}: larger than max.message.bytes of the topic on {servers} ({said})"
-        )
-    return BusUnavailableError(f"{doing}: {servers} failed: {type(error).__name__}: {said}")
+    kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
+    return kind(f"{doing}: {servers} {meaning} ({type(error).__name__}: {error})")
