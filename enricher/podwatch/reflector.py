@@ -98,6 +98,11 @@ class Reflector:
         self._watching_since_ns: int | None = None
         self._last_pause_seconds = 0.0
 
+    @property
+    def version(self) -> str | None:
+        """From where the next watch goes on; `None` where only a list can tell."""
+        return self._version
+
     async def forever(self) -> AsyncGenerator[Step]:
         """Give the steps of one connection after the other."""
         while True:

@@ -216,3 +216,16 @@ def test_what_is_no_pod_is_refused(data: bytes) -> None:
 def test_a_large_pod_leaves_a_small_record() -> None:
     noise: Object = {"managedFields": [{"fieldsV1": {f"f:{n}": {}}} for n in range(1000)]}
     assert len(encode_twin(read(pod(metadata=noise)))) < 500
+
+
+def test_pods_of_a_workload_share_their_labels_in_memory() -> None:
+    reader = PodReader(labels=["app"], gpu_resource_prefixes=[])
+    first, second, other = (
+        reader.read(encoded(pod(uid, metadata={"uid": uid, "labels": {"app": app}})))
+        for uid, app in (("a", "web"), ("b", "web"), ("c", "db"))
+    )
+    assert first is not None
+    assert second is not None
+    assert other is not None
+    assert first.labels is second.labels
+    assert other.labels == {"app": "db"}

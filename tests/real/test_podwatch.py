@@ -1,0 +1,99 @@
+"""Podwatch against a real Kubernetes API server."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from enricher.podwatch.reflector import Interrupted, Mark
+from tests.podwatch_contract import Cluster, PodwatchContract, following
+from tests.real.parts.kube_client import KubeApiClient
+from tests.real.parts.kubernetes import KubeApi
+
+ROLE = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "podwatch-test"},
+    "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+}
+
+
+class RealCluster(Cluster):
+    """A real API server; only one that the test owns may be shaken."""
+
+    def __init__(self, server: KubeApiClient, *, kubeconfig: Path | None = None) -> None:
+        super().__init__(kubeconfig=kubeconfig or server.kubeconfig)
+        self._server = server
+
+    @override
+    async def send(self, method: str, path: str, body: object, *, content_type: str) -> Any:
+        status, found = await asyncio.to_thread(
+            self._server.request, method, path, body, content_type=content_type
+        )
+        assert status < 400, found
+        return found
+
+    @override
+    async def force_expired(self) -> None:
+        await asyncio.to_thread(self._owned().forget_history)
+
+    @override
+    async def restart(self) -> None:
+        await asyncio.to_thread(self._owned().stop_server)
+        await asyncio.to_thread(self._owned().start)
+
+    def _owned(self) -> KubeApi:
+        assert isinstance(self._server, KubeApi)
+        return self._server
+
+
+class TestPodwatchAgainstARealApiServer(PodwatchContract):
+    @pytest.fixture
+    async def cluster(self, kube_api: KubeApiClient) -> Cluster:
+        cluster = RealCluster(kube_api)
+        await cluster.prepare()
+        return cluster
+
+    @pytest.fixture
+    async def own_cluster(self, start_kube_api: Callable[[], KubeApi]) -> Cluster:
+        cluster = RealCluster(start_kube_api())
+        await cluster.prepare()
+        return cluster
+
+
+async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_has_one(
+    kube_api: KubeApiClient,
+) -> None:
+    account = {"namespace": "podwatch-account", "name": "podwatch"}
+    kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
+    cluster = RealCluster(kube_api, kubeconfig=kubeconfig)
+    async with following(cluster) as found:
+        await found.until(lambda: any(isinstance(step, Interrupted) for step in found.steps))
+        refused = next(step.error for step in found.steps if isinstance(step, Interrupted))
+        assert refused.status == 403
+        assert 'cannot list resource "pods"' in str(refused)
+        assert str(refused).endswith(
+            "grant its account get, list and watch on pods in a ClusterRole"
+        )
+        await asyncio.to_thread(_grant, kube_api, account)
+        await found.until(lambda: Mark.WATCHING in found.steps)
+
+
+def _grant(server: KubeApiClient, account: dict[str, str]) -> None:
+    server.apply(ROLE)
+    server.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "podwatch-test"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "podwatch-test",
+            },
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        }
+    )

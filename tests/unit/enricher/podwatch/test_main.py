@@ -1,0 +1,49 @@
+"""`gpuledger-podwatch` as its user meets it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, without any setting of the shell that runs the tests."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GPULEDGER_", "KUBE"))
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "enricher.podwatch", *arguments],
+        env=kept | {"GPULEDGER_HTTP__LISTEN": "127.0.0.1:0"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+NO_CURRENT_CONTEXT = "apiVersion: v1\nkind: Config\nclusters: []\ncontexts: []\nusers: []\n"
+
+
+@pytest.mark.parametrize("content", [None, "", "[", "just text", NO_CURRENT_CONTEXT])
+def test_a_kubeconfig_that_cannot_be_used_is_said_in_one_line(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "kubeconfig"
+    if content is not None:
+        file.write_text(content)
+    ended = podwatch(GPULEDGER_KUBERNETES__KUBECONFIG=str(file))
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    assert ended.returncode == 2, ended.stderr
+    assert len(said) == 1
+    assert said[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
+
+
+def test_the_settings_are_shown_with_their_defaults() -> None:
+    shown = podwatch("--print-config")
+    assert shown.returncode == 0, shown.stderr
+    assert "tombstone_after_seconds: 900" in shown.stdout
+    assert "page_limit: 500" in shown.stdout
