@@ -37,7 +37,8 @@ PROCESS_SAMPLES_DROPPED: Final = Counter(
 )
 PROCESSES_UNREADABLE: Final = Counter(
     "gpuledger_agent_processes_unreadable",
-    "Processes on a GPU that /proc did not show: gone already, or of another pid namespace.",
+    "Processes on a GPU that /proc did not show, counted each tick: gone already, or of another"
+    " pid namespace.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",

@@ -24,6 +24,14 @@ class KnownProcess:
     """UUIDs of the GPUs that list it."""
     listed_boottime_ns: int = field(compare=False)
     """When the driver listed it last."""
+    is_confirmed: bool = field(compare=False)
+    """Whether `/proc` showed it after that. Else it may have ended before, and its pid may have
+    been another process's when it was listed: nobody can tell what was used under it."""
+
+    @property
+    def certain_facts(self) -> ProcessFacts:
+        """Give what is certain of the process that was listed."""
+        return self.facts if self.is_confirmed else UNREADABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +89,17 @@ class ProcessTable:
         cached = self._known.get(pid)
         facts = read_process(self.procfs, pid)
         started_ns = facts.started_boottime_ns
-        if started_ns is None or started_ns > listed_boottime_ns:
-            facts = cached.facts if cached else UNREADABLE
-        if facts.started_boottime_ns is None:
+        is_confirmed = started_ns is not None and started_ns <= listed_boottime_ns
+        if not is_confirmed:
             PROCESSES_UNREADABLE.inc()
-        return KnownProcess(pid=pid, facts=facts, gpus=gpus, listed_boottime_ns=listed_boottime_ns)
+            facts = cached.facts if cached else UNREADABLE
+        return KnownProcess(
+            pid=pid,
+            facts=facts,
+            gpus=gpus,
+            listed_boottime_ns=listed_boottime_ns,
+            is_confirmed=is_confirmed,
+        )
 
     def _tell(self, pid: int, roll: Roll, time_ns: int) -> list[ProcessRecord]:
         now, before = roll.now.get(pid), roll.before.get(pid)

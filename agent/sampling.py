@@ -163,7 +163,7 @@ def _entry(
 ) -> GpuProcess:
     pid = usage.process.pid
     known = (roll.before if ended else roll.now).get(pid)
-    facts = known.facts if known else UNREADABLE
+    facts = known.certain_facts if known else UNREADABLE
     return GpuProcess(
         gpu=gpu,
         pid=pid,

@@ -124,6 +124,20 @@ def test_a_process_that_was_never_readable_is_in_no_container(sampler: Sampler) 
     assert (process.container, process.started_boottime_ns) == (None, None)
 
 
+def test_a_process_gone_before_it_could_be_looked_at_is_certain_in_no_container(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    sample(sampler, [answers(7)], 1)
+    procfs.end(7)
+    (process,) = tick_at(sampler, [answers(7)], 2).processes
+    assert (process.container, process.started_boottime_ns) == (None, None)
+    last = sample(sampler, [answers()], 3)
+    assert last
+    assert [record.container_id for record in last.processes] == [ONE]
+    assert [one.container for one in last.sample.processes] == [None]
+
+
 def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: Sampler) -> None:
     sample(sampler, [answers(index=0), answers(index=1)], 1)
     made = tick_at(sampler, [answers(index=1)], 2)

@@ -1,0 +1,75 @@
+"""The agent on this machine's own GPUs. Not part of the suite, as few machines have any.
+
+Run it where NVML answers: `.venv/bin/python -m pytest tests/gpu`. Without NVML it is skipped.
+"""
+
+import os
+import time
+
+import pynvml
+import pytest
+
+from agent.answers import LastSeen
+from agent.nvml import Nvml, NvmlLostError
+from agent.procfs import SystemProcfs
+from agent.sampling import Moment, Sampler, Tick
+from gpuledger.clock import SystemClock
+
+
+@pytest.fixture(scope="module")
+def ticks() -> list[Tick]:
+    nvml = Nvml(pynvml)
+    try:
+        gpus = nvml.open()
+    except NvmlLostError as error:
+        pytest.skip(f"no GPU to look at: {error}")
+    sampler, clock, made = Sampler(node="here", procfs=SystemProcfs()), SystemClock(), []
+    for _ in range(6):
+        asked_ns = clock.boottime_ns()
+        seen = sampler.last_seen()
+        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        made.extend([tick] if tick else [])
+        time.sleep(1)
+    nvml.close()
+    return made
+
+
+def test_every_gpu_is_in_every_tick(ticks: list[Tick]) -> None:
+    uuids = [[gpu.uuid for gpu in tick.sample.gpus] for tick in ticks]
+    assert uuids[0]
+    assert all(found == uuids[0] for found in uuids)
+    assert all(uuid.startswith("GPU-") for uuid in uuids[0])
+
+
+def test_readings_are_there_and_plausible(ticks: list[Tick]) -> None:
+    for gpu in ticks[-1].sample.gpus:
+        assert gpu.model
+        assert gpu.utilization_ratio is not None
+        assert 0 <= gpu.utilization_ratio <= 1
+        assert gpu.memory_total_bytes is not None
+        assert gpu.memory_used_bytes is not None
+        assert gpu.memory_total_bytes > gpu.memory_used_bytes
+        assert gpu.power_watts is not None
+        assert gpu.power_watts > 1
+        assert gpu.temperature_celsius is not None
+
+
+def test_energy_agrees_with_power(ticks: list[Tick]) -> None:
+    for place, gpu in enumerate(ticks[-1].sample.gpus):
+        drawn = sum(tick.sample.gpus[place].energy_joules or 0 for tick in ticks[1:])
+        seconds = sum(tick.sample.interval_ns for tick in ticks[1:]) / 1e9
+        watts = [tick.sample.gpus[place].power_watts or 0 for tick in ticks[1:]]
+        assert drawn / seconds == pytest.approx(sum(watts) / len(watts), rel=0.25), gpu.model
+
+
+def test_ticks_follow_one_another(ticks: list[Tick]) -> None:
+    seqs = [tick.sample.seq for tick in ticks]
+    assert seqs == sorted(set(seqs))
+    # Since the system call of the clock differs by the time the test took: a minute is plenty.
+    assert abs(seqs[-1] / 1000 - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
+
+
+def test_processes_of_this_pid_namespace_are_known_by_their_start(ticks: list[Tick]) -> None:
+    own = [process for process in ticks[-1].sample.processes if process.pid == os.getpid()]
+    assert all(process.started_boottime_ns for process in own)
