@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -28,6 +27,7 @@ from tests.real.parts.prometheus import (
     VictoriaMetricsApi,
 )
 from tests.real.parts.secure_kafka import SecureKafka
+from tests.real.parts.starter import Starter, running
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
 
@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MISSING = "real part missing: "
-
-
-class Startable(Protocol):
-    def start(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-
-StartableT = TypeVar("StartableT", bound=Startable)
 
 
 def _must_have_all() -> bool:
@@ -86,35 +77,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line, red=True, bold=True)
 
 
-@contextmanager
-def _running(part: StartableT) -> Iterator[StartableT]:
-    try:
-        part.start()
-        yield part
-    finally:
-        part.discard()
-
-
-class Starter:
-    """Starts parts for one test, each in a folder of its own, and ends them with it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._started: list[Startable] = []
-
-    def new_folder(self, name: str) -> Path:
-        return self._folder / f"{name}-{len(self._started)}"
-
-    def start(self, part: StartableT) -> StartableT:
-        self._started.append(part)
-        part.start()
-        return part
-
-    def end(self) -> None:
-        for part in reversed(self._started):
-            part.discard()
-
-
 @pytest.fixture
 def starter(tmp_path: Path) -> Iterator[Starter]:
     starter = Starter(tmp_path)
@@ -129,14 +91,22 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield KafkaBroker(bootstrap_servers=given)
         return
     part = Kafka(distribution=_kafka_distribution(), folder=tmp_path_factory.mktemp("kafka"))
-    with _running(part):
+    with running(part):
+        yield part
+
+
+@pytest.fixture(scope="module")
+def kafka_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """Give a file's tests a broker of their own, for the project's fixed topic names."""
+    folder = tmp_path_factory.mktemp("kafka-of-this-run")
+    with running(Kafka(distribution=_kafka_distribution(), folder=folder)) as part:
         yield part
 
 
 @pytest.fixture(scope="session")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
     folder = tmp_path_factory.mktemp("secure-kafka")
-    with _running(SecureKafka(distribution=_kafka_distribution(), folder=folder)) as part:
+    with running(SecureKafka(distribution=_kafka_distribution(), folder=folder)) as part:
         yield part
 
 
@@ -160,7 +130,7 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient
         yield KubeApiClient(cluster=cluster, login=login, kubeconfig=Path(given), folder=folder)
         return
     part = KubeApi(apiserver=_found("kube-apiserver"), etcd=_found("etcd"), folder=folder)
-    with _running(part):
+    with running(part):
         yield part
 
 
@@ -183,7 +153,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusA
         yield PrometheusApi(url=given)
         return
     part = Prometheus(binary=_found("prometheus"), folder=tmp_path_factory.mktemp("prometheus"))
-    with _running(part):
+    with running(part):
         yield part
 
 
@@ -208,7 +178,7 @@ def victoria_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victo
         yield VictoriaMetricsApi(url=given)
         return
     folder = tmp_path_factory.mktemp("victoria-metrics")
-    with _running(VictoriaMetrics(binary=_found("victoria-metrics"), folder=folder)) as part:
+    with running(VictoriaMetrics(binary=_found("victoria-metrics"), folder=folder)) as part:
         yield part
 
 
@@ -230,7 +200,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmana
         yield AlertmanagerApi(url=given)
         return
     folder = tmp_path_factory.mktemp("alertmanager")
-    with _running(Alertmanager(binary=_found("alertmanager"), folder=folder)) as part:
+    with running(Alertmanager(binary=_found("alertmanager"), folder=folder)) as part:
         yield part
 
 
