@@ -28,9 +28,9 @@ from tests.unit.deployment.deployables import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.real.conftest import Starter
     from tests.real.parts.alertmanager import Alertmanager
     from tests.real.parts.prometheus import Prometheus
+    from tests.real.parts.starter import Starter
 
 COMPOSE = ROOT / "deploy" / "compose"
 SERVICES = {service.name: service for service in compose_file.services()}
