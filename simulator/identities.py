@@ -46,13 +46,13 @@ class Uids(Protocol):
 
 
 class DerivedUids:
-    """UIDs drawn from seed and epoch: for the simulator's own API server."""
+    """UIDs drawn from seed and epoch: for the simulator's own API server, and for unknown pods."""
 
     def __init__(self, *, seed: int, epoch_ns: int) -> None:
         self._seed = seed
         self._epoch_ns = epoch_ns
 
-    def uid(self, pod_key: str) -> str | None:
+    def uid(self, pod_key: str) -> str:
         """Give the pod's UID."""
         return run_uuid(self._seed, self._epoch_ns, f"pod/{pod_key}")
 
@@ -67,7 +67,7 @@ class FileUids:
         self._path = path
         self._epoch_ns = epoch_ns
         self._uids: dict[str, str] = {}
-        self._read_mtime_ns = -1
+        self._version_read: tuple[int, int, int] | None = None
 
     def uid(self, pod_key: str) -> str | None:
         """Give the pod's UID, or None while the API server has not made it.
@@ -80,13 +80,14 @@ class FileUids:
 
     def _read_again(self) -> None:
         try:
-            mtime_ns = self._path.stat().st_mtime_ns
-            if mtime_ns == self._read_mtime_ns:
+            found = self._path.stat()
+            version = found.st_mtime_ns, found.st_ino, found.st_size
+            if version == self._version_read:
                 return
             content = json.loads(self._path.read_bytes())
             if content["epoch_ns"] == self._epoch_ns:
                 self._uids = dict(content["uids"])
-            self._read_mtime_ns = mtime_ns
+            self._version_read = version
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as error:

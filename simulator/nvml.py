@@ -215,7 +215,7 @@ def _process_info(process: PlannedProcess) -> Any:  # noqa: ANN401  # nvidia-ml-
     return pynvml.nvmlFriendlyObject(
         {
             "pid": process.pid,
-            "usedGpuMemory": process.spec.memory_bytes,
+            "usedGpuMemory": process.spec.memory_bytes if process.spec.memory_visible else None,
             "gpuInstanceId": _NO_INSTANCE,
             "computeInstanceId": _NO_INSTANCE,
         }

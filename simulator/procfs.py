@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpuledger.clock import Clock
-from simulator.identities import Uids
 from simulator.plan import PlannedPod, PlannedProcess
 
 _TICK_NS: Final = 10_000_000
@@ -32,14 +31,14 @@ class SimulatedProcfs:
         epoch_ns: int,
         boot_id: str,
         cgroup_driver: str,
-        uids: Uids,
+        uid_of: Callable[[PlannedPod], str | None],
     ) -> None:
         self._processes = {process.pid: process for process in processes}
         self._clock = clock
         self._epoch_ns = epoch_ns
         self._boot_id = boot_id
         self._cgroup_driver = cgroup_driver
-        self._uids = uids
+        self._uid_of = uid_of
         self._files: dict[str, Callable[[PlannedProcess], str]] = {
             "cgroup": self._cgroup,
             "comm": lambda process: f"{process.comm}\n",
@@ -76,7 +75,7 @@ class SimulatedProcfs:
 
     def _pod_path(self, process: PlannedProcess) -> str:
         pod = process.pod
-        uid = self._uids.uid(pod.key) if pod else None
+        uid = self._uid_of(pod) if pod else None
         if pod is None or uid is None:
             # The API server has not given the pod its UID, so no kubelet can have started it yet.
             raise FileNotFoundError(f"/proc/{process.pid}/cgroup")

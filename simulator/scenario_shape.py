@@ -76,6 +76,8 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When it starts: after its pod's start, or after the scenario's for a host process."""
     end_seconds: Positive | None = None
     """When it ends, counted likewise; with its pod where absent."""
+    memory_visible: bool = True
+    """Whether NVML tells how much memory it holds; the device's sum counts it either way."""
     kind: Literal["compute", "graphics", "mps"] = "compute"
     """The driver's list in which it stands."""
 

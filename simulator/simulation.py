@@ -13,7 +13,7 @@ from simulator.clock import NodeClock, ScaledClock
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
 from simulator.identities import DerivedUids, Uids
 from simulator.nvml import SimulatedNvml
-from simulator.plan import PlannedProcess, plan_pods, plan_processes
+from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
 from simulator.scenario_shape import Node, Scenario
 from simulator.truth import PodUsage, Usage, pod_usage, sum_usage
@@ -51,7 +51,8 @@ class Simulation:
         self.scenario = scenario
         self.epoch_ns = epoch_ns
         self.clock = clock or ScaledClock(epoch_ns=epoch_ns, speed=scenario.speed)
-        self.uids = uids or DerivedUids(seed=scenario.seed, epoch_ns=epoch_ns)
+        self._drawn_uids = DerivedUids(seed=scenario.seed, epoch_ns=epoch_ns)
+        self.uids = uids or self._drawn_uids
         self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
         self.processes = plan_processes(scenario, self.pods)
         self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
@@ -63,10 +64,13 @@ class Simulation:
             raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
         return self.nodes[name]
 
-    def uid(self, pod_key: str) -> str:
+    def uid(self, pod: PlannedPod) -> str:
         """Give the UID of a pod, a drawn one where the API server has given none."""
-        given = self.uids.uid(pod_key)
-        return given or identities.run_uuid(self.scenario.seed, self.epoch_ns, f"pod/{pod_key}")
+        return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
+
+    def given_uid(self, pod: PlannedPod) -> str | None:
+        """Give the UID of a pod as its node knows it; None while the API server has given none."""
+        return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)
 
     def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
         """Give what each pod that lived within [start, end) used, in the scenario's order.
@@ -78,7 +82,7 @@ class Simulation:
             pod_usage(
                 pod,
                 sum_usage(self.node(pod.spec.node).gpus, start, end, of=pod),
-                uid=self.uid(pod.key),
+                uid=self.uid(pod),
             )
             for pod in self.pods
             if node in (None, pod.spec.node) and pod.start_ns < end and pod.end_ns > start
@@ -115,7 +119,7 @@ class Simulation:
                 epoch_ns=self.epoch_ns,
                 boot_id=identities.run_uuid(seed, self.epoch_ns, f"boot/{node.name}"),
                 cgroup_driver=node.cgroup_driver,
-                uids=self.uids,
+                uid_of=self.given_uid,
             ),
             clock=clock,
             gpus=gpus,

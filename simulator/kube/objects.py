@@ -66,7 +66,7 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
     metadata: Json = {
         "name": spec.name,
         "namespace": spec.namespace,
-        "uid": simulation.uid(pod.key),
+        "uid": simulation.uid(pod),
         "creationTimestamp": kube_time(simulation.epoch_ns + created_ns),
         "labels": {**_controller_labels(controller), **spec.labels},
         "annotations": spec.annotations,

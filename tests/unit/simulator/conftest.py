@@ -91,6 +91,7 @@ CONTENT: dict[str, Any] = {
             "memory_bytes": GIB,
             "start_seconds": 3,
             "load": {"busy_ratio": 0.3},
+            "memory_visible": False,
         }
     ],
 }

@@ -183,6 +183,16 @@ def test_power_is_the_mean_of_the_last_second(
     assert nvml.nvmlDeviceGetPowerUsage(shared) == pytest.approx(after - before, abs=2)
 
 
+def test_memory_that_the_driver_does_not_tell_is_none(
+    nvml: SimulatedNvml, clock: HandClock
+) -> None:
+    clock.advance(3)
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    told = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)]
+    assert told == [40 * GIB, None]
+    assert nvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used == 41 * GIB
+
+
 def test_each_kind_of_process_stands_in_its_own_list(simulation: Simulation) -> None:
     library = simulation.node("node-b").nvml
     library.nvmlInit()

@@ -40,7 +40,7 @@ def test_the_path_names_the_pods_uid_and_the_containers_id(simulation: Simulatio
     pod = simulation.pods[0]
     pid = pid_of(simulation, "/opt/bin/train")
     content = simulation.node("node-a").procfs.read(f"/proc/{pid}/cgroup").decode()
-    assert simulation.uid(pod.key).replace("-", "_") in content
+    assert simulation.uid(pod).replace("-", "_") in content
     assert pod.container_ids["main"] in content
 
 

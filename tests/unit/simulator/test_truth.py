@@ -78,7 +78,7 @@ def test_another_epoch_is_another_run_on_the_same_hardware(
     simulation: Simulation, epoch_ns: int
 ) -> None:
     later = Simulation(simulation.scenario, epoch_ns=epoch_ns + 1)
-    assert simulation.uid("team-a/train-0") != later.uid("team-a/train-0")
+    assert simulation.uid(simulation.pods[0]) != later.uid(later.pods[0])
     boot_id = "/proc/sys/kernel/random/boot_id"
     assert simulation.node("node-a").procfs.read(boot_id) != later.node("node-a").procfs.read(
         boot_id

@@ -22,7 +22,7 @@ async def test_a_list_holds_the_pods_that_are_there_with_their_containers(
     assert names(answer) == ["train-0", "render-1-xyz"]
     train = answer["items"][0]
     assert train["spec"]["nodeName"] == "node-a"
-    assert train["metadata"]["uid"] == simulation.uid("team-a/train-0")
+    assert train["metadata"]["uid"] == simulation.uid(simulation.pods[0])
     (status,) = train["status"]["containerStatuses"]
     assert status["containerID"] == f"containerd://{simulation.pods[0].container_ids['main']}"
     assert train["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gpuledger.errors import UnavailableError, UserError
 from simulator.clock import HandClock
@@ -83,7 +84,7 @@ async def test_a_pod_of_an_earlier_run_is_replaced(simulation: Simulation, tmp_p
         write_kubeconfig(tmp_path / "kubeconfig", url)
         await drive(simulation, kubeconfig=tmp_path / "kubeconfig")
     (pod,) = target.collections["pods"].items()
-    assert pod["metadata"]["uid"] != simulation.uid("team-a/train-0")
+    assert pod["metadata"]["uid"] != simulation.uid(simulation.pods[0])
 
 
 async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
@@ -95,6 +96,19 @@ async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
     )
     with pytest.raises(FileNotFoundError):
         early.node("node-a").procfs.read(f"/proc/{early.processes[0].pid}/cgroup")
+
+
+async def test_a_pod_that_the_api_server_never_knows_has_a_uid_all_the_same(
+    simulation: Simulation, tmp_path: Path, epoch_ns: int
+) -> None:
+    first, *others = simulation.scenario.pods
+    hidden = structs.replace(first, in_api=False)
+    scenario = structs.replace(simulation.scenario, pods=[hidden, *others])
+    uids = FileUids(tmp_path / "none.json", epoch_ns=epoch_ns)
+    played = Simulation(scenario, epoch_ns=epoch_ns, clock=simulation.clock, uids=uids)
+    path = f"/proc/{played.processes[0].pid}/cgroup"
+    cgroup = played.node("node-a").procfs.read(path).decode()
+    assert played.uid(played.pods[0]).replace("-", "_") in cgroup
 
 
 async def test_a_driver_says_in_one_line_what_hinders_it(
