@@ -36,8 +36,10 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     ),
     vendor.InvalidTimestampError: (
         BusUnavailableError,
-        "refused a record as too far ahead of its own clock; set this machine's clock, "
-        "or the topic's message.timestamp.after.max.ms",
+        (
+            "refused a record as too far ahead of its own clock; set this machine's clock, "
+            "or the topic's message.timestamp.after.max.ms"
+        ),
     ),
 }
 
