@@ -14,7 +14,10 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
-from tests.bus_contract import DEADLINE_SECONDS, PARTITIONS, BusContract, poll_once
+from tests.bus_contract.groups import GroupLaws
+from tests.bus_contract.harness import DEADLINE_SECONDS, PARTITIONS, poll_once
+from tests.bus_contract.positions import PositionLaws
+from tests.bus_contract.records import RecordLaws
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import Message, Record
@@ -79,5 +82,13 @@ async def harness(kafka: KafkaBroker) -> KafkaHarness:
     return harness
 
 
-class TestKafkaBus(BusContract):
+class TestRecords(RecordLaws):
+    pass
+
+
+class TestPositions(PositionLaws):
+    pass
+
+
+class TestGroups(GroupLaws):
     pass

@@ -21,7 +21,7 @@ from gpuledger.errors import BusUnavailableError, UnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.topics import Topic
-from tests.bus_contract import DEADLINE_SECONDS, poll_once, poll_until, texts
+from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until, texts
 from tests.real.parts.ports import free_ports
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TOPIC = Topic(name="readings", record=PodRecord, key="uid", partitions=2)
 
 def settings_of(servers: str, **others: object) -> KafkaSettings:
     given = {"request_timeout_seconds": 10.0, "session_timeout_seconds": 6.0, **others}
-    return KafkaSettings(bootstrap_servers=servers, **given)  # type: ignore[arg-type]
+    return KafkaSettings(bootstrap_servers=servers, **given)  # type: ignore[arg-type]  # keywords of KafkaSettings
 
 
 def numbered(number: int) -> Message:

@@ -9,7 +9,10 @@ import pytest
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
-from tests.bus_contract import PARTITIONS, BusContract
+from tests.bus_contract.groups import GroupLaws
+from tests.bus_contract.harness import PARTITIONS
+from tests.bus_contract.positions import PositionLaws
+from tests.bus_contract.records import RecordLaws
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import Message
@@ -38,5 +41,13 @@ def harness() -> MemoryHarness:
     return MemoryHarness()
 
 
-class TestMemoryBus(BusContract):
+class TestRecords(RecordLaws):
+    pass
+
+
+class TestPositions(PositionLaws):
+    pass
+
+
+class TestGroups(GroupLaws):
     pass

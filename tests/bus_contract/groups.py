@@ -1,0 +1,194 @@
+"""Laws of groups: who holds what, and what is told when that changes."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.errors import BusUnavailableError
+from tests.bus_contract.harness import (
+    PARTITIONS,
+    messages,
+    noting,
+    poll_once,
+    read,
+    reading,
+    settle,
+    texts,
+)
+
+if TYPE_CHECKING:
+    from tests.bus_contract.harness import Harness
+
+
+class GroupLaws:
+    """Each test opens what it needs and leaves nothing open."""
+
+    async def test_members_share_partitions_and_equal_numbers_stay_together(
+        self, harness: Harness
+    ) -> None:
+        asked = reading(harness, topics=[harness.readings, harness.pods])
+        async with (
+            harness.bus.consumer(asked) as first,
+            harness.bus.consumer(asked) as second,
+        ):
+            await settle(first, second, topics=2)
+
+            held = [consumer.assignment() for consumer in (first, second)]
+        assert not held[0] & held[1]
+        for partitions in held:
+            of_readings = {place.partition for place in partitions if place[0] == harness.readings}
+            of_pods = {place.partition for place in partitions if place[0] == harness.pods}
+            assert of_readings == of_pods
+            assert len(of_readings) == PARTITIONS // 2
+
+    async def test_members_read_everything_once_between_them(self, harness: Harness) -> None:
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as first,
+            harness.bus.consumer(reading(harness)) as second,
+        ):
+            await settle(first, second)
+            for partition in range(PARTITIONS):
+                await producer.publish(harness.readings, partition, messages(f"of {partition}"))
+            records = await read(PARTITIONS, first, second)
+            records += await poll_once(first) + await poll_once(second)
+
+        assert sorted(texts(records)) == [f"of {number}" for number in range(PARTITIONS)]
+
+    async def test_a_member_that_leaves_hands_its_partitions_on(self, harness: Harness) -> None:
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as staying,
+        ):
+            async with harness.bus.consumer(reading(harness)) as leaving:
+                await settle(staying, leaving)
+            await settle(staying)
+            for partition in range(PARTITIONS):
+                await producer.publish(harness.readings, partition, messages("x"))
+
+            assert len(await read(PARTITIONS, staying)) == PARTITIONS
+
+    async def test_partitions_are_assigned_before_their_records_come(
+        self, harness: Harness
+    ) -> None:
+        notes: list[str] = []
+        asked = reading(harness, on_assigned=noting(notes, "assigned"))
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(asked) as consumer,
+        ):
+            await producer.publish(harness.readings, 0, messages("a"))
+            assert consumer.assignment() == frozenset()
+            while not await poll_once(consumer):
+                pass
+
+            assert notes == [f"assigned {PARTITIONS}"]
+            assert len(consumer.assignment()) == PARTITIONS
+
+    async def test_callbacks_tell_of_a_rebalance_on_both_sides(self, harness: Harness) -> None:
+        notes: list[str] = []
+        asked = reading(
+            harness,
+            on_assigned=noting(notes, "assigned"),
+            on_revoked=noting(notes, "revoked"),
+        )
+        async with harness.bus.consumer(asked) as staying:
+            await settle(staying)
+            async with harness.bus.consumer(reading(harness)) as joining:
+                await settle(staying, joining)
+            await settle(staying)
+
+        half = PARTITIONS // 2
+        assert notes == [
+            f"assigned {PARTITIONS}",
+            f"revoked {PARTITIONS}",
+            f"assigned {half}",
+            f"revoked {half}",
+            f"assigned {PARTITIONS}",
+            f"revoked {PARTITIONS}",
+        ]
+
+    async def test_what_is_committed_on_revocation_is_where_the_next_member_begins(
+        self, harness: Harness
+    ) -> None:
+        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+
+        async def commit(partitions: frozenset[TopicPartition]) -> None:
+            await first.commit(dict.fromkeys(partitions, 1))
+
+        async with AsyncExitStack() as opened:
+            producer = await opened.enter_async_context(harness.bus.producer())
+            for place in places:
+                await producer.publish(*place, messages("done", "to do"))
+            asked = reading(harness, on_revoked=commit)
+            first = await opened.enter_async_context(harness.bus.consumer(asked))
+            await read(2 * PARTITIONS, first)
+            second = await opened.enter_async_context(harness.bus.consumer(reading(harness)))
+            records = await settle(first, second)
+            records += await read(PARTITIONS - len(records), first, second)
+
+            assert set(texts(records)) == {"to do"}
+
+    async def test_a_consumer_can_commit_while_it_closes(self, harness: Harness) -> None:
+        place = TopicPartition(harness.readings, 0)
+
+        async def commit(_: frozenset[TopicPartition]) -> None:
+            await closing.commit({place: 1})
+
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b"))
+        async with harness.bus.consumer(reading(harness, on_revoked=commit)) as closing:
+            await read(2, closing)
+        async with harness.bus.consumer(reading(harness)) as reopened:
+            assert texts(await read(1, reopened)) == ["b"]
+
+    async def test_an_assignment_whose_callback_failed_is_told_again(
+        self, harness: Harness
+    ) -> None:
+        notes: list[str] = []
+
+        async def fail_once(_: frozenset[TopicPartition]) -> None:
+            notes.append("told")
+            if len(notes) == 1:
+                raise BusUnavailableError("could not load the state")
+
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness, on_assigned=fail_once)) as consumer,
+        ):
+            await producer.publish(harness.readings, 0, messages("a"))
+            with pytest.raises(BusUnavailableError, match="could not load"):
+                await read(1, consumer)
+
+            assert texts(await read(1, consumer)) == ["a"]
+            assert notes == ["told", "told"]
+
+    async def test_a_named_member_returns_to_its_partitions_and_moves_nobody(
+        self, harness: Harness
+    ) -> None:
+        notes: list[str] = []
+        named = reading(harness, member="join-1")
+        noted = reading(
+            harness,
+            member="join-0",
+            on_assigned=noting(notes, "assigned"),
+            on_revoked=noting(notes, "revoked"),
+        )
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(noted) as staying,
+        ):
+            async with harness.bus.consumer(named) as returning:
+                await settle(staying, returning)
+                before = returning.assignment()
+            told_before = list(notes)
+            for number in range(PARTITIONS):
+                await producer.publish(harness.readings, number, messages("x"))
+            async with harness.bus.consumer(named) as returned:
+                await settle(staying, returned)
+                assert returned.assignment() == before
+                assert notes == told_before

@@ -1,0 +1,98 @@
+"""What every bus promises: the laws beside this file, and here what they are tried with.
+
+Each bus has a test module that inherits the classes of laws and gives a `harness` fixture: the
+bus, with topics and a group of this test alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Protocol
+
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpuledger.bus.protocol import Bus, Consumer, PartitionsCallback, Record
+
+PARTITIONS = 4
+DEADLINE_SECONDS = 30.0
+IDLE_SECONDS = 0.05
+
+
+class Harness(Protocol):
+    """A bus with topics of this test alone."""
+
+    bus: Bus
+    readings: str
+    """A topic with 4 partitions."""
+    pods: str
+    """Another topic with 4 partitions."""
+    states: str
+    """A compacted topic with 1 partition."""
+    group: str
+
+    async def compact(self, *, last: Message) -> None:
+        """Publish one more message to `states`, and see that everything before it is compacted."""
+
+
+def message(text: str, *, key: str = "node-a", at_ms: int = 1_790_000_000_000) -> Message:
+    return Message(key=key.encode(), value=text.encode(), timestamp_ms=at_ms)
+
+
+def messages(*texts: str) -> list[Message]:
+    return [message(text) for text in texts]
+
+
+def texts(records: Iterable[Record]) -> list[str]:
+    return [(record.value or b"(tombstone)").decode() for record in records]
+
+
+def reading(harness: Harness, **settings: object) -> Subscription:
+    asked = {"group": harness.group, "topics": [harness.readings], **settings}
+    return Subscription(**asked)  # type: ignore[arg-type]  # the keywords of a Subscription
+
+
+def incompressible(size_bytes: int, *, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size_bytes)  # noqa: S311  # repeatable, and no secret
+
+
+async def poll_once(consumer: Consumer, *, max_records: int = 1000) -> list[Record]:
+    polled = await consumer.poll(timeout_seconds=IDLE_SECONDS, max_records=max_records)
+    return [record for records in polled.values() for record in records]
+
+
+async def poll_until(
+    is_enough: Callable[[list[Record]], bool], *consumers: Consumer, max_records: int = 1000
+) -> list[Record]:
+    """Poll all consumers together, as processes of their own would, until it is enough."""
+    found: list[Record] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not is_enough(found):
+            polls = (poll_once(consumer, max_records=max_records) for consumer in consumers)
+            for records in await asyncio.gather(*polls):
+                found += records
+    return found
+
+
+async def read(count: int, *consumers: Consumer) -> list[Record]:
+    return await poll_until(lambda found: len(found) >= count, *consumers)
+
+
+async def settle(*consumers: Consumer, topics: int = 1) -> list[Record]:
+    """Poll until the consumers hold all partitions between them; give what came meanwhile."""
+
+    def is_settled(_: list[Record]) -> bool:
+        held = [consumer.assignment() for consumer in consumers]
+        return all(held) and sum(map(len, held)) == topics * PARTITIONS
+
+    return await poll_until(is_settled, *consumers)
+
+
+def noting(notes: list[str], what: str) -> PartitionsCallback:
+    async def note(partitions: frozenset[TopicPartition]) -> None:
+        notes.append(f"{what} {len(partitions)}")
+
+    return note

@@ -1,0 +1,144 @@
+"""Laws of positions: commit, seek, pause, and what compaction leaves."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.errors import BusUnavailableError
+from tests.bus_contract.harness import (
+    PARTITIONS,
+    message,
+    messages,
+    poll_once,
+    poll_until,
+    read,
+    reading,
+    settle,
+    texts,
+)
+
+if TYPE_CHECKING:
+    from tests.bus_contract.harness import Harness
+
+
+class PositionLaws:
+    """Each test opens what it needs and leaves nothing open."""
+
+    async def test_each_group_reads_everything(self, harness: Harness) -> None:
+        async with AsyncExitStack() as opened:
+            producer = await opened.enter_async_context(harness.bus.producer())
+            await producer.publish(harness.readings, 0, messages("a", "b"))
+            for group in ("one", "two"):
+                asked = reading(harness, group=f"{harness.group}-{group}")
+                consumer = await opened.enter_async_context(harness.bus.consumer(asked))
+                assert texts(await read(2, consumer)) == ["a", "b"]
+
+    async def test_a_reopened_consumer_goes_on_after_what_was_committed(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 1)
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b", "c"))
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            await read(3, consumer)
+            assert await consumer.committed(place) is None
+            await consumer.commit({place: 2})
+            assert await consumer.committed(place) == 2
+        async with harness.bus.consumer(reading(harness)) as reopened:
+            assert texts(await read(1, reopened)) == ["c"]
+
+    async def test_what_was_not_committed_is_read_again(self, harness: Harness) -> None:
+        async with harness.bus.producer() as producer:
+            await producer.publish(harness.readings, 1, messages("a", "b"))
+        for _ in range(2):
+            async with harness.bus.consumer(reading(harness)) as consumer:
+                assert texts(await read(2, consumer)) == ["a", "b"]
+
+    async def test_a_partition_that_is_not_held_cannot_be_committed(self, harness: Harness) -> None:
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            await settle(consumer)
+
+            with pytest.raises(BusUnavailableError, match=f"{harness.pods}-3 is not held"):
+                await consumer.commit({TopicPartition(harness.pods, 3): 1})
+
+    async def test_a_paused_partition_waits_and_loses_nothing(self, harness: Harness) -> None:
+        paused, other = (TopicPartition(harness.readings, number) for number in (0, 1))
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await producer.publish(*paused, messages("a", "b"))
+            await poll_until(lambda found: len(found) >= 1, consumer, max_records=1)
+            consumer.pause([paused])
+            await producer.publish(*paused, messages("c"))
+            await producer.publish(*other, messages("of another"))
+
+            assert texts(await read(1, consumer)) == ["of another"]
+            assert await poll_once(consumer) == []
+            consumer.resume([paused])
+            assert texts(await read(2, consumer)) == ["b", "c"]
+
+    async def test_seek_reads_again_from_there(self, harness: Harness) -> None:
+        place = TopicPartition(harness.readings, 0)
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await producer.publish(*place, messages("a", "b", "c"))
+            await read(3, consumer)
+            assert await consumer.position(place) == 3
+            await consumer.seek(place, 1)
+            assert await consumer.position(place) == 1
+            assert texts(await read(2, consumer)) == ["b", "c"]
+
+    async def test_end_offsets_are_those_of_the_next_records(self, harness: Harness) -> None:
+        filled, empty = (TopicPartition(harness.readings, number) for number in (0, 1))
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await producer.publish(*filled, messages("a", "b"))
+
+            assert await consumer.end_offsets([filled, empty]) == {filled: 2, empty: 0}
+
+    async def test_compaction_keeps_the_last_of_each_key_and_its_offset(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.states, 0)
+        written = [message(str(number), key="pod-a") for number in range(10)]
+        written += [message("gone soon", key="pod-b"), Message(b"pod-b", None, 5)]
+        asked = reading(harness, topics=[harness.states])
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, written)
+        # Later than the others by event time, which is what Kafka closes a segment by.
+        await harness.compact(last=message("last", key="pod-c", at_ms=1_790_000_010_000))
+        async with harness.bus.consumer(asked) as consumer:
+            records = await read(3, consumer)
+
+            assert [(record.offset, record.key, record.value) for record in records] == [
+                (9, b"pod-a", b"9"),
+                (11, b"pod-b", None),
+                (12, b"pod-c", b"last"),
+            ]
+            assert await consumer.position(place) == 13
+            assert (await consumer.end_offsets([place]))[place] == 13
+            await consumer.seek(place, 3)
+            assert texts(await read(3, consumer))[0] == "9"
+
+    async def test_a_poll_gives_at_most_so_many_and_the_rest_later(self, harness: Harness) -> None:
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            for number in range(PARTITIONS):
+                await producer.publish(harness.readings, number, messages("a", "b", "c"))
+            sizes: list[int] = []
+            while sum(sizes) < 3 * PARTITIONS:
+                sizes.append(len(await poll_once(consumer, max_records=5)))
+
+            assert max(sizes) <= 5
+            assert sum(sizes) == 3 * PARTITIONS
