@@ -23,9 +23,9 @@ from sinks.metrics import LAG_SECONDS
 from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Partitions, Sink
 
-RELEASE_SECONDS: Final = 5.0
+RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
-_GRACE_SECONDS: Final = 2.0
+_GRACE_SECONDS: Final = 1.5
 """How long a sink may go on with what it does when the loop is cancelled."""
 _MOST_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
@@ -38,9 +38,12 @@ async def consume(*, bus: Bus, sink: Sink, how: Consuming, check: Check, clock: 
     """Feed the sink until cancelled; where the bus is away, try again with growing pauses."""
     backoff = Backoff()
     while True:
+        session = _Session(sink=sink, how=how, check=check, clock=clock)
         try:
-            await _Session(sink=sink, how=how, check=check, clock=clock).run(bus)
+            await session.run(bus)
         except BusUnavailableError as error:
+            if session.has_polled:
+                backoff.reset()
             await _pause(check, clock, backoff, error)
 
 
@@ -62,6 +65,7 @@ class _Session:
         self._settling = asyncio.Lock()
         self._backoff = Backoff()
         self._failures = 0
+        self.has_polled = False
         self._spare: dict[TopicPartition, list[Record]] = {}
 
     async def run(self, bus: Bus) -> None:
@@ -73,7 +77,6 @@ class _Session:
                 time_ns=self._clock.time_ns,
             )
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
-            self._check.ok()
             while True:
                 await self._take(await self._poll())
                 await self._settle()
@@ -122,6 +125,7 @@ class _Session:
             await self._endure(error)
             return {}
         self._failures = 0
+        self.has_polled = True
         self._check.ok()
         self._backoff.reset()
         return polled

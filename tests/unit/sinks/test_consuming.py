@@ -1,0 +1,282 @@
+"""The consume loop: what is committed, what is put aside, and what waits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.memory_consumer import MemoryConsumer
+from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import GpuEvent
+from gpuledger.service import Check
+from gpuledger.topics import EVENTS
+from sinks.consuming import consume
+from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.progress import Progress
+from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.retrying import until_answered
+from tests.unit.sinks.given import (
+    NODE,
+    PARTITIONS,
+    HandClock,
+    bus,
+    committed,
+    dead_letters,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+
+GROUP = "test"
+AT = place_of(NODE)
+
+
+class Recorder:
+    """A sink that takes everything, when its gate is open."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.entered = 0
+        self.taken: list[tuple[TopicPartition, int]] = []
+        self.released: list[Partitions] = []
+        self.acknowledges = True
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:
+        pass
+
+    async def prepare(self, desk: Desk) -> Partitions:
+        return frozenset()
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        self.entered += len(batches)
+        for batch in batches:
+            await self.gate.wait()
+            self.taken += [(batch.partition, record.offset) for record, _ in batch.items]
+            if self.acknowledges:
+                desk.acknowledge(batch.partition, batch.next_offset)
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:
+        self.released.append(partitions)
+
+
+def consuming(on: Any, sink: Recorder, **how: Any) -> asyncio.Future[None]:  # noqa: ANN401  # any bus
+    values: dict[str, Any] = {"group": GROUP, "poll_seconds": 0.01, **how}
+    decoders = {EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)}
+    check = values.pop("check", Check())
+    clock = values.pop("clock", HandClock())
+    return asyncio.ensure_future(
+        consume(
+            bus=on, sink=sink, how=Consuming(decoders=decoders, **values), check=check, clock=clock
+        )
+    )
+
+
+def is_committed(on: MemoryBus, offset: int | None) -> Callable[[], bool]:
+    return lambda: committed(on, GROUP, AT) == offset
+
+
+async def test_what_is_acknowledged_is_committed_and_nothing_else() -> None:
+    on, sink = bus(), Recorder()
+    await publish(on, event(0), event(1))
+    async with running(consuming(on, sink)):
+        await eventually(is_committed(on, 2))
+        sink.acknowledges = False
+        await publish(on, event(2))
+        await eventually(lambda: len(sink.taken) == 3)
+        polls = sink.entered
+        await publish(on, event(3, node="node-c"))
+        await eventually(lambda: sink.entered > polls)
+    assert committed(on, GROUP, AT) == 2
+
+
+async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+    on, sink = bus(), Recorder()
+    await publish(on, b"bad", event(1), b"worse")
+    async with running(consuming(on, sink)):
+        await eventually(is_committed(on, 3))
+        assert [letter.offset for letter in await dead_letters(on)] == [0, 2]
+
+    assert [offset for _, offset in sink.taken] == [1]
+
+
+async def test_while_a_receiver_is_slow_polling_goes_on_and_brings_nothing_more() -> None:
+    on, sink = bus(), Recorder()
+    await publish(on, event(0))
+    sink.gate.clear()
+    async with running(consuming(on, sink)):
+        await eventually(lambda: sink.entered == 1)
+        await publish(on, event(1), event(2))
+        # Another member can only join where this one goes on polling.
+        async with running(consuming(on, other := Recorder())):
+            await eventually(lambda: sink.released)
+            assert sink.entered == 1
+            sink.gate.set()
+            await eventually(is_committed(on, 3))
+    offsets = sorted(offset for _, offset in {*sink.taken, *other.taken})
+    assert offsets == [0, 1, 2]
+
+
+async def test_an_end_commits_what_was_acknowledged_last() -> None:
+    on, sink = bus(), Recorder()
+    await publish(on, event(0))
+    async with running(consuming(on, sink)):
+        sink.gate.clear()
+        await eventually(lambda: sink.entered == 1)
+        asyncio.get_running_loop().call_later(0.05, sink.gate.set)
+
+    assert committed(on, GROUP, AT) == 1
+    assert sink.released
+
+
+class Flaky(MemoryConsumer):
+    """A consumer whose first calls of one kind fail."""
+
+    failures: Mapping[str, int]
+
+    def _maybe_fail(self, what: str) -> None:
+        left = dict(self.failures)
+        if left.get(what, 0) > 0:
+            left[what] -= 1
+            self.failures = left
+            raise BusUnavailableError(f"no broker for {what}")
+
+    @override
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        self._maybe_fail("poll")
+        return await super().poll(timeout_seconds=timeout_seconds, max_records=max_records)
+
+    @override
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._maybe_fail("commit")
+        await super().commit(offsets)
+
+
+class FlakyBus(MemoryBus):
+    """A bus that opens flaky consumers, and fails to open some."""
+
+    failures: Mapping[str, int] = {}
+    opened = 0
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            assert isinstance(consumer, MemoryConsumer)
+            consumer.__class__ = Flaky
+            consumer.failures = self.failures if self.opened == 0 else {}  # type: ignore[attr-defined]  # it is flaky now
+            self.opened += 1
+            yield consumer
+
+
+def flaky(**failures: int) -> FlakyBus:
+    made = FlakyBus()
+    made.failures = failures
+    # The same topics and partitions as every other bus here.
+    made._partitions, made._logs = bus()._partitions, bus()._logs
+    return made
+
+
+@pytest.mark.parametrize(
+    ("failures", "opened"),
+    [({"poll": 3}, 1), ({"commit": 3}, 1), ({"poll": 8}, 2), ({"commit": 8}, 2)],
+)
+async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
+    failures: dict[str, int], opened: int
+) -> None:
+    on, sink, clock, check = flaky(**failures), Recorder(), HandClock(), Check()
+    await publish(on, event(0), event(1))
+    async with running(consuming(on, sink, clock=clock, check=check)):
+        await eventually(is_committed(on, 2))
+        await eventually(lambda: check.is_ok)
+
+    assert on.opened == opened
+    assert len(clock.slept) == sum(failures.values())
+    assert clock.slept[1] > clock.slept[0]
+
+
+async def test_a_topic_that_is_missing_ends_the_loop_with_its_name() -> None:
+    with pytest.raises(TopicsError, match=r"gpuledger\.dead-letters\.v1"):
+        await consuming(MemoryBus([EVENTS]), Recorder())
+
+
+async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
+    class Broken(Recorder):
+        @override
+        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await consuming(bus(), Broken())
+
+
+def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
+    progress, other = Progress(), TopicPartition("t", 1)
+    progress.done(AT, 5)
+    progress.done(AT, 3)
+    progress.done(other, 7)
+    assert progress.uncommitted() == {AT: 5, other: 7}
+
+    progress.committed({AT: 5})
+    assert progress.uncommitted() == {other: 7}
+
+    progress.keep({AT})
+    assert progress.uncommitted() == {}
+    progress.done(other, 1)
+    assert progress.uncommitted() == {other: 1}
+
+
+@pytest.mark.parametrize("failures", [0, 1, 4])
+async def test_an_attempt_is_repeated_with_growing_pauses_until_it_is_answered(
+    failures: int,
+) -> None:
+    clock, check = HandClock(), Check()
+
+    async def attempt(number: int) -> int:
+        if number < failures:
+            assert number == 0 or not check.is_ok
+            raise ReceiverUnavailableError("later")
+        return number
+
+    assert await until_answered(attempt, sink="t", check=check, clock=clock) == failures
+    assert check.is_ok
+    assert clock.slept == sorted(clock.slept)
+    assert len(clock.slept) == failures
+
+
+async def test_a_receiver_that_names_a_time_is_left_alone_until_then() -> None:
+    clock = HandClock()
+
+    async def attempt(number: int) -> None:
+        if number == 0:
+            raise ReceiverUnavailableError("later", retry_after_seconds=42)
+
+    await until_answered(attempt, sink="t", check=Check(), clock=clock)
+
+    assert clock.slept == [42]
+
+
+async def test_a_final_answer_is_not_tried_again() -> None:
+    async def attempt(number: int) -> None:
+        raise RejectedError("400 no")
+
+    with pytest.raises(RejectedError, match="400 no"):
+        await until_answered(attempt, sink="t", check=Check(), clock=HandClock())
+
+
+def test_the_tests_topics_have_the_partitions_that_they_say() -> None:
+    assert {place.partition for place in bus()._logs if place.topic == EVENTS.name} == set(
+        range(PARTITIONS)
+    )

@@ -1,0 +1,61 @@
+"""What `gpuledger-sink` makes of its command line and environment."""
+
+import pytest
+
+from gpuledger.errors import SettingsError
+from gpuledger.settings import load_settings
+from sinks.__main__ import main
+from sinks.settings import KINDS, SinkSettings
+
+
+def load(*argv: str, **environ: str) -> SinkSettings:
+    return load_settings(
+        SinkSettings,
+        prog="gpuledger-sink",
+        description="",
+        argv=argv,
+        environ={f"GPULEDGER_{name}": value for name, value in environ.items()},
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_needs_nothing_but_its_name(kind: str) -> None:
+    assert load(KIND=kind).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("remotewrite", "remote_write"), ("alert", "alerts"), ("delta-store", "store")],
+)
+def test_a_kind_that_there_is_not_names_the_nearest(
+    typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpuledger-sink", typed])
+
+    assert main() == 2
+    assert f"there is no sink {typed!r}; did you mean {meant!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"KIND": "store", "STORE__URL": "x"}, "STORE__URI"),
+        ({"KIND": "alerts", "ALERTS__URLS": "am:9093"}, "must begin with http"),
+        ({"KIND": "remote_write", "REMOTE_WRITE__SAMPLES_PER_REQUEST": "0"}, "samples_per_request"),
+        ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
+        ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
+        ({"KIND": "store", "STORE__FLUSH_SECONDS": "-1"}, "flush_seconds"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"(?i){message}"):
+        load(**environ)
+
+
+def test_secrets_are_masked_where_settings_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        load("--print-config", KIND="remote_write", REMOTE_WRITE__BEARER_TOKEN="t0ken")
+
+    assert "t0ken" not in capsys.readouterr().out
