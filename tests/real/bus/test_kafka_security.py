@@ -1,0 +1,79 @@
+"""The Kafka bus over TLS and with a login."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.errors import BusUnavailableError
+from gpuledger.records import PodRecord
+from gpuledger.settings import KafkaSettings, Secret
+from gpuledger.topics import Topic
+from tests.bus_contract.harness import poll_until, texts
+from tests.real.bus.given import numbered, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.parts.secure_kafka import SecureKafka
+
+
+def secured(kafka: SecureKafka, **others: object) -> KafkaSettings:
+    given: dict[str, object] = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": kafka.username,
+        "sasl_password": Secret(kafka.password),
+        "ssl_ca_file": kafka.ca_file,
+        "request_timeout_seconds": 5.0,
+    }
+    return settings_of(kafka.bootstrap_servers, **(given | others))
+
+
+async def test_records_pass_over_tls_with_a_login(secure_kafka: SecureKafka) -> None:
+    topic = Topic(name=f"secure-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=1)
+    settings = secured(secure_kafka)
+    await create_topics(settings, [topic])
+    bus = KafkaBus(settings)
+    async with (
+        bus.producer() as producer,
+        bus.consumer(Subscription(group="g", topics=[topic.name])) as consumer,
+    ):
+        await producer.publish(topic.name, 0, [numbered(1)])
+        records = await poll_until(bool, consumer)
+        await consumer.commit({TopicPartition(topic.name, 0): 1})
+
+    assert texts(records) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"sasl_password": Secret("wrong")}, "SaslAuthenticationFailed"),
+        ({"sasl_mechanism": "SCRAM-SHA-256"}, "UnsupportedSaslMechanism"),
+        ({"ssl_ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
+    ],
+)
+async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
+    secure_kafka: SecureKafka, other: dict[str, object], reason: str
+) -> None:
+    bus = KafkaBus(secured(secure_kafka, **other))
+
+    with pytest.raises(BusUnavailableError, match=reason) as raised:
+        await bus.partitions("any")
+
+    assert "refused the protocol, the certificate or the login" in str(raised.value)
+    assert "wrong" not in str(raised.value)
+
+
+async def test_an_unreadable_certificate_names_its_setting(tmp_path: Path) -> None:
+    absent = tmp_path / "ca.pem"
+    bus = KafkaBus(settings_of("localhost:9", security_protocol="SSL", ssl_ca_file=absent))
+
+    with pytest.raises(Exception, match=r"kafka\.ssl_ca_file.*ca\.pem"):
+        await bus.partitions("any")
