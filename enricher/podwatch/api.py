@@ -73,8 +73,10 @@ async def open_api(settings: KubernetesSettings) -> AsyncIterator[Api]:
 
     Raises `UserError` where no configuration is found or it cannot be read.
     """
-    # The client library takes two seconds to import: nobody who only needs the protocol pays for
-    # that, and whoever runs this loop goes on meanwhile.
-    client = await asyncio.to_thread(importlib.import_module, "enricher.podwatch.client")
-    async with client.open_client(settings) as api:
+    # The client library takes seconds to import: nobody who does not need it pays for that, and
+    # whoever runs this loop goes on meanwhile.
+    module = "plain" if settings.url else "client"
+    seam = await asyncio.to_thread(importlib.import_module, f"enricher.podwatch.{module}")
+    opened = seam.open_plain(settings) if settings.url else seam.open_client(settings)
+    async with opened as api:
         yield api

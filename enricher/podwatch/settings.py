@@ -15,6 +15,8 @@ Count = Annotated[int, Meta(ge=1)]
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which API server is watched, and how patiently."""
 
+    url: str = ""
+    """Address of an API server without credentials, such as kubectl proxy; goes before the rest."""
     kubeconfig: str = ""
     """Path of a kubeconfig file; empty: the pod's service account, else KUBECONFIG or ~/.kube."""
     context: str = ""

@@ -24,10 +24,12 @@ class MisbehavingServer:
         self.watches: deque[Answering] = deque()
         self.asked: list[Mapping[str, str]] = []
         self.tokens: list[str] = []
+        self.agents: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Play the next answer of the script that the request is for."""
         self.asked.append(dict(request.query))
+        self.agents.add(request.headers.get("User-Agent", ""))
         self.tokens.append(request.headers.get("Authorization", ""))
         if "watch" in request.query:
             return await (self.watches.popleft() if self.watches else silence())(request)

@@ -11,6 +11,7 @@ from enricher.podwatch.api import Api, KubernetesError, open_api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Deleted, Interrupted, Mark, Reflector, Seen, Step
 from enricher.podwatch.settings import KubernetesSettings
+from gpuledger import __version__
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
@@ -112,6 +113,7 @@ async def test_all_pages_of_a_list_come_before_the_watch(
     assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("9", "true")
     assert watch["timeoutSeconds"] == "300"
     assert server.tokens[0] == "Bearer secret"
+    assert server.agents == {f"gpuledger-podwatch/{__version__}"}
 
 
 async def test_a_watch_goes_on_from_the_newest_event_or_bookmark(

@@ -1,0 +1,98 @@
+"""Answers over HTTP: bodies as they come, and every way not to get one as a `KubernetesError`.
+
+Here do aiohttp's exceptions end. Who is asked, and with which credentials, is known elsewhere.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from enricher.podwatch.api import Answer, KubernetesError
+from enricher.podwatch.objects import Status
+
+_MOST_ERROR_BYTES: Final = 64 * 1024
+_SHOWN_CHARACTERS: Final = 200
+_BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
+_decode_status: Final = msgspec.json.Decoder(Status).decode
+
+
+@asynccontextmanager
+async def answered(
+    request: Awaitable[aiohttp.ClientResponse], *, server: str
+) -> AsyncIterator[Answer]:
+    """Send a request and give its answer; `KubernetesError` for all but 200."""
+    try:
+        response = await request
+    except _BROKEN as error:
+        raise _unreachable(error, server=server) from error
+    async with response:
+        if response.status != HTTPStatus.OK:
+            raise await _refusal(response)
+        yield _HttpAnswer(response, server=server)
+
+
+def limits(
+    *, connect_seconds: float, silence_seconds: float, total_seconds: float
+) -> aiohttp.ClientTimeout:
+    """Give the patience for one request."""
+    return aiohttp.ClientTimeout(
+        total=total_seconds, sock_connect=connect_seconds, sock_read=silence_seconds
+    )
+
+
+class _HttpAnswer:
+    def __init__(self, response: aiohttp.ClientResponse, *, server: str) -> None:
+        self._response = response
+        self._server = server
+
+    async def read(self) -> bytes:
+        try:
+            return await self._response.read()
+        except _BROKEN as error:
+            raise _unreachable(error, server=self._server) from error
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except _BROKEN as error:
+            raise _unreachable(error, server=self._server) from error
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
+    """Make the error of an answer that is not 200: the server's own words where it has any."""
+    try:
+        body = await response.content.read(_MOST_ERROR_BYTES)
+    except _BROKEN:
+        body = b""
+    status = _status_of(body)
+    return KubernetesError(
+        f"the API server answered {response.status}: {status.message or response.reason or ''}",
+        status=response.status,
+        reason=status.why,
+        retry_after_seconds=_seconds(response.headers.get("Retry-After", "")),
+    )
+
+
+def _status_of(body: bytes) -> Status:
+    """Read the Status object; what a proxy in between says is taken as it is."""
+    try:
+        return _decode_status(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Status(message=body[:_SHOWN_CHARACTERS].decode(errors="replace").strip())
+
+
+def _seconds(header: str) -> float | None:
+    """Read `Retry-After`; the API server gives seconds, and a date is no reason to wait longer."""
+    return float(header) if header.isascii() and header.isdigit() else None
+
+
+def _unreachable(error: BaseException, *, server: str) -> KubernetesError:
+    what = "silent for too long" if isinstance(error, TimeoutError) else str(error)
+    return KubernetesError(
+        f"the API server {server} cannot be read: {what or type(error).__name__}"
+    )

@@ -1,0 +1,42 @@
+"""An API server that asks for no credentials, such as `kubectl proxy` or the simulator's.
+
+Without the Kubernetes client library, which takes seconds and a hundred megabytes to import.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import aiohttp
+
+from enricher.podwatch.api import Answer, Api
+from enricher.podwatch.http import answered, limits
+from enricher.podwatch.settings import KubernetesSettings
+from gpuledger import __version__
+
+
+@asynccontextmanager
+async def open_plain(settings: KubernetesSettings) -> AsyncIterator[Api]:
+    """Open the API server at `settings.url`."""
+    headers = {"Accept": "application/json", "User-Agent": f"gpuledger-podwatch/{__version__}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        yield _Plain(settings=settings, session=session)
+
+
+class _Plain:
+    def __init__(self, *, settings: KubernetesSettings, session: aiohttp.ClientSession) -> None:
+        self._settings = settings
+        self._session = session
+
+    def get(
+        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Open the answer to a GET; `KubernetesError` for all but 200."""
+        server = self._settings.url.rstrip("/")
+        patience = limits(
+            connect_seconds=self._settings.connect_timeout_seconds,
+            silence_seconds=silence_seconds,
+            total_seconds=total_seconds,
+        )
+        return answered(
+            self._session.get(server + path, params=query, timeout=patience), server=server
+        )
