@@ -2,10 +2,11 @@
 
 import os
 import sys
+from functools import partial
 
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
-from agent.source import open_source
+from agent.source import Source, find_source
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
@@ -29,11 +30,11 @@ def main() -> int:
         description="Reads a node's GPUs and their processes and publishes a sample a tick.",
         options=_OPTIONS,
     )
-    return run_service(_run, settings=name_node(settings, os.environ))
+    settings = name_node(settings, os.environ)
+    return run_service(partial(_run, source=find_source(settings)), settings=settings)
 
 
-async def _run(settings: AgentSettings, readiness: Readiness) -> None:
-    source = await open_source(settings)
+async def _run(settings: AgentSettings, readiness: Readiness, *, source: Source) -> None:
     await run_agent(
         nvml=source.nvml,
         procfs=source.procfs,

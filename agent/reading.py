@@ -6,7 +6,7 @@ on a grid of its own, so a share is a mean over the windows that closed within t
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent import plausibility
@@ -63,19 +63,14 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     """
     sieve = Sieve()
     was = before or GpuState(knows_seen=False)
-    samples = _plausible(answers.samples, "utilization", sieve)
-    memory_samples = _plausible(answers.memory_samples, "memory_utilization", sieve)
-    newest_us = _newest_us(samples, 0)
-    since_us = was.last_seen.gpu_us if was.knows_seen else newest_us - interval_ns // 1000
-    inside = [sample for sample in samples if sample.timestamp_us > since_us]
-    inside_memory = [sample for sample in memory_samples if sample.timestamp_us > since_us]
+    samples = _Samples.sift(answers, was, interval_ns=interval_ns, sieve=sieve)
     reading = GpuReading(
         uuid=answers.uuid,
         index=answers.index,
         model=answers.model,
-        utilization_ratio=_mean(inside, answers.percent, "utilization", sieve),
+        utilization_ratio=_mean(samples.inside, answers.percent, "utilization", sieve),
         memory_utilization_ratio=_mean(
-            inside_memory, answers.memory_percent, "memory_utilization", sieve
+            samples.inside_memory, answers.memory_percent, "memory_utilization", sieve
         ),
         **_instant(answers, sieve),
         energy_joules=_drawn_joules(was.energy_millijoules, answers, interval_ns, sieve),
@@ -85,38 +80,83 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     )
     shares = share_out(
         answers.process_samples,
-        since_us=0 if was.knows_seen else since_us,
+        since_us=0 if was.knows_seen else samples.since_us,
         running=running,
         before=was.processes,
         windows=Windows.measure(
-            inside,
+            samples.inside,
             newest_before_us=was.last_seen.gpu_us if was.knows_seen else 0,
             interval_ns=interval_ns,
         ),
         window_us=was.window_us,
         gpu_ratio=reading.utilization_ratio,
     )
-    seen = LastSeen(
-        gpu_us=_newest_us(samples, was.last_seen.gpu_us),
-        memory_us=_newest_us(memory_samples, was.last_seen.memory_us),
-        process_us=max(was.last_seen.process_us, shares.newest_us),
+    state = replace(
+        _move_on(
+            answers, was, samples, newest_process_us=shares.newest_us, interval_ns=interval_ns
+        ),
+        window_us=shares.window_us,
+        processes=running,
     )
-    silent_ns = 0 if samples or answers.samples is None else was.silent_ns + interval_ns
-    # Every driver samples at least once a second, so its clock must have been set back.
-    is_stuck = silent_ns > _SILENCE_NS
     return GpuTick(
         reading=reading,
         usages=shares.usages,
-        state=GpuState(
-            last_seen=LastSeen() if is_stuck else seen,
-            knows_seen=not is_stuck,
-            silent_ns=0 if is_stuck else silent_ns,
-            energy_millijoules=answers.energy_millijoules,
-            window_us=shares.window_us,
-            processes=running,
-        ),
+        state=state,
         dropped_readings=sieve.dropped,
         dropped_samples=shares.dropped,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Samples:
+    """The GPU's samples that can be true, and those of them that lie within the interval."""
+
+    gpu: list[Sample]
+    memory: list[Sample]
+    inside: list[Sample]
+    inside_memory: list[Sample]
+    since_us: int
+
+    @classmethod
+    def sift(
+        cls, answers: GpuAnswers, was: GpuState, *, interval_ns: int, sieve: Sieve
+    ) -> "_Samples":
+        gpu = _plausible(answers.samples, "utilization", sieve)
+        memory = _plausible(answers.memory_samples, "memory_utilization", sieve)
+        start_us = _newest_us(gpu, 0) - interval_ns // 1000
+        since_us = was.last_seen.gpu_us if was.knows_seen else start_us
+        memory_since_us = was.last_seen.memory_us if was.knows_seen else start_us
+        return cls(
+            gpu=gpu,
+            memory=memory,
+            inside=[sample for sample in gpu if sample.timestamp_us > since_us],
+            inside_memory=[sample for sample in memory if sample.timestamp_us > memory_since_us],
+            since_us=since_us,
+        )
+
+
+def _move_on(
+    answers: GpuAnswers,
+    was: GpuState,
+    samples: _Samples,
+    *,
+    newest_process_us: int,
+    interval_ns: int,
+) -> GpuState:
+    """Give what is seen by now; a driver that is silent for too long has had its clock set back.
+
+    Every driver samples at least once a second, so the last seen stamps must lie in its future.
+    """
+    silent_ns = 0 if samples.gpu or answers.samples is None else was.silent_ns + interval_ns
+    if silent_ns > _SILENCE_NS:
+        return GpuState(knows_seen=False, energy_millijoules=answers.energy_millijoules)
+    seen = LastSeen(
+        gpu_us=_newest_us(samples.gpu, was.last_seen.gpu_us),
+        memory_us=_newest_us(samples.memory, was.last_seen.memory_us),
+        process_us=max(was.last_seen.process_us, newest_process_us),
+    )
+    return GpuState(
+        last_seen=seen, silent_ns=silent_ns, energy_millijoules=answers.energy_millijoules
     )
 
 

@@ -17,7 +17,7 @@ from agent.settings import AgentSettings
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import UnavailableError, UserError
 
-_PROBE_SECONDS: Final = 20.0
+PROBE_SECONDS: Final = 20.0
 _SIMULATED: Final = "simulated:"
 
 
@@ -34,25 +34,30 @@ class Source:
 
 
 async def open_source(settings: AgentSettings) -> Source:
+    """Find the source while the event loop goes on; raises UserError where there is none."""
+    return await asyncio.to_thread(find_source, settings)
+
+
+def find_source(settings: AgentSettings) -> Source:
     """Give the source that the settings name; raises UserError where there is none."""
     if settings.source.startswith(_SIMULATED):
         return _simulated(settings)
     if settings.source == "auto":
-        await _probe(pynvml)
+        probe(pynvml)
     return Source(nvml=pynvml, procfs=SystemProcfs(), clock=SystemClock())
 
 
-async def _probe(library: Any, *, seconds: float = _PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
+def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
+    """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = Nvml(library)
     worker: Worker[Any] = Worker("nvml-probe")
-    probing = asyncio.wrap_future(worker.start(nvml.open))
     try:
-        await asyncio.wait_for(probing, seconds)
+        worker.start(nvml.open).result(timeout=seconds)
     except UnavailableError as error:
         raise UserError(_explain(str(error))) from error
     except TimeoutError as error:
         raise UserError(_explain(f"no answer within {seconds:g} s")) from error
-    worker.start(nvml.close)
+    worker.start(nvml.close).result(timeout=seconds)
     worker.end()
 
 
