@@ -16,8 +16,9 @@ from typing import Any, Final
 from benchmarks.figure import Figure
 from enricher.podwatch.api import Answer
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.reflector import Reflector, Seen
+from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.steps import Seen
 from enricher.podwatch.table import PodTable
 from gpuledger.clock import SystemClock
 

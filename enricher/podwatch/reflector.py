@@ -9,9 +9,8 @@ the caller to see, who knows what there was.
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from enum import Enum, auto
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import structlog
@@ -22,6 +21,7 @@ from enricher.podwatch.decode import PodReader
 from enricher.podwatch.lines import split_lines
 from enricher.podwatch.objects import PodPage, Status, VersionOnly, WatchEvent
 from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
 from gpuledger.clock import Clock
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
@@ -38,38 +38,6 @@ _decode_page: Final = msgspec.json.Decoder(PodPage).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 _decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
 _log = structlog.get_logger(__name__)
-
-
-class Mark(Enum):
-    """A step that is about no single pod."""
-
-    LISTING = auto()
-    """A complete list begins: what is not seen until `LISTED` is gone."""
-    LISTED = auto()
-    """The list is complete."""
-    WATCHING = auto()
-    """A watch is open: the server answers."""
-
-
-class Seen(NamedTuple):
-    """A pod that is new, changed, or only listed again."""
-
-    pod: PodRecord
-
-
-class Deleted(NamedTuple):
-    """A pod that left the API server, in its last state."""
-
-    pod: PodRecord
-
-
-class Interrupted(NamedTuple):
-    """What ended a list or a watch; another attempt follows."""
-
-    error: KubernetesError
-
-
-Step = Mark | Seen | Deleted | Interrupted
 
 
 class Reflector:

@@ -10,8 +10,9 @@ from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.publish import Publisher
-from enricher.podwatch.reflector import Deleted, Interrupted, Mark, Reflector, Seen, Step
+from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock

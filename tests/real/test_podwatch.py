@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.reflector import Interrupted, Mark
-from tests.podwatch_contract import Cluster, PodwatchContract, following
+from enricher.podwatch.steps import Interrupted, Mark
+from tests.podwatch_cluster import Cluster, following
+from tests.podwatch_contract import PodwatchContract
 from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubernetes import KubeApi
 

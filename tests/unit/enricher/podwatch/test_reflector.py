@@ -9,8 +9,9 @@ import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.reflector import Deleted, Interrupted, Mark, Reflector, Seen, Step
+from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
 from gpuledger import __version__
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (

@@ -1,0 +1,39 @@
+"""What the reflector tells, step by step. Values only."""
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+from enricher.podwatch.api import KubernetesError
+from gpuledger.records import PodRecord
+
+
+class Mark(Enum):
+    """A step that is about no single pod."""
+
+    LISTING = auto()
+    """A complete list begins: what is not seen until `LISTED` is gone."""
+    LISTED = auto()
+    """The list is complete."""
+    WATCHING = auto()
+    """A watch is open: the server answers."""
+
+
+class Seen(NamedTuple):
+    """A pod that is new, changed, or only listed again."""
+
+    pod: PodRecord
+
+
+class Deleted(NamedTuple):
+    """A pod that left the API server, in its last state."""
+
+    pod: PodRecord
+
+
+class Interrupted(NamedTuple):
+    """What ended a list or a watch; another attempt follows."""
+
+    error: KubernetesError
+
+
+Step = Mark | Seen | Deleted | Interrupted

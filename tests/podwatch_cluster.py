@@ -1,0 +1,181 @@
+"""What the suite of podwatch tests asks of an API server, and podwatch running against one."""
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from enricher.podwatch.api import open_api
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.reflector import Reflector
+from enricher.podwatch.service import run_podwatch
+from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from enricher.podwatch.steps import Deleted, Seen, Step
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.clock import SystemClock
+from gpuledger.codec import decoder_of
+from gpuledger.records import PodRecord
+from gpuledger.service import Readiness
+from gpuledger.topics import PODS
+
+DEADLINE_SECONDS = 30.0
+MERGE = "application/merge-patch+json"
+
+
+class Cluster(ABC):
+    """An API server that a test can write to; pods live in a namespace of the test's own."""
+
+    def __init__(self, *, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self.namespace = f"podwatch-{uuid4().hex[:8]}"
+
+    @abstractmethod
+    async def send(self, method: str, path: str, body: object, *, content_type: str) -> Any:  # noqa: ANN401  # any JSON
+        """Send a request; AssertionError where it is refused."""
+
+    @abstractmethod
+    async def force_expired(self) -> None:
+        """Make every version until now one that is no longer known."""
+
+    @abstractmethod
+    async def restart(self) -> None:
+        """Break all connections, as a restart does."""
+
+    async def prepare(self) -> None:
+        """Make the namespace."""
+        await self._post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    async def create_pod(self, name: str, *, node: str | None = "node-a") -> str:
+        """Create a pod with one container that asks for a GPU; give its UID."""
+        limits = {"limits": {"nvidia.com/gpu": "1"}}
+        container = {"name": "main", "image": "cuda", "resources": limits}
+        spec = {"containers": [container], **({"nodeName": node} if node else {})}
+        metadata = {"name": name, "labels": {"app": name}}
+        made = await self._post(self._pods, {"metadata": metadata, "spec": spec})
+        uid: str = made["metadata"]["uid"]
+        return uid
+
+    async def set_status(self, name: str, *, phase: str, container_id: str) -> None:
+        """Write what the kubelet would."""
+        container = {
+            "name": "main",
+            "containerID": f"containerd://{container_id}",
+            "restartCount": 0,
+            "image": "cuda",
+            "imageID": "",
+            "ready": True,
+        }
+        status = {"phase": phase, "containerStatuses": [container]}
+        path = f"{self._pods}/{name}/status"
+        await self.send("PATCH", path, {"status": status}, content_type=MERGE)
+
+    async def delete_pod(self, name: str) -> None:
+        """Delete a pod at once."""
+        body = {"gracePeriodSeconds": 0}
+        await self.send("DELETE", f"{self._pods}/{name}", body, content_type="application/json")
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    async def _post(self, path: str, body: object) -> Any:  # noqa: ANN401  # any JSON
+        return await self.send("POST", path, body, content_type="application/json")
+
+
+class Following:
+    """A reflector that runs in the background, and what it told of one namespace."""
+
+    def __init__(self, reflector: Reflector, *, namespace: str) -> None:
+        self.reflector = reflector
+        self.steps: list[Step] = []
+        self._namespace = namespace
+        self._more = asyncio.Event()
+
+    async def run(self) -> None:
+        """Take steps, for ever."""
+        async with aclosing(self.reflector.forever()) as steps:
+            async for step in steps:
+                if not isinstance(step, Seen | Deleted) or step.pod.namespace == self._namespace:
+                    self.steps.append(step)
+                self._more.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition that steps bring about."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not condition():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._more.wait(), 0.05)
+                self._more.clear()
+
+    async def until_seen(self, uid: str, *, phase: str = "Pending") -> PodRecord:
+        """Wait for a pod in this phase."""
+        await self.until(lambda: any(self._is(step, uid, phase) for step in self.steps))
+        return next(step.pod for step in self.steps if self._is(step, uid, phase))  # type: ignore[union-attr]  # `_is` holds for pods alone
+
+    @staticmethod
+    def _is(step: Step, uid: str, phase: str) -> bool:
+        return isinstance(step, Seen) and step.pod.uid == uid and step.pod.phase == phase
+
+
+@asynccontextmanager
+async def following(
+    cluster: Cluster, *, resumed: Following | None = None, watch_timeout_seconds: float = 60.0
+) -> AsyncIterator[Following]:
+    """Follow the pods while the context is open; a resumed one goes on where it was left."""
+    settings = KubernetesSettings(
+        kubeconfig=str(cluster.kubeconfig),
+        page_limit=2,
+        watch_timeout_seconds=watch_timeout_seconds,
+        backoff_first_seconds=0.02,
+        backoff_most_seconds=0.5,
+    )
+    reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
+    async with open_api(settings) as api:
+        reflector = Reflector(
+            api=api, reader=reader, settings=settings, clock=SystemClock(), chance=lambda: 0.0
+        )
+        if resumed:
+            reflector._version = resumed.reflector.version
+        found = Following(reflector, namespace=cluster.namespace)
+        task = asyncio.create_task(found.run())
+        try:
+            yield found
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@asynccontextmanager
+async def running(
+    bus: MemoryBus, settings: PodwatchSettings, readiness: Readiness
+) -> AsyncIterator[None]:
+    """Run all of podwatch while the context is open."""
+    async with open_api(settings.kubernetes) as api:
+        task = asyncio.create_task(
+            run_podwatch(
+                api=api, bus=bus, settings=settings, readiness=readiness, clock=SystemClock()
+            )
+        )
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def versions(bus: MemoryBus, uid: str) -> AsyncGenerator[PodRecord]:
+    """Give what the topic of pods tells of one pod, as it comes."""
+    subscription = Subscription(group="contract", topics=[PODS.name])
+    async with bus.consumer(subscription) as consumer:
+        while True:
+            polled = await consumer.poll(timeout_seconds=1, max_records=100)
+            for record in itertools.chain.from_iterable(polled.values()):
+                if record.key == uid.encode():
+                    yield decoder_of(PODS.name, PodRecord).decode(record.value)
