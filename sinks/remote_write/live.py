@@ -5,6 +5,7 @@ its series the encoded labels. A series that the next tick does not have ends wi
 at that tick's time. Pure; nothing is sent.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +28,8 @@ class _Live:
 @dataclass(slots=True)
 class _Node:
     mark_ms: int = -1
+    seen_ns: int = 0
+    """When its last tick came, by the monotonic clock."""
     groups: dict[Group, _Live] = field(default_factory=dict)
 
 
@@ -44,17 +47,18 @@ class LiveSeries:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
 
-    def encode(self, event: GpuEvent) -> EncodedTick | None:
+    def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick | None:
         """Encode the event's samples and the ends of series; `None` for a tick that is not new.
 
-        Raises ValueError for a time that the wire cannot carry.
+        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError for a time that
+        the wire cannot carry.
         """
         time_ms = event.time_ns // _MS_NS
         suffix = timestamp_suffix(time_ms)
         node = self._nodes.setdefault(event.node, _Node())
         if time_ms <= node.mark_ms:
             return None
-        node.mark_ms = time_ms
+        node.mark_ms, node.seen_ns = time_ms, now_ns
         values = values_of(event)
         parts: list[bytes] = []
         for group, of_group in values.items():
@@ -64,12 +68,27 @@ class LiveSeries:
             _append(parts, live, of_group, suffix)
         for group in node.groups.keys() - values.keys():
             _end(parts, node.groups.pop(group), suffix)
-        return EncodedTick(body=b"".join(parts), samples=len(parts) // 3)
+        return _put_together(parts)
+
+    def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
+        """End, node by node, all series of those whose last tick came before `before_ns`."""
+        for node in self._nodes.values():
+            if node.groups and node.seen_ns < before_ns:
+                node.mark_ms += 1
+                suffix, parts = timestamp_suffix(node.mark_ms), list[bytes]()
+                for live in node.groups.values():
+                    _end(parts, live, suffix)
+                node.groups.clear()
+                yield _put_together(parts)
 
     def __len__(self) -> int:
         """Count the series that are alive."""
         groups = (live for node in self._nodes.values() for live in node.groups.values())
         return sum(live.had.bit_count() for live in groups)
+
+
+def _put_together(parts: list[bytes]) -> EncodedTick:
+    return EncodedTick(body=b"".join(parts), samples=len(parts) // 3)
 
 
 def _append(parts: list[bytes], live: _Live, values: Values, suffix: bytes) -> None:

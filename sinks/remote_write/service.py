@@ -93,6 +93,8 @@ class RemoteWriteSink:
         async with asyncio.TaskGroup() as group:
             for batch in batches:
                 self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
+        for series in list(self._series.values()):
+            await self._end_silent(series)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let requests on their way be answered, then forget the series without ending them."""
@@ -118,6 +120,16 @@ class RemoteWriteSink:
             desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
         desk.acknowledge(partition, batch.next_offset)
 
+    async def _end_silent(self, series: LiveSeries) -> None:
+        silent_ns = round(self._settings.silent_seconds * 1e9)
+        for tick in series.end_silent(before_ns=self._clock.monotonic_ns() - silent_ns):
+            try:
+                await self._write(tick.body)
+            except RejectedError as error:
+                _log.warning("rejected_ends", samples=tick.samples, answer=str(error))
+            else:
+                SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
+
     def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
         series = self._series.setdefault(batch.partition, LiveSeries())
         newest_ns = self._clock.time_ns() + round(self._settings.newest_ahead_seconds * 1e9)
@@ -127,7 +139,7 @@ class RemoteWriteSink:
                 desk.office.bury(record, reason="future", detail=_ahead(event, newest_ns))
                 continue
             try:
-                encoded = series.encode(event)
+                encoded = series.encode(event, now_ns=self._clock.monotonic_ns())
             except ValueError as error:
                 _drop("invalid")
                 desk.office.bury(record, reason="invalid", detail=f"time_ns: {error}")
@@ -138,18 +150,20 @@ class RemoteWriteSink:
                 yield Tick(node=event.node, time_ns=event.time_ns, record=record, encoded=encoded)
 
     async def _send(self, request: Request, desk: Desk) -> None:
-        body = request.body
         try:
-            await until_answered(
-                lambda attempt: self._client.write(body, attempt=attempt),
-                sink=NAME,
-                check=self._check,
-                clock=self._clock,
-            )
+            await self._write(request.body)
         except RejectedError as error:
             self._put_aside(request, str(error), desk)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(request.samples)
+
+    async def _write(self, body: bytes) -> None:
+        await until_answered(
+            lambda attempt: self._client.write(body, attempt=attempt),
+            sink=NAME,
+            check=self._check,
+            clock=self._clock,
+        )
 
     def _put_aside(self, request: Request, message: str, desk: Desk) -> None:
         self._check.failed(f"rejected: {message}")

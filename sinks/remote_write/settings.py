@@ -31,6 +31,8 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """How many samples a request holds at most, one tick of one node apart."""
     newest_ahead_seconds: Seconds = 300.0
     """Ticks further in the future are put aside: they would block their series at the receiver."""
+    silent_seconds: Seconds = 60.0
+    """The series of a node of which nothing has come for so long are ended."""
     poll_records: Count = 500
     """The most events that one poll brings."""
 

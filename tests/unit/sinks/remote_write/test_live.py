@@ -163,6 +163,25 @@ def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
     assert len(series) == alive
 
 
+def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
+    series = LiveSeries()
+    first = series.encode(event(0), now_ns=100)
+    series.encode(event(0, node="node-b"), now_ns=200)
+
+    (ended,) = series.end_silent(before_ns=200)
+
+    assert first is not None
+    assert ended.samples == first.samples
+    assert {(one.label("node"), one.time_ms) for one in parse(ended.body)} == {
+        ("node-a", START_NS // 1_000_000 + 1)
+    }
+    assert all(is_stale(one) for one in parse(ended.body))
+    assert list(series.end_silent(before_ns=200)) == []
+    again = series.encode(event(1), now_ns=300)
+    assert again is not None
+    assert again.samples == first.samples
+
+
 @pytest.mark.parametrize("tick", [0, -1])
 def test_a_tick_that_is_not_newer_than_the_last_is_not_sent_again(tick: int) -> None:
     series = LiveSeries()

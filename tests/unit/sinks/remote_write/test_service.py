@@ -1,6 +1,7 @@
 """The remote-write sink over the bus in memory and a receiver that answers as told."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from sinks.remote_write.service import GROUP, run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.unit.sinks.given import (
     NODE,
+    SECOND_NS,
     START_NS,
     HandClock,
     bus,
@@ -172,3 +174,19 @@ async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> No
             await eventually(is_committed(on, 1))
 
         assert times(receiver) == [[0]]
+
+
+async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
+    on, clock = bus(), HandClock()
+    await publish(on, event(0))
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 1))
+        clock.now_ns += 61 * SECOND_NS
+        await eventually(lambda: len(receiver.received) == 2)
+        await publish(on, event(70))
+        await eventually(is_committed(on, 2))
+
+    sent, ended, back = (parse_compressed(request.body) for request in receiver.received)
+    assert len(sent) == len(ended) == len(back)
+    assert all(math.isnan(one.value) for one in ended)
+    assert {one.time_ms for one in ended} == {START_NS // 1_000_000 + 1}
