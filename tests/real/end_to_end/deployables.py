@@ -1,0 +1,78 @@
+"""The deployables as processes, each with settings from its environment alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from tests.real.parts import web
+from tests.real.parts.ports import free_ports
+from tests.real.parts.process import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BIN = Path(sys.executable).parent
+READY_SECONDS = 40.0
+END_SECONDS = 10.0
+
+
+class Deployable:
+    """One deployable at work, with its health pages."""
+
+    def __init__(
+        self, *, name: str, command: list[str], folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        (port,) = free_ports(1)
+        self.name = name
+        self.health = f"http://127.0.0.1:{port}"
+        settings = {f"GPULEDGER_{key}": value for key, value in environment.items()}
+        self._process = Process(
+            name=name,
+            argv=[BIN / command[0], *command[1:]],
+            folder=folder,
+            environment={**settings, "GPULEDGER_HTTP__LISTEN": f"127.0.0.1:{port}"},
+        )
+
+    def start(self) -> None:
+        """Start it."""
+        self._process.start()
+
+    def wait_until_ready(self) -> None:
+        """Wait until every check of `/readyz` is ok."""
+        self._process.wait_until(self._is_ready, deadline_seconds=READY_SECONDS)
+
+    def stop(self) -> int | None:
+        """End it by SIGTERM; gives the exit status, a negative one where it had to be killed."""
+        return self._process.stop(deadline_seconds=END_SECONDS)
+
+    def kill(self) -> int | None:
+        """End it as a power cut would."""
+        return self._process.kill()
+
+    def pause(self) -> None:
+        """Stop it from running, without its knowing."""
+        self._process.send(signal.SIGSTOP)
+
+    def metrics(self) -> str:
+        """Give the text of `/metrics`."""
+        return web.fetch(f"{self.health}/metrics").body.decode()
+
+    def log_tail(self) -> str:
+        """Give the end of its log."""
+        return self._process.log_tail()
+
+    def _is_ready(self) -> bool:
+        answer = web.fetch(f"{self.health}/readyz")
+        return answer.status == 200 and bool(orjson.loads(answer.body)["ready"])
+
+
+def refuse_stray_settings() -> None:
+    """A variable that a developer has set would reach the deployables under test."""
+    stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
+    assert not stray, f"unset {', '.join(stray)}: the deployables would read them as settings"

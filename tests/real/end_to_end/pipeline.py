@@ -1,0 +1,153 @@
+"""The whole pipeline on real parts: three nodes, podwatch, two joins, three sinks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.parts.process import Process
+from tests.unit.deployment import manifests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from simulator.simulation import Simulation
+    from tests.real.parts.alertmanager import AlertmanagerApi
+    from tests.real.parts.kafka import KafkaBroker
+    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.parts.prometheus import PrometheusApi
+
+NAMESPACE: Final = "gpuledger"
+JOINS: Final = 2
+UIDS_FILE: Final = "uids.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealParts:
+    """What the pipeline talks to."""
+
+    kafka: KafkaBroker
+    kube_api: KubeApiClient
+    prometheus: PrometheusApi
+    alertmanager: AlertmanagerApi
+
+
+class Pipeline:
+    """All deployables of one run of a scenario."""
+
+    def __init__(
+        self, *, parts: RealParts, simulation: Simulation, scenario: Path, folder: Path
+    ) -> None:
+        self.parts = parts
+        self.store = folder / "store"
+        self._simulation = simulation
+        self._scenario = scenario
+        self._folder = folder
+        self._uids = folder / UIDS_FILE
+        self.agents = [self._agent(name) for name in simulation.nodes]
+        self.podwatch = self._podwatch()
+        self.joins = [self._join(number) for number in range(JOINS)]
+        self.sinks = self._make_sinks()
+        self._driver = self._drive()
+
+    def create_topics(self) -> None:
+        """Make the topics as an operator would."""
+        servers = self.parts.kafka.bootstrap_servers
+        command = [str(BIN / "gpuledger"), "topics", "create", "--bootstrap-servers", servers]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ}
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self) -> None:
+        """Start everything; return when all of it is ready."""
+        self._driver.start()
+        for deployable in self.everything():
+            deployable.start()
+        for deployable in self.everything():
+            deployable.wait_until_ready()
+
+    def everything(self) -> Iterator[Deployable]:
+        """Give all deployables, upstream first."""
+        yield from (*self.agents, self.podwatch, *self.joins, *self.sinks)
+
+    def end(self) -> dict[str, int | None]:
+        """End everything, upstream first; give the exit statuses."""
+        statuses = {deployable.name: deployable.stop() for deployable in self.everything()}
+        self._driver.stop()
+        return statuses
+
+    def kill(self) -> None:
+        """Leave no process behind."""
+        with ExitStack() as stack:
+            stack.callback(self._driver.kill)
+            for deployable in self.everything():
+                stack.callback(deployable.kill)
+
+    def wait_for_second(self, second: float) -> None:
+        """Wait until the scenario has come to this second."""
+        wanted_ns = self._simulation.epoch_ns + round(second * 1e9)
+        time.sleep(max(0.0, (wanted_ns - time.time_ns()) / 1e9))
+
+    def _deployable(self, name: str, *command: str, **environment: str) -> Deployable:
+        servers = self.parts.kafka.bootstrap_servers
+        return Deployable(
+            name=name,
+            command=list(command),
+            folder=self._folder / name,
+            environment={"KAFKA__BOOTSTRAP_SERVERS": servers, **environment},
+        )
+
+    def _agent(self, node: str) -> Deployable:
+        settings = {
+            "NODE_NAME": node,
+            "SOURCE": f"simulated:{self._scenario}",
+            "SIMULATOR__EPOCH_NS": str(self._simulation.epoch_ns),
+            "SIMULATOR__UIDS_FILE": str(self._uids),
+        }
+        return self._deployable(f"agent-{node}", "gpuledger-agent", **settings)
+
+    def _podwatch(self) -> Deployable:
+        """Watch with nothing but the rights that the manifests give."""
+        kube_api = self.parts.kube_api
+        kube_api.create_namespace(NAMESPACE)
+        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+            for manifest in manifests.of_kind(kind):
+                kube_api.apply(manifest)
+        file = kube_api.service_account_kubeconfig(namespace=NAMESPACE, name="gpuledger-podwatch")
+        settings = {"KUBERNETES__KUBECONFIG": str(file)}
+        return self._deployable("podwatch", "gpuledger-podwatch", **settings)
+
+    def _join(self, number: int) -> Deployable:
+        name = f"join-{number}"
+        settings = {"KAFKA__GROUP_MEMBER": name, "KAFKA__SESSION_TIMEOUT_SECONDS": "6"}
+        return self._deployable(name, "gpuledger-join", **settings)
+
+    def _make_sinks(self) -> list[Deployable]:
+        parts = self.parts
+        settings = {
+            "remote_write": {"REMOTE_WRITE__URL": parts.prometheus.remote_write_url},
+            "alerts": {
+                "ALERTS__URLS": parts.alertmanager.url,
+                "ALERTS__BUSY_WITHOUT_POD__FOR_SECONDS": "5",
+            },
+            "store": {"STORE__URI": str(self.store), "STORE__FLUSH_SECONDS": "5"},
+        }
+        return [
+            self._deployable(kind, "gpuledger-sink", kind, **section)
+            for kind, section in settings.items()
+        ]
+
+    def _drive(self) -> Process:
+        """Play the kubelets and the controllers into the API server."""
+        arguments = ["--scenario", str(self._scenario), "--uids", str(self._uids)]
+        arguments += ["--epoch-ns", str(self._simulation.epoch_ns)]
+        arguments += ["--kubeconfig", str(self.parts.kube_api.kubeconfig)]
+        argv = [str(BIN / "python"), "-m", "simulator", "drive", *arguments]
+        return Process(name="driver", argv=argv, folder=self._folder / "driver")

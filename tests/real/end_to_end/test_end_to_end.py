@@ -1,0 +1,208 @@
+"""From the nodes' NVML to Prometheus, Alertmanager and the store, as separate processes.
+
+One run of the scenario serves all tests of this file: each looks at another end of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import jsonschema
+import pytest
+
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    PODS,
+    PROCESSES,
+    SAMPLES,
+)
+from simulator.opening import open_simulation
+from sinks.store.reading import entries_sql
+from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulator.simulation import Simulation
+    from tests.real.parts.alertmanager import AlertmanagerApi
+    from tests.real.parts.kafka import KafkaBroker
+    from tests.real.parts.kcat import Kcat, KcatMessage
+    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.parts.prometheus import PrometheusApi
+
+ROOT = Path(__file__).parents[3]
+SCENARIO = ROOT / "scenarios" / "e2e.yaml"
+AHEAD_SECONDS = 15
+SCENARIO_SECONDS = 30
+LOOK_SECONDS = 15
+BROKEN = b"this is no JSON {"
+# Who reads a topic, and so who puts its broken records aside.
+READERS = {
+    SAMPLES.name: {"gpuledger-join"},
+    PROCESSES.name: {"gpuledger-join"},
+    INCIDENTS.name: {"gpuledger-join"},
+    PODS.name: {"gpuledger-join"},
+    EVENTS.name: {"gpuledger-remote-write", "gpuledger-alerts", "gpuledger-store"},
+    ATTRIBUTED_INCIDENTS.name: {"gpuledger-alerts"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the run's folder."""
+    return tmp_path_factory.mktemp("end-to-end")
+
+
+@pytest.fixture(scope="module")
+def parts(
+    kafka_of_this_run: KafkaBroker,
+    kube_api: KubeApiClient,
+    prometheus: PrometheusApi,
+    alertmanager: AlertmanagerApi,
+) -> RealParts:
+    """Give the real parts, all of them ready."""
+    return RealParts(
+        kafka=kafka_of_this_run,
+        kube_api=kube_api,
+        prometheus=prometheus,
+        alertmanager=alertmanager,
+    )
+
+
+@pytest.fixture(scope="module")
+def simulation(parts: RealParts, folder: Path) -> Simulation:
+    """Give the run, whose pods have the UIDs that the real API server gives.
+
+    It begins once its driver has had the time to create the first pods: a container does not run
+    before its pod is there.
+    """
+    del parts  # their start must not use up that time
+    epoch_ns = time.time_ns() + AHEAD_SECONDS * 1_000_000_000
+    return open_simulation(SCENARIO, epoch_ns=epoch_ns, uids_file=folder / UIDS_FILE)
+
+
+@pytest.fixture(scope="module")
+def pipeline(
+    parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat
+) -> Iterator[Pipeline]:
+    """Start everything, break a record on each topic, and play the scenario for its 30 seconds."""
+    refuse_stray_settings()
+    made = Pipeline(parts=parts, simulation=simulation, scenario=SCENARIO, folder=folder)
+    try:
+        made.create_topics()
+        made.start()
+        for topic in READERS:
+            kcat.produce(parts.kafka.bootstrap_servers, topic, BROKEN, partition=1, key="k")
+        made.wait_for_second(SCENARIO_SECONDS)
+        yield made
+    finally:
+        made.kill()
+
+
+def test_prometheus_answers_by_namespace_and_pod(pipeline: Pipeline) -> None:
+    """The pod's owner and the method stand beside it."""
+    query = 'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    labels, (_, value) = found[0]["metric"], found[0]["value"]
+    assert labels["owner_name"] == "chat"
+    assert labels["method"] == "process_utilization"
+    assert 0.3 < float(value) < 0.7
+
+
+def test_alertmanager_holds_the_alert_of_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
+    """It names the node on which the stray benchmark runs."""
+    alerts = pipeline.parts.alertmanager.await_alerts(
+        "GpuBusyWithoutPod", deadline_seconds=LOOK_SECONDS
+    )
+    assert "gpu-c" in {alert["labels"]["node"] for alert in alerts}
+
+
+def test_kcat_prints_an_event_that_is_as_its_schema_says(pipeline: Pipeline, kcat: Kcat) -> None:
+    """Each event of the topic, but for the broken one."""
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{EVENTS.name}.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    events = [each for each in read(pipeline, kcat, EVENTS.name) if each.value != BROKEN]
+    assert len(events) > SCENARIO_SECONDS
+    for event in events:
+        validator.validate(json.loads(event.value or b""))
+
+
+def test_a_broken_record_on_each_topic_is_a_dead_letter_and_the_stream_goes_on(
+    pipeline: Pipeline, kcat: Kcat
+) -> None:
+    """With topic, partition, offset, reason and the original bytes, from each of its readers."""
+    expected = {(topic, reader) for topic, readers in READERS.items() for reader in readers}
+    deadline = time.monotonic() + LOOK_SECONDS
+    while len(letters := dead_letters(pipeline, kcat)) < len(expected):
+        assert time.monotonic() < deadline, letters
+        time.sleep(0.5)
+    assert {(letter["topic"], letter["consumer"]) for letter in letters} == expected
+    for letter in letters:
+        assert base64.b64decode(letter["value_base64"]) == BROKEN
+        assert (letter["partition"], letter["reason"]) == (1, "undecodable")
+        assert letter["topic"] in letter["detail"]
+        broken = read(pipeline, kcat, letter["topic"])
+        assert [each.offset for each in broken if each.value == BROKEN] == [letter["offset"]]
+
+
+def test_the_store_has_each_pods_gpu_seconds_within_one_percent_of_the_truth(
+    pipeline: Pipeline, simulation: Simulation
+) -> None:
+    """Once everything has ended cleanly, each within ten seconds of SIGTERM."""
+    statuses = pipeline.end()
+    assert statuses == dict.fromkeys(statuses, 0)
+    booked = query(pipeline, "SELECT pod_uid, sum(busy_seconds) FROM {} GROUP BY pod_uid")
+    found = {uid: seconds for uid, seconds in booked if uid is not None}
+    truth = true_seconds(pipeline, simulation)
+    assert found.keys() == truth.keys()
+    assert found == pytest.approx(truth, rel=0.01)
+
+
+def test_the_stores_entries_sum_to_each_device(pipeline: Pipeline) -> None:
+    """For each GPU and tick, to the tick's length."""
+    worst = query(
+        pipeline,
+        "SELECT max(off) FROM (SELECT abs(sum(busy_seconds) / any_value(interval_seconds) - 1)"
+        " AS off FROM {} GROUP BY node, boot_id, seq, gpu_uuid)",
+    )
+    assert worst[0][0] < 1e-9
+
+
+def read(pipeline: Pipeline, kcat: Kcat, topic: str) -> list[KcatMessage]:
+    """Read a topic to its end."""
+    return kcat.consume(pipeline.parts.kafka.bootstrap_servers, topic)
+
+
+def dead_letters(pipeline: Pipeline, kcat: Kcat) -> list[dict[str, Any]]:
+    """Give the dead letters so far."""
+    return [json.loads(each.value or b"") for each in read(pipeline, kcat, DEAD_LETTERS.name)]
+
+
+def query(pipeline: Pipeline, sql: str) -> list[tuple[Any, ...]]:
+    """Ask the store; `{}` stands for its rows."""
+    relation = entries_sql(str(pipeline.store))
+    return duckdb.connect().execute(sql.format(relation)).fetchall()
+
+
+def true_seconds(pipeline: Pipeline, simulation: Simulation) -> dict[str, float]:
+    """Give the true busy seconds of each pod while its node's ticks covered it."""
+    covered = query(
+        pipeline,
+        "SELECT node, min(epoch_ns(time) - interval_seconds * 1e9)::BIGINT, max(epoch_ns(time))"
+        " FROM {} GROUP BY node",
+    )
+    used = {
+        usage.uid: usage.busy_seconds
+        for node, start_ns, end_ns in covered
+        for usage in simulation.truth(start_ns, end_ns, node)
+    }
+    return {uid: seconds for uid, seconds in used.items() if seconds > 0}
