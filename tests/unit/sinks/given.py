@@ -135,7 +135,7 @@ def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
     return of._groups[group].committed.get(at) if group in of._groups else None
 
 
-async def eventually(holds: Callable[[], T], *, within_seconds: float = 5.0) -> T:
+async def eventually(holds: Callable[[], T], *, within_seconds: float = 10.0) -> T:
     """Give what `holds()` gives, as soon as that is true."""
     async with asyncio.timeout(within_seconds):
         while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event
