@@ -38,7 +38,7 @@ MISSING = "real part missing: "
 
 
 def _must_have_all() -> bool:
-    return os.environ.get("CI") == "true" or bool(os.environ.get("GPULEDGER_REQUIRE_REAL_PARTS"))
+    return os.environ.get("CI") == "true" or bool(os.environ.get("TESTS_REQUIRE_REAL_PARTS"))
 
 
 def _go_without(error: MissingToolError) -> NoReturn:
@@ -124,7 +124,7 @@ def start_kafka(starter: Starter) -> Callable[[], Kafka]:
 def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient]:
     folder = tmp_path_factory.mktemp("kubernetes")
     # Not KUBECONFIG: in a developer's shell that may well be a cluster in production.
-    given = os.environ.get("GPULEDGER_TEST_KUBECONFIG")
+    given = os.environ.get("TESTS_KUBECONFIG")
     if given:
         cluster, login = read_kubeconfig(Path(given), folder=folder)
         yield KubeApiClient(cluster=cluster, login=login, kubeconfig=Path(given), folder=folder)

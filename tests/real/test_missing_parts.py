@@ -12,8 +12,8 @@ WITHOUT_PROMTOOL = ["-k", "promtool", "-p", "no:cacheprovider"]
 
 
 def run_without_tools(tmp_path: Path, environment: dict[str, str]) -> tuple[int, str]:
-    unset = {"CI": "", "GPULEDGER_REQUIRE_REAL_PARTS": ""}
-    tools = {"GPULEDGER_TOOLS_CACHE": str(tmp_path / "no-tools-here")}
+    unset = {"CI": "", "TESTS_REQUIRE_REAL_PARTS": ""}
+    tools = {"TESTS_TOOLS_CACHE": str(tmp_path / "no-tools-here")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", PARTS, *WITHOUT_PROMTOOL],
         cwd=PARTS.parents[2],
@@ -26,7 +26,7 @@ def run_without_tools(tmp_path: Path, environment: dict[str, str]) -> tuple[int,
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("setting", ["CI=true", "GPULEDGER_REQUIRE_REAL_PARTS=1"])
+@pytest.mark.parametrize("setting", ["CI=true", "TESTS_REQUIRE_REAL_PARTS=1"])
 def test_a_missing_part_fails_the_run_with(setting: str, tmp_path: Path) -> None:
     name, _, value = setting.partition("=")
     status, printed = run_without_tools(tmp_path, {name: value})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def root() -> Path:
     """Give the cache's folder, which lies outside the checkout."""
-    named = os.environ.get("GPULEDGER_TOOLS_CACHE")
+    named = os.environ.get("TESTS_TOOLS_CACHE")
     if named:
         return Path(named)
     cache_home = os.environ.get("XDG_CACHE_HOME")

@@ -73,7 +73,7 @@ TOOLS: tuple[Tool, ...] = (
         version="3.6.5",
         module="etcd",
         package="go.etcd.io/etcd/server/v3",
-        given_by="GPULEDGER_TEST_KUBECONFIG",
+        given_by="TESTS_KUBECONFIG",
     ),
     GoTool(
         name="prometheus",
@@ -95,7 +95,7 @@ TOOLS: tuple[Tool, ...] = (
         version=KUBERNETES_VERSION,
         module="kube_apiserver",
         linker_flags=KUBERNETES_LINKER_FLAGS,
-        given_by="GPULEDGER_TEST_KUBECONFIG",
+        given_by="TESTS_KUBECONFIG",
     ),
 )
 

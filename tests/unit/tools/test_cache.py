@@ -11,7 +11,7 @@ from tests.tools import cache
     ("environment", "expected"),
     [
         (
-            {"GPULEDGER_TOOLS_CACHE": "/tools", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/ada"},
+            {"TESTS_TOOLS_CACHE": "/tools", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/ada"},
             "/tools/etcd-3",
         ),
         ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/ada"}, "/xdg/gpuledger/tools/etcd-3"),
@@ -21,7 +21,7 @@ from tests.tools import cache
 def test_the_cache_lies_where_the_nearest_setting_says(
     environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("GPULEDGER_TOOLS_CACHE", "XDG_CACHE_HOME"):
+    for name in ("TESTS_TOOLS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
