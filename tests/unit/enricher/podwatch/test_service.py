@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
@@ -32,6 +33,14 @@ from tests.unit.enricher.podwatch.misbehaving import (
     page,
     status,
 )
+
+
+class StillClock(PatientClock):
+    """A clock whose sleeps never end."""
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.Event().wait()
 
 
 class ShakyBus:
@@ -198,6 +207,17 @@ async def test_pods_wait_for_a_bus_that_is_away(
         await published_phase(bus, "Failed")
         assert readiness.check("kafka").is_ok
     assert bus.refusals == 0
+
+
+async def test_a_bus_that_is_away_makes_podwatch_unready_and_is_not_asked_all_the_time(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus, readiness, clock = ShakyBus(refusals=10**9), Readiness(), StillClock()
+    server.lists += [page(pod("a"))]
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        await soon(lambda: "no broker answers" in readiness.check("kafka").detail)
+        assert bus.refusals == 10**9 - 1
+        assert not readiness.is_ready()
 
 
 async def test_a_missing_topic_ends_podwatch_with_an_error_for_its_user(
