@@ -16,8 +16,8 @@ from gpuledger.errors import BusUnavailableError
 
 HEARTBEATS_PER_SESSION: Final = 3
 LONGEST_HEARTBEAT_SECONDS: Final = 3.0
-REBALANCE_SECONDS: Final = 60.0
-"""How long the group waits for a member that works on what it polled."""
+JOIN_GRACE_SECONDS: Final = 5.0
+"""How much longer a member waits for its share than the group waits for the other members."""
 SILENCE_SECONDS: Final = 10.0
 """How long the group's coordinator may be away before a poll says so."""
 
@@ -131,7 +131,7 @@ class KafkaConsumer:
             return self._client
 
     async def _open(self) -> AIOKafkaConsumer:
-        client = AIOKafkaConsumer(**self._connection.arguments, **self._group_arguments())
+        client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
         try:
             async with self._connection.asking(self._doing("connecting")):
                 await client.start()
@@ -150,7 +150,12 @@ class KafkaConsumer:
         settings = self._connection.settings
         session_seconds = settings.session_timeout_seconds
         heartbeat_seconds = min(LONGEST_HEARTBEAT_SECONDS, session_seconds / HEARTBEATS_PER_SESSION)
+        longest_seconds = max(
+            settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS
+        )
         return {
+            # A request to join that is given up leaves a member behind that nobody is.
+            "request_timeout_ms": int(longest_seconds * 1000),
             "group_id": self._subscription.group,
             "group_instance_id": self._subscription.member or settings.group_member or None,
             "partition_assignment_strategy": (RangePartitionAssignor,),
@@ -158,7 +163,8 @@ class KafkaConsumer:
             "enable_auto_commit": False,
             "session_timeout_ms": int(session_seconds * 1000),
             "heartbeat_interval_ms": int(heartbeat_seconds * 1000),
-            "rebalance_timeout_ms": int(max(REBALANCE_SECONDS, session_seconds) * 1000),
+            # How long the group waits for a member that works on what it polled.
+            "rebalance_timeout_ms": int(session_seconds * 1000),
             "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
         }
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from gpuledger.bus.memory_group import Group
+from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, TopicsError
@@ -14,7 +14,7 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryConsumer:
-    """Reads the partitions that its group gave it; callbacks run within `poll`."""
+    """Reads the partitions that its group gave it; callbacks run within `poll`, the first joins."""
 
     def __init__(
         self,
@@ -32,18 +32,19 @@ class MemoryConsumer:
         self._generation = 0
         self._woken = asyncio.Event()
         self._wake = self._woken.set
-        self._member = group.join(
-            name=subscription.member, topics=subscription.topics, wake=self._wake
-        )
+        self._joined: Member | None = None
 
     async def close(self) -> None:
         """Give up the partitions and leave the group."""
+        member = self._joined
+        if member is None:
+            return
         try:
-            if not self._group.is_replaced(self._member):
+            if not self._group.is_replaced(member):
                 await self._give_up()
         finally:
             self._hold(frozenset())
-            self._group.leave(self._member)
+            self._group.leave(member)
 
     async def poll(
         self, *, timeout_seconds: float, max_records: int
@@ -112,20 +113,31 @@ class MemoryConsumer:
         return True
 
     async def _follow_group(self) -> None:
-        if self._group.is_replaced(self._member):
+        member = self._member()
+        if self._group.is_replaced(member):
             raise BusUnavailableError(
-                f"another consumer took over the name {self._member.name!r} "
+                f"another consumer took over the name {member.name!r} "
                 f"in the group {self._subscription.group!r}"
             )
-        if self._group.must_give_up(self._member):
+        if self._group.must_give_up(member):
             await self._give_up()
-            self._group.give_up(self._member)
-        if self._generation != self._member.generation:
-            generation, share = self._member.generation, self._member.share
+            self._group.give_up(member)
+        if self._generation != member.generation:
+            generation, share = member.generation, member.share
             self._hold(share)
             # Where the callback fails, the next poll calls it again.
             await self._subscription.on_assigned(share)
             self._generation = generation
+
+    def _member(self) -> Member:
+        """Give the membership; the first poll joins, as on Kafka, so that it waits for nobody."""
+        if self._joined is None:
+            self._joined = self._group.join(
+                name=self._subscription.member,
+                topics=self._subscription.topics,
+                wake=self._wake,
+            )
+        return self._joined
 
     async def _give_up(self) -> None:
         try:

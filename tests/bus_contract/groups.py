@@ -112,6 +112,28 @@ class GroupLaws:
             f"revoked {PARTITIONS}",
         ]
 
+    async def test_a_member_that_works_is_waited_for_and_may_still_commit(
+        self, harness: Harness
+    ) -> None:
+        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as working,
+            harness.bus.consumer(reading(harness)) as joining,
+        ):
+            for place in places:
+                await producer.publish(*place, messages("done", "to do"))
+            await read(2 * PARTITIONS, working)
+            for _ in range(10):
+                assert await poll_once(joining) == []
+            assert joining.assignment() == frozenset()
+            assert len(working.assignment()) == PARTITIONS
+            await working.commit(dict.fromkeys(places, 1))
+            records = await settle(working, joining)
+            records += await read(PARTITIONS - len(records), working, joining)
+
+        assert texts(records) == ["to do"] * PARTITIONS
+
     async def test_what_is_committed_on_revocation_is_where_the_next_member_begins(
         self, harness: Harness
     ) -> None:

@@ -154,6 +154,7 @@ async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() ->
     bus = MemoryBus([READINGS])
     asked = Subscription(group="g", topics=["readings"], member="a")
     async with bus.consumer(asked) as first, bus.consumer(asked) as second:
+        await read_all(first)
         await read_all(second)
 
         assert len(second.assignment()) == 1
