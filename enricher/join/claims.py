@@ -1,19 +1,21 @@
 """Who was on each GPU in a tick, and what is known of each: gathered per container.
 
-Here processes become claims. How a GPU's quantities are split among claims is `books`' business.
+Here processes become claims. How a GPU's quantities are split among claims is `shares`' business.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from gpuledger.records import Account, ContainerRef, GpuProcess, NodeSample
 
 
-@dataclass(slots=True)
-class Claim:
-    """One account's claim on one GPU in one tick, summed over its processes there."""
+class Claim(msgspec.Struct, gc=False):
+    """One account's claim on one GPU in one tick, summed over its processes there.
+
+    A Struct, because some thirty are made for each tick.
+    """
 
     account: Account
-    """`pod` or `host`."""
+    """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
     pod_uid: str | None = None
     """The pod's UID as the cgroup shows it."""
     container_id: str | None = None
@@ -25,54 +27,60 @@ class Claim:
     has_ended: bool = False
     """Whether one of its processes ended within the tick."""
 
-    def add(self, process: GpuProcess) -> None:
-        """Add one process to the claim."""
-        if process.sm_utilization_ratio is not None:
-            self.sm_ratio = (self.sm_ratio or 0.0) + process.sm_utilization_ratio
-        if process.memory_used_bytes is not None and not process.ended:
-            self.memory_bytes = (self.memory_bytes or 0) + process.memory_used_bytes
-        if process.ended:
+    def add(self, sm_ratio: float | None, memory_bytes: int | None, *, has_ended: bool) -> None:
+        """Add what is known of one process, or of another claim."""
+        if sm_ratio is not None:
+            self.sm_ratio = (self.sm_ratio or 0.0) + sm_ratio
+        if memory_bytes is not None:
+            self.memory_bytes = (self.memory_bytes or 0) + memory_bytes
+        if has_ended:
             self.has_ended = True
 
 
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     """Give the claims on each GPU of the tick, in the order of the tick's `gpus`.
 
-    A process without a container, or whose container shows neither id nor pod, is the host's.
+    A process without a container, or whose container shows neither id nor pod, is the host's. One
+    whose start could not be read either was gone before it could be looked at: nobody's.
     """
     containers = sample.containers
-    found: list[dict[int | None, Claim]] = [{} for _ in sample.gpus]
+    found: list[dict[int, Claim]] = [{} for _ in sample.gpus]
     for process in sample.processes:
+        place = _place(process)
         on_gpu = found[process.gpu]
-        claim = on_gpu.get(process.container)
+        claim = on_gpu.get(place)
         if claim is None:
-            claim = on_gpu[process.container] = _open(process.container, containers)
-        claim.add(process)
-    return [_merge_host(on_gpu) for on_gpu in found]
+            claim = on_gpu[place] = _open(place, containers)
+        ended = bool(process.ended)
+        held = None if ended else process.memory_used_bytes
+        claim.add(process.sm_utilization_ratio, held, has_ended=ended)
+    return [_merge_host(list(on_gpu.values())) for on_gpu in found]
 
 
-def _open(position: int | None, containers: list[ContainerRef]) -> Claim:
-    if position is None:
+_HOST, _NOBODY = -1, -2
+
+
+def _place(process: GpuProcess) -> int:
+    if process.container is not None:
+        return process.container
+    return _NOBODY if process.started_boottime_ns is None else _HOST
+
+
+def _open(place: int, containers: list[ContainerRef]) -> Claim:
+    if place == _NOBODY:
+        return Claim(Account.UNATTRIBUTED)
+    if place == _HOST:
         return Claim(Account.HOST)
-    container = containers[position]
+    container = containers[place]
     if container.container_id is None and container.pod_uid is None:
         return Claim(Account.HOST)
     return Claim(Account.POD, container.pod_uid, container.container_id)
 
 
-def _merge_host(on_gpu: dict[int | None, Claim]) -> list[Claim]:
+def _merge_host(claims: list[Claim]) -> list[Claim]:
     """Make one host claim of several: containers that show nothing are the host's too."""
-    claims = list(on_gpu.values())
     hosts = [claim for claim in claims if claim.account is Account.HOST]
     for other in hosts[1:]:
-        _absorb(hosts[0], other)
+        hosts[0].add(other.sm_ratio, other.memory_bytes, has_ended=other.has_ended)
         claims.remove(other)
     return claims
-
-
-def _absorb(claim: Claim, other: Claim) -> None:
-    if other.sm_ratio is not None:
-        claim.sm_ratio = (claim.sm_ratio or 0.0) + other.sm_ratio
-    if other.memory_bytes is not None:
-        claim.memory_bytes = (claim.memory_bytes or 0) + other.memory_bytes
-    claim.has_ended = claim.has_ended or other.has_ended

@@ -143,6 +143,16 @@ def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
     ]
 
 
+def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> None:
+    """Not the host's: nobody saw whose it was."""
+    gone = process(started_boottime_ns=None, sm_utilization_ratio=0.5)
+    assert seconds_by_account(book_tick(sample(processes=[gone]))[0].entries) == {
+        "unattributed": 0.5,
+        "host": 0.0,
+        "idle": 0.5,
+    }
+
+
 @pytest.mark.parametrize(
     ("field", "missing"),
     [

@@ -35,7 +35,12 @@ def reading(**changes: object) -> GpuReading:
 
 def process(**changes: object) -> GpuProcess:
     """Give a process on the first GPU, in no container."""
-    values: dict[str, object] = {"gpu": 0, "pid": 1000, "kind": ProcessKind.COMPUTE}
+    values: dict[str, object] = {
+        "gpu": 0,
+        "pid": 1000,
+        "started_boottime_ns": SECOND_NS,
+        "kind": ProcessKind.COMPUTE,
+    }
     return GpuProcess(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuProcess's
 
 
