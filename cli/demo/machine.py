@@ -22,7 +22,7 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness
-from simulator.kube import serve_kube_api, write_kubeconfig
+from simulator.kube import serve_kube_api
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 
@@ -42,9 +42,7 @@ class Machine(Protocol):
     clock: Clock
     """The clock by which its events are timed."""
 
-    async def start(
-        self, stages: "Stages", *, bus: Bus, folder: Path, stack: AsyncExitStack
-    ) -> None:
+    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
@@ -61,9 +59,7 @@ class SimulatedMachine:
         self.nodes = set(self._simulation.nodes)
         self.clock: Clock = self._simulation.clock
 
-    async def start(
-        self, stages: "Stages", *, bus: Bus, folder: Path, stack: AsyncExitStack
-    ) -> None:
+    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
@@ -77,9 +73,9 @@ class SimulatedMachine:
                 )
             )
         url = await stack.enter_async_context(serve_kube_api(self._simulation))
-        kubeconfig = folder / "kubeconfig"
-        write_kubeconfig(kubeconfig, url)
-        await _start_podwatch(stages, str(kubeconfig), bus=bus, stack=stack, clock=self.clock)
+        await _start_podwatch(
+            stages, KubernetesSettings(url=url), bus=bus, stack=stack, clock=self.clock
+        )
 
     def truth(self, tally: Tally) -> dict[str, float]:
         """Sum the scenario's truth over the stretches of time that each node's ticks cover."""
@@ -101,11 +97,8 @@ class OwnMachine:
         self.nodes = {self._settings.node_name}
         self.clock: Clock = source.clock
 
-    async def start(
-        self, stages: "Stages", *, bus: Bus, folder: Path, stack: AsyncExitStack
-    ) -> None:
+    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
-        del folder  # a scenario's API server keeps its kubeconfig there
         source = self._source
         stages.start_agent(
             run_agent(
@@ -118,7 +111,9 @@ class OwnMachine:
             )
         )
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
-            await _start_podwatch(stages, "", bus=bus, stack=stack, clock=self.clock)
+            await _start_podwatch(
+                stages, KubernetesSettings(), bus=bus, stack=stack, clock=self.clock
+            )
 
     def truth(self, tally: Tally) -> None:
         """Nobody knows."""
@@ -137,9 +132,14 @@ async def find_machine(plan: DemoPlan) -> Machine:
 
 
 async def _start_podwatch(
-    stages: "Stages", kubeconfig: str, *, bus: Bus, stack: AsyncExitStack, clock: Clock
+    stages: "Stages",
+    kubernetes: KubernetesSettings,
+    *,
+    bus: Bus,
+    stack: AsyncExitStack,
+    clock: Clock,
 ) -> None:
-    settings = PodwatchSettings(kubernetes=KubernetesSettings(kubeconfig=kubeconfig))
+    settings = PodwatchSettings(kubernetes=kubernetes)
     api = await stack.enter_async_context(open_api(settings.kubernetes))
     stages.start(
         run_podwatch(api=api, bus=bus, settings=settings, readiness=Readiness(), clock=clock)

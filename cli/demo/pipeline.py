@@ -5,11 +5,9 @@ shown is the caller's.
 """
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from cli.demo.machine import Machine
@@ -105,11 +103,10 @@ async def running(plan: DemoPlan, *, bus: Bus, machine: Machine) -> AsyncIterato
         await reader.begin()
         stages = Stages()
         stack.push_async_callback(stages.end)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuledger-")))
         stages.start(reader.follow())
         _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
         stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
-        await machine.start(stages, bus=bus, folder=folder, stack=stack)
+        await machine.start(stages, bus=bus, stack=stack)
         yield Run(machine=machine, tally=tally, reader=reader, received=received, stages=stages)
 
 
