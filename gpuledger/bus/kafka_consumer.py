@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
@@ -14,10 +15,14 @@ from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
+_log = structlog.get_logger(__name__)
+
 HEARTBEATS_PER_SESSION: Final = 3
 LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 JOIN_GRACE_SECONDS: Final = 5.0
 """How much longer a member waits for its share than the group waits for the other members."""
+GIVE_UP_SECONDS: Final = 4.0
+"""How long a commit on closing may take; what it does not reach is read again."""
 SILENCE_SECONDS: Final = 10.0
 """How long the group's coordinator may be away before a poll says so."""
 
@@ -34,9 +39,12 @@ class KafkaConsumer:
         self._heard_at = 0.0
 
     async def close(self) -> None:
-        """Give up the partitions and leave the group."""
+        """Give up the partitions and leave the group, within the time that a process has to end."""
         try:
-            await self._rebalances.give_up()
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await self._rebalances.give_up()
+        except TimeoutError:
+            _log.warning("closed_without_commit", group=self._subscription.group)
         finally:
             client, self._client = self._client, None
             if client is not None:
@@ -119,6 +127,7 @@ class KafkaConsumer:
         """Give the client; replace one whose own tasks ended, after which it would never read."""
         if self._client is not None and kafka_internals.is_dead(self._client):
             client, self._client = self._client, None
+            _log.warning("consumer_replaced", group=self._subscription.group)
             await kafka_internals.stop_consumer(client)
             await self._rebalances.give_up()
         return await self._opened()

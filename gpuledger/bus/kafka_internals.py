@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 
-STOP_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 1.5
 CANCEL_SECONDS: Final = 0.5
 
 # ruff: noqa: SLF001  # this module is for what has no public name

@@ -17,7 +17,7 @@ from gpuledger.bus.limits import MAX_BATCH_BYTES, refuse_too_large
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import GpuledgerError, TopicsError
 
-FLUSH_SECONDS: Final = 3.0
+FLUSH_SECONDS: Final = 2.0
 
 
 class KafkaProducer:
