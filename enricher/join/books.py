@@ -17,14 +17,14 @@ _Entry: Final = twin_of(Entry)
 _GpuBooks: Final = twin_of(GpuBooks)
 _Column = list[float] | list[None]
 # The lines below the claims: what the driver reserved, what nobody claims, what nobody used.
-_RESERVED: Final = Claim(Account.HOST)
-_UNATTRIBUTED: Final = Claim(Account.UNATTRIBUTED)
-_IDLE: Final = Claim(Account.IDLE)
-_BELOW: Final = (_RESERVED, _UNATTRIBUTED, _IDLE)
+_BELOW: Final = (Claim(Account.HOST), Claim(Account.UNATTRIBUTED), Claim(Account.IDLE))
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
-    """Give the books of each GPU of the tick, in the tick's order."""
+    """Give the books of each GPU of the tick, in the tick's order.
+
+    Raises `IndexError` where a process points to a GPU or a container that the tick has not.
+    """
     seconds = sample.interval_ns / 1e9
     return [
         _GpuBooks(reading=reading, entries=book_gpu(reading, claims, seconds))
@@ -32,7 +32,7 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     ]
 
 
-def book_gpu(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> list[Entry]:
+def book_gpu(reading: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
     """Give the entries of one GPU: one a claim, the host, what nobody claims, and idle.
 
     Busy seconds sum to `seconds`, memory byte-seconds to total memory times `seconds`, joules to
@@ -41,19 +41,23 @@ def book_gpu(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> li
     busy, method = _busy_column(reading, claims, seconds)
     memory = _memory_column(reading, claims, seconds)
     joules = _joules_column(reading, busy, seconds)
-    return [
-        _Entry(
-            account=line.account,
-            pod_uid=line.pod_uid,
-            container_id=line.container_id,
-            busy_seconds=time,
-            memory_byte_seconds=size,
-            joules=energy,
-            method=method,
-        )
-        for line, time, size, energy in zip((*claims, *_BELOW), busy, memory, joules, strict=True)
-        if time or size or energy or (line is not _RESERVED and line is not _UNATTRIBUTED)
-    ]
+    entries = []
+    for place, line in enumerate((*claims, *_BELOW)):
+        time, size, energy = busy[place], memory[place], joules[place]
+        # Of the lines below the claims, idle is always told.
+        if time or size or energy or place < len(claims) or line.account is Account.IDLE:
+            entries.append(
+                _Entry(
+                    account=line.account,
+                    pod_uid=line.pod_uid,
+                    container_id=line.container_id,
+                    busy_seconds=time,
+                    memory_byte_seconds=size,
+                    joules=energy,
+                    method=method,
+                )
+            )
+    return entries
 
 
 def _busy_column(

@@ -11,13 +11,19 @@ def explain_invalid(sample: NodeSample) -> str | None:
     if sample.interval_ns <= 0:
         return f"field interval_ns: {sample.interval_ns} is no positive length of time"
     gpus, containers = len(sample.gpus), len(sample.containers)
-    for place, process in enumerate(sample.processes):
-        if not 0 <= process.gpu < gpus:
-            return f"field processes[{place}].gpu: {process.gpu} is no position in gpus ({gpus})"
+    for process in sample.processes:
         container = process.container
-        if container is not None and not 0 <= container < containers:
-            return (
-                f"field processes[{place}].container: {container} is no position in containers"
-                f" ({containers})"
-            )
+        if process.gpu >= gpus or (container is not None and container >= containers):
+            return _explain_position(sample)
+    return None
+
+
+def _explain_position(sample: NodeSample) -> str | None:
+    tables = {"gpu": len(sample.gpus), "container": len(sample.containers)}
+    for place, process in enumerate(sample.processes):
+        for name, size in tables.items():
+            position = getattr(process, name)
+            if position is not None and position >= size:
+                field = f"field processes[{place}].{name}"
+                return f"{field}: {position} is no position in {name}s ({size})"
     return None

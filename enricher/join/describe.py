@@ -5,24 +5,33 @@ and do not change with what is known here.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from enricher.join.pods import PodCache
-from gpuledger.records import Account, GpuBooks, PodDescription, PodRecord, PodState
+from gpuledger.records import (
+    ContainerRef,
+    IncidentProcess,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
 from gpuledger.twins import twin_of
 
 _PodDescription: Final = twin_of(PodDescription)
 Identity = tuple[str | None, str | None]
 
 
-def identities_of(books: Iterable[GpuBooks]) -> set[Identity]:
-    """Give the (pod UID, container id) pairs on which the books have entries."""
-    return {
-        (entry.pod_uid, entry.container_id)
-        for gpu in books
-        for entry in gpu.entries
-        if entry.account is Account.POD
-    }
+class Said(NamedTuple):
+    """What was said of a node's pods, and what it was said of."""
+
+    version: int
+    """The cache's version at that time."""
+    containers: list[ContainerRef]
+    """The containers that were described."""
+    pods: list[PodDescription]
+    """The descriptions."""
+    pending: int
+    """How many of them lack the pod's record."""
 
 
 class DescriptionCache:
@@ -34,16 +43,22 @@ class DescriptionCache:
 
     def __init__(self, pods: PodCache) -> None:
         self._pods = pods
-        self._said: dict[str, tuple[int, set[Identity], list[PodDescription]]] = {}
+        self._said: dict[str, Said] = {}
 
-    def describe(self, node: str, books: Iterable[GpuBooks]) -> list[PodDescription]:
-        """Describe the pods on whom a node's books have entries."""
-        identities = identities_of(books)
-        version = self._pods.version
+    def describe(self, node: str, containers: list[ContainerRef]) -> Said:
+        """Describe the pods of a tick's containers."""
         said = self._said.get(node)
-        if said is None or said[0] != version or said[1] != identities:
-            said = self._said[node] = (version, identities, describe_pods(identities, self._pods))
-        return said[2]
+        version = self._pods.version
+        if said is None or said.version != version or said.containers != containers:
+            pods = describe_pods(map(identity_of, containers), self._pods)
+            pending = sum(pod.state is PodState.PENDING for pod in pods)
+            said = self._said[node] = Said(version, containers, pods, pending)
+        return said
+
+
+def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
+    """Give the pair by which the pod of a container is found."""
+    return container.pod_uid, container.container_id
 
 
 def describe_pods(identities: Iterable[Identity], pods: PodCache) -> list[PodDescription]:
@@ -51,7 +66,9 @@ def describe_pods(identities: Iterable[Identity], pods: PodCache) -> list[PodDes
     containers: dict[str, list[str]] = {}
     records: dict[str, PodRecord] = {}
     unknown: list[PodDescription] = []
-    for uid, container_id in sorted(identities, key=_as_text):
+    for uid, container_id in sorted(set(identities), key=_as_text):
+        if uid is None and container_id is None:
+            continue  # the host's
         pod = pods.find(uid, container_id)
         key = pod.uid if pod else uid
         if key is None:

@@ -190,30 +190,36 @@ class JoinWorker:
     async def _handle(self, consumer: Consumer, batch: _Batch) -> None:
         """Publish everything, then the dead letters, then commit."""
         rest = {place: each for place, each in batch.items() if each and place.topic != PODS.name}
+        made = []
         for place, records in rest.items():
-            await self._handle_partition(place, records)
+            made.append((place.partition, *self._work(place, records)))
             await asyncio.sleep(0)  # a slice at a time, so that heartbeats live
+        await asyncio.gather(
+            *(self._publish(topic, partition, messages) for partition, topic, messages in made)
+        )
         await self._insist(self._office.flush)
         held = consumer.assignment()
         done = {place: each[-1].offset + 1 for place, each in rest.items() if place in held}
         if done:
             await self._insist(lambda: consumer.commit(done))
 
-    async def _handle_partition(self, place: TopicPartition, records: Sequence[Record]) -> None:
+    def _work(
+        self, place: TopicPartition, records: Sequence[Record]
+    ) -> tuple[str, Sequence[Message]]:
+        """Give what is to be published for these records, and where."""
         if place.topic == PROCESSES.name:
             self._stage.take_processes(records)
-        elif place.topic == INCIDENTS.name:
-            incidents = self._stage.take_incidents(records)
-            await self._publish(ATTRIBUTED_INCIDENTS.name, place.partition, incidents)
-        else:
-            events = self._stage.take_samples(records)
-            await self._publish(EVENTS.name, place.partition, events)
-            metrics.EVENTS_TOTAL.inc(len(events))
-            metrics.LAG_SECONDS.set(max(0.0, time.time() - records[-1].timestamp_ms / 1e3))
+            return EVENTS.name, ()
+        if place.topic == INCIDENTS.name:
+            return ATTRIBUTED_INCIDENTS.name, self._stage.take_incidents(records)
+        metrics.LAG_SECONDS.set(max(0.0, time.time() - records[-1].timestamp_ms / 1e3))
+        return EVENTS.name, self._stage.take_samples(records)
 
     async def _publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         if messages:
             await self._insist(lambda: self._producer.publish(topic, partition, messages))
+            if topic == EVENTS.name:
+                metrics.EVENTS_TOTAL.inc(len(messages))
 
 
 async def _positions(

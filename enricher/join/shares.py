@@ -26,18 +26,22 @@ def split_busy(
     utilization_ratio: float | None, claims: Sequence[Claim], seconds: float
 ) -> Split | None:
     """Split the time in which kernels ran; `None` where the driver said nothing of it."""
-    measured = [claim.sm_ratio for claim in claims if claim.sm_ratio is not None]
-    if utilization_ratio is None and not measured:
+    ratio = _measured_ratio(claims) if utilization_ratio is None else utilization_ratio
+    if ratio is None:
         return None
-    ratio = sum(measured) if utilization_ratio is None else utilization_ratio
     busy_seconds = min(1.0, ratio) * seconds
     if not claims:
         return Split([], busy_seconds, Method.EXCLUSIVE)
     if len(claims) == 1:
         return Split([busy_seconds], 0.0, Method.EXCLUSIVE)
-    if busy_seconds > 0.0 and measured:
-        return _split_by_utilization(busy_seconds, claims, seconds)
-    return _split_by_memory(busy_seconds, claims)
+    if _measured_ratio(claims) is None:
+        return _split_by_memory(busy_seconds, claims)
+    return _split_by_utilization(busy_seconds, claims, seconds)
+
+
+def _measured_ratio(claims: Sequence[Claim]) -> float | None:
+    measured = [claim.sm_ratio for claim in claims if claim.sm_ratio is not None]
+    return sum(measured) if measured else None
 
 
 def _split_by_utilization(busy_seconds: float, claims: Sequence[Claim], seconds: float) -> Split:
@@ -50,15 +54,18 @@ def _split_by_utilization(busy_seconds: float, claims: Sequence[Claim], seconds:
     wanted = [(claim.sm_ratio or 0.0) * seconds for claim in claims]
     total = sum(wanted)
     missing = busy_seconds - total
-    ended = [place for place, claim in enumerate(claims) if claim.has_ended]
-    if missing > 0.0 and ended:
-        for place in ended:
-            wanted[place] += missing / len(ended)
+    ended = [claim.has_ended for claim in claims] if missing > 0.0 else []
+    if any(ended):
+        part = missing / sum(ended)
+        shares = [use + part * is_ended for use, is_ended in zip(wanted, ended, strict=True)]
     elif total > 0.0:
-        wanted = [share * busy_seconds / total for share in wanted]
-    else:
+        scale = busy_seconds / total
+        shares = [use * scale for use in wanted]
+    elif busy_seconds > 0.0:
         return _split_by_memory(busy_seconds, claims)
-    return Split(wanted, 0.0, Method.PROCESS_UTILIZATION)
+    else:
+        shares = wanted
+    return Split(shares, 0.0, Method.PROCESS_UTILIZATION)
 
 
 def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:

@@ -10,7 +10,7 @@ from typing import Final
 from enricher.join import metrics
 from enricher.join.books import book_tick
 from enricher.join.checks import explain_invalid
-from enricher.join.describe import DescriptionCache, describe_pods
+from enricher.join.describe import DescriptionCache, describe_pods, identity_of
 from enricher.join.marks import HighWaterMarks
 from enricher.join.pods import PodCache
 from gpuledger.bus.protocol import Message, Record
@@ -22,7 +22,6 @@ from gpuledger.records import (
     Incident,
     NodeSample,
     PodRecord,
-    PodState,
     ProcessRecord,
 )
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
@@ -96,10 +95,9 @@ class JoinStage:
 
     def _book(self, record: Record, sample: NodeSample) -> Message:
         books = book_tick(sample)
-        pods = self._descriptions.describe(sample.node, books)
-        pending = sum(pod.state is PodState.PENDING for pod in pods)
-        if pending:
-            metrics.PENDING_TOTAL.inc(pending)
+        said = self._descriptions.describe(sample.node, sample.containers)
+        if said.pending:
+            metrics.PENDING_TOTAL.inc(said.pending)
         event = _GpuEvent(
             node=sample.node,
             boot_id=sample.boot_id,
@@ -107,7 +105,7 @@ class JoinStage:
             time_ns=sample.time_ns,
             interval_ns=sample.interval_ns,
             gpus=books,
-            pods=pods,
+            pods=said.pods,
             allocations=sample.allocations,
         )
         return Message(
@@ -116,9 +114,5 @@ class JoinStage:
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
-        identities = {
-            (process.pod_uid, process.container_id)
-            for process in incident.processes
-            if process.pod_uid is not None or process.container_id is not None
-        }
+        identities = map(identity_of, incident.processes)
         return _AttributedIncident(incident=incident, pods=describe_pods(identities, self.pods))

@@ -135,7 +135,7 @@ def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
         containers=[ContainerRef(), ContainerRef()],
         processes=[process(container=0, sm_utilization_ratio=0.2), process(container=1, pid=2)],
     )
-    assert [entry.account for entry in book_tick(tick)[0].entries] == [HOST, NOBODY, IDLE]
+    assert [entry.account for entry in book_tick(tick)[0].entries] == [HOST, IDLE]
 
 
 def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> None:

@@ -52,7 +52,7 @@ def event_of(messages: list[Message]) -> GpuEvent:
 def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
     """Namespace, name, owner, labels and container names come from the pod's record."""
     stage.take_pods([pod_record()])
-    (described,) = event_of(stage.take_samples([record(USED)])).pods
+    described = event_of(stage.take_samples([record(USED)])).pods[0]
     assert described.state is PodState.KNOWN
     assert (described.namespace, described.name) == ("research", "train-0")
     assert (described.owner_kind, described.owner_name) == ("Job", "train")
