@@ -7,11 +7,13 @@ and the codec; it knows no stage.
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
 from prometheus_client import Counter
 
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Producer, Record
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
@@ -107,9 +109,12 @@ class DeadLetterOffice:
 
 
 def _message(letter: DeadLetter) -> Message:
-    return Message(
-        key=letter.topic.encode(), value=encode(letter), timestamp_ms=letter.time_ns // 1_000_000
-    )
+    """Leave out a value that makes the letter too large; where it lies is told all the same."""
+    value = encode(letter)
+    if len(value) + len(letter.topic) > MAX_MESSAGE_BYTES:
+        detail = f"{letter.detail} (the record is too large for a dead letter: read it there)"
+        value = encode(replace(letter, detail=detail, key_base64=None, value_base64=None))
+    return Message(key=letter.topic.encode(), value=value, timestamp_ms=letter.time_ns // 1_000_000)
 
 
 def _base64(data: bytes | None) -> str | None:

@@ -13,6 +13,7 @@ from enricher.join.checks import explain_invalid
 from enricher.join.describe import DescriptionCache, describe_pods, identity_of
 from enricher.join.marks import HighWaterMarks
 from enricher.join.pods import PodCache
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
@@ -55,14 +56,14 @@ class JoinStage:
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
-        events = []
+        events: list[Message] = []
         for record, sample in self._office.decode(_SAMPLES, records):
             problem = explain_invalid(sample)
             if problem is not None:
                 detail = f"{record.topic}: {problem}"
                 self._office.bury(record, reason="invalid", detail=detail)
             elif self._is_new(record.partition, sample):
-                events.append(self._book(record, sample))
+                events += self._publishable(record, self._book(record, sample))
         metrics.TICKS_TOTAL.inc(len(records))
         return events
 
@@ -92,6 +93,15 @@ class JoinStage:
         if not is_new:
             metrics.DUPLICATES_TOTAL.inc()
         return is_new
+
+    def _publishable(self, record: Record, event: Message) -> tuple[Message, ...]:
+        """Put the tick aside where its event is more than the bus takes in one message."""
+        size_bytes = len(event.key or b"") + len(event.value or b"")
+        if size_bytes <= MAX_MESSAGE_BYTES:
+            return (event,)
+        detail = f"{record.topic}: its event has {size_bytes} bytes, of {MAX_MESSAGE_BYTES} allowed"
+        self._office.bury(record, reason="too_large", detail=detail)
+        return ()
 
     def _book(self, record: Record, sample: NodeSample) -> Message:
         books = book_tick(sample)

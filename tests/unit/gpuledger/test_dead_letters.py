@@ -94,6 +94,18 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
     assert {message.timestamp_ms for message in producer.messages()} == {1_700_000_000_123}
 
 
+async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+
+    deadly.bury(record(b"x" * 900_000), reason="undecodable", detail="why")
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.partition, letter.offset, letter.value_base64) == (3, 0, None)
+    assert letter.detail == "why (the record is too large for a dead letter: read it there)"
+
+
 async def test_without_letters_nothing_is_published() -> None:
     producer = KeepingProducer()
 

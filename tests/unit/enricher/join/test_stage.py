@@ -11,6 +11,7 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
     AttributedIncident,
+    ContainerRef,
     GpuEvent,
     Incident,
     IncidentProcess,
@@ -122,10 +123,12 @@ def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> N
     assert len(stage.take_samples([record(USED)])) == 1
 
 
+MANY_CONTAINERS = [ContainerRef(container_id=f"{number:064}") for number in range(12_000)]
 BROKEN = [
     (b"{", "undecodable"),
     (None, "undecodable"),
     (sample(interval_ns=0), "invalid"),
+    (sample(seq=1, containers=MANY_CONTAINERS), "too_large"),
     (sample(processes=[process(gpu=1)]), "invalid"),
     (sample(processes=[process(gpu=-1)]), "undecodable"),
     (sample(processes=[process(container=8)]), "invalid"),
