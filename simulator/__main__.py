@@ -53,7 +53,7 @@ def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
 
 def _drive(simulation: Simulation, options: argparse.Namespace) -> int:
     # The Kubernetes client is no part of the agent's image, which holds the simulator too.
-    from simulator.kube.driver import drive  # noqa: PLC0415
+    from simulator.kube.driver import drive  # noqa: PLC0415  # see above
 
     async def work() -> None:
         await drive(simulation, kubeconfig=options.kubeconfig, uids=options.uids)
