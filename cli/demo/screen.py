@@ -4,7 +4,7 @@ Pure drawing: events in, a rich renderable out.
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -21,15 +21,26 @@ _STYLES: Final = {
     Account.UNATTRIBUTED: "red",
     Account.IDLE: "dim",
 }
+
+
+class _Column(NamedTuple):
+    """A column of the table."""
+
+    name: str
+    justify: Literal["left", "right"] = "left"
+    least: int | None = None
+    """Characters below which it does not shrink: half a number misleads, half a name does not."""
+
+
 _COLUMNS: Final = (
-    ("Node", "left"),
-    ("GPU", "right"),
-    ("Pod", "left"),
-    ("Owner", "left"),
-    ("SM %", "right"),
-    ("Memory", "right"),
-    ("Watts", "right"),
-    ("Method", "left"),
+    _Column("Node", least=6),
+    _Column("GPU", "right", least=3),
+    _Column("Pod"),
+    _Column("Owner"),
+    _Column("SM %", "right", least=4),
+    _Column("Memory", "right", least=9),
+    _Column("Watts", "right", least=5),
+    _Column("Method", least=9),
 )
 
 
@@ -49,9 +60,9 @@ class Row(NamedTuple):
 
 def draw(tally: Tally, *, headline: str) -> RenderableType:
     """Draw the table of all nodes under a headline."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in _COLUMNS:
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # the table above holds only what rich knows
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name, justify, least in _COLUMNS:
+        table.add_column(name, justify=justify, min_width=least, no_wrap=True)
     for event in (tally.latest[node] for node in sorted(tally.latest)):
         for row in rows_of(event):
             table.add_row(*row[:-1], style=row.style)

@@ -1,10 +1,13 @@
 """What the live table shows of an event."""
 
+import io
+
+import pytest
 from rich.console import Console
 
 from cli.demo.screen import draw, rows_of
 from cli.demo.tally import Tally
-from gpuledger.records import Account
+from gpuledger.records import Account, GpuEvent
 from tests.unit.cli.demo.events import PENDING, entry, event
 
 
@@ -29,14 +32,26 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     assert [row.pod for row in rows_of(event(entries=reserved))] == ["(idle)"]
 
 
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_number_is_never_cut_short(width: int) -> None:
+    """On a narrow screen names lose their ends, numbers keep theirs."""
+    drawn = draw_on(width, event())
+    for number in ("25", "20.0 GiB", "50", "75", "60.0 GiB", "150"):
+        assert f" {number} " in drawn
+
+
+def draw_on(width: int, *events: GpuEvent) -> str:
+    """Draw the events as on a screen of that width."""
+    tally = Tally()
+    for each in events:
+        tally.add(each)
+    console = Console(width=width, file=io.StringIO())
+    console.print(draw(tally, headline="headline"))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def test_the_table_names_every_node() -> None:
     """In their alphabetical order."""
-    tally = Tally()
-    for node in ("node-b", "node-a"):
-        tally.add(event(node=node))
-    console = Console(width=140, record=True, file=None, quiet=True)
-    with console.capture() as captured:
-        console.quiet = False
-        console.print(draw(tally, headline="headline"))
-    drawn = captured.get()
+    drawn = draw_on(140, event(node="node-b"), event(node="node-a"))
     assert drawn.index("headline") < drawn.index("node-a") < drawn.index("node-b")
