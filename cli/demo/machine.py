@@ -55,7 +55,7 @@ class SimulatedMachine:
     def __init__(self, scenario: Path) -> None:
         loaded = load_scenario(scenario)
         self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
-        self.headline = f"scenario {loaded.name}, simulated"
+        self.headline = f"scenario {loaded.name}"
         self.nodes = set(self._simulation.nodes)
         self.clock: Clock = self._simulation.clock
 

@@ -33,14 +33,14 @@ class _Column(NamedTuple):
 
 
 _COLUMNS: Final = (
-    _Column("Node", least=6),
+    _Column("Node", least=10),
     _Column("GPU", "right", least=3),
     _Column("Pod"),
     _Column("Owner"),
     _Column("SM %", "right", least=4),
     _Column("Memory", "right", least=9),
     _Column("Watts", "right", least=5),
-    _Column("Method", least=9),
+    _Column("Method", least=12),
 )
 
 
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 def draw(tally: Tally, *, headline: str) -> RenderableType:
     """Draw the table of all nodes under a headline."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name, justify, least in _COLUMNS:
         table.add_column(name, justify=justify, min_width=least, no_wrap=True)
     for event in (tally.latest[node] for node in sorted(tally.latest)):
