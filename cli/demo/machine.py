@@ -8,12 +8,13 @@ import os
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import Source, open_source
 from cli.demo.plan import DemoPlan
+from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
@@ -25,9 +26,6 @@ from gpuledger.service import Readiness
 from simulator.kube import serve_kube_api
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
-
-if TYPE_CHECKING:
-    from cli.demo.pipeline import Stages
 
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -42,7 +40,7 @@ class Machine(Protocol):
     clock: Clock
     """The clock by which its events are timed."""
 
-    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
@@ -59,7 +57,7 @@ class SimulatedMachine:
         self.nodes = set(self._simulation.nodes)
         self.clock: Clock = self._simulation.clock
 
-    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
@@ -97,7 +95,7 @@ class OwnMachine:
         self.nodes = {self._settings.node_name}
         self.clock: Clock = source.clock
 
-    async def start(self, stages: "Stages", *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
         source = self._source
         stages.start_agent(
@@ -132,7 +130,7 @@ async def find_machine(plan: DemoPlan) -> Machine:
 
 
 async def _start_podwatch(
-    stages: "Stages",
+    stages: Stages,
     kubernetes: KubernetesSettings,
     *,
     bus: Bus,

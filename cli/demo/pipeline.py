@@ -5,15 +5,16 @@ shown is the caller's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cli.demo.machine import Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
+from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
@@ -28,7 +29,6 @@ from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
 _DRAIN_SECONDS: Final = 5.0
-_STOP_SECONDS: Final = 8.0
 _STORE_FLUSH_SECONDS: Final = 10.0
 _ALERT_FOR_SECONDS: Final = 5.0
 
@@ -45,48 +45,8 @@ class Run:
     """Who fills the tally."""
     received: Received
     """What came in at the built-in receivers."""
-    stages: "Stages"
+    stages: Stages
     """The tasks."""
-
-
-class Stages:
-    """The tasks of a pipeline: agents apart, because they end first."""
-
-    def __init__(self) -> None:
-        self._agents: list[asyncio.Task[None]] = []
-        self._others: list[asyncio.Task[None]] = []
-
-    def start_agent(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what makes ticks."""
-        self._agents.append(asyncio.create_task(work))
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what works on ticks."""
-        self._others.append(asyncio.create_task(work))
-
-    async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until told to stop; raises what a stage raises, for none should end by itself."""
-        stopped = asyncio.create_task(stop.wait())
-        everything = {stopped, *self._agents, *self._others}
-        done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        for task in done - {stopped}:
-            task.result()
-
-    async def end_agents(self) -> None:
-        """End what makes ticks."""
-        await _end(self._agents)
-
-    async def end(self) -> None:
-        """End everything."""
-        await _end(self._agents + self._others)
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=_STOP_SECONDS)
 
 
 @asynccontextmanager

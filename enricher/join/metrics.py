@@ -14,16 +14,21 @@ PENDING_TOTAL: Final = Counter(
     "Times that an event named a pod by UID or container id only, its record not having come.",
 )
 PROCESS_RECORDS_TOTAL: Final = Counter(
-    "gpuledger_join_process_records", "Process records read, by change.", ["change"]
+    "gpuledger_join_process_records",
+    "Process records read, by change: `seen`, `changed` or `ended`.",
+    ["change"],
 )
 INCIDENTS_TOTAL: Final = Counter(
-    "gpuledger_join_incidents", "Incidents attributed, by kind.", ["kind"]
+    "gpuledger_join_incidents", "Incidents attributed, by kind, such as `xid`.", ["kind"]
 )
 RETRIES_TOTAL: Final = Counter(
-    "gpuledger_join_retries", "Batches that had to be published or committed again."
+    "gpuledger_join_retries",
+    "Calls that Kafka did not answer, made again: polls, publications, commits.",
 )
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")
 LAG_SECONDS: Final = Gauge(
-    "gpuledger_join_lag_seconds", "Age of the last tick booked, by the clock of this machine."
+    "gpuledger_join_lag_seconds",
+    "Age of the last tick when it was taken up, by this machine's clock; it stands still while"
+    " none comes.",
 )

@@ -6,12 +6,13 @@ records mean is the stage's business.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import structlog
 
 from enricher.join import metrics
+from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import (
@@ -24,7 +25,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import TopicsError
 from gpuledger.service import Backoff, Check, Readiness
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
@@ -38,7 +39,6 @@ from gpuledger.topics import (
 
 GROUP: Final = "gpuledger-join"
 _INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name)
-T = TypeVar("T")
 _Batch = Mapping[TopicPartition, Sequence[Record]]
 _log = structlog.get_logger(__name__)
 
@@ -75,29 +75,6 @@ async def _count_partitions(bus: Bus) -> int:
             " `gpuledger topics check` says what each should have"
         )
     return await bus.partitions(DEAD_LETTERS.name)
-
-
-class Insistence:
-    """Calls again, with growing waits, until the bus answers; the trouble shows as a check."""
-
-    def __init__(self, *, check: Check, backoff: Backoff) -> None:
-        self._check = check
-        self._backoff = backoff
-
-    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Give what the call gives, once it succeeds; only `BusUnavailableError` is waited out."""
-        while True:
-            try:
-                given = await call()
-            except BusUnavailableError as error:
-                self._check.failed(str(error))
-                metrics.RETRIES_TOTAL.inc()
-                _log.warning("bus_unavailable", detail=str(error))
-                await asyncio.sleep(self._backoff.next_seconds())
-            else:
-                self._backoff.reset()
-                self._check.ok()
-                return given
 
 
 class JoinWorker:

@@ -1,0 +1,40 @@
+"""Tries again until the bus answers: the one retry loop of the join.
+
+Here lives waiting and trying again. What is tried is the caller's business.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from enricher.join import metrics
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service import Backoff, Check
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class Insistence:
+    """Calls again, with growing waits, until the bus answers; the trouble shows as a check."""
+
+    def __init__(self, *, check: Check, backoff: Backoff) -> None:
+        self._check = check
+        self._backoff = backoff
+
+    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Give what the call gives, once it succeeds; only `BusUnavailableError` is waited out."""
+        while True:
+            try:
+                given = await call()
+            except BusUnavailableError as error:
+                self._check.failed(str(error))
+                metrics.RETRIES_TOTAL.inc()
+                _log.warning("bus_unavailable", detail=str(error))
+                await asyncio.sleep(self._backoff.next_seconds())
+            else:
+                self._backoff.reset()
+                self._check.ok()
+                return given
