@@ -16,7 +16,7 @@ LOCKED_EXTRAS := agent enricher sinks reports demo
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help demo test test-unit test-tools lint format bench schemas lock clean
+.PHONY: help demo test test-unit test-tools lint format bench schemas docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: $(VENV)/.dev ## Measure (one benchmark: ARGS="join --json figures.json")
 
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
+
+docs: $(VENV)/.dev ## Generate docs/metrics.md from the code
+	@$(BIN)/python -m cli.metrics_page docs/metrics.md
 
 lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock

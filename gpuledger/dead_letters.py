@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
-    "Records that this process could not use and put aside on the dead-letter topic.",
+    "Records that could not be used and were put aside for the dead-letter topic, by topic and"
+    " reason: `undecodable`, `invalid`, `too_large`, `future`, `rejected`.",
     ["topic", "reason"],
 )
 _log = structlog.get_logger(__name__)

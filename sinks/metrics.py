@@ -9,7 +9,8 @@ from prometheus_client import Counter, Gauge
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
-    "Age of the newest event that the receiver has acknowledged, at the time it did.",
+    "Age of the newest event that the receiver has acknowledged, at the time it did; it stands"
+    " still while none is acknowledged.",
     ["sink"],
 )
 SENT_TOTAL: Final = Counter(
@@ -24,6 +25,7 @@ RETRIES_TOTAL: Final = Counter(
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason: events, and in alerts also incidents.",
+    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `rejected`, `too_old`):"
+    " events; in alerts also incidents, and posts that an Alertmanager refused.",
     ["sink", "reason"],
 )

@@ -7,7 +7,8 @@ from prometheus_client import Counter, Gauge, Histogram
 PODS: Final = Gauge("gpuledger_podwatch_pods", "Pods with a node, as the API server has them.")
 EVENTS: Final = Counter(
     "gpuledger_podwatch_events",
-    "Lines of watches by type; `unknown` is a type that podwatch steps over.",
+    "Lines of watches, by type: `ADDED`, `MODIFIED`, `DELETED`, `BOOKMARK`, `ERROR`, and `unknown`"
+    " for what podwatch steps over.",
     ["type"],
 )
 RELISTS: Final = Counter(
@@ -20,10 +21,13 @@ INTERRUPTIONS: Final = Counter(
     ["status"],
 )
 UNDECODABLE: Final = Counter(
-    "gpuledger_podwatch_undecodable", "Objects of the API server that could not be read as pods."
+    "gpuledger_podwatch_objects_undecodable",
+    "Objects of the API server that could not be read as pods.",
 )
 PUBLISHED: Final = Counter(
-    "gpuledger_podwatch_published", "Messages that Kafka has acknowledged.", ["kind"]
+    "gpuledger_podwatch_messages_published",
+    "Messages that Kafka has acknowledged, by kind: `record` or `tombstone`.",
+    ["kind"],
 )
 PUBLISH_FAILURES: Final = Counter(
     "gpuledger_podwatch_publish_failures",

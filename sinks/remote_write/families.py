@@ -79,7 +79,7 @@ POD: Final = Family(
         ),
         Metric(
             name="gpuledger_pod_gpu_memory_bytes",
-            help="Device memory that the container held, averaged over the tick.",
+            help="Device memory that the container's processes held at the tick.",
         ),
         Metric(
             name="gpuledger_pod_gpu_power_watts",
@@ -97,7 +97,7 @@ ACCOUNT: Final = Family(
         ),
         Metric(
             name="gpuledger_account_gpu_memory_bytes",
-            help="Device memory booked on no pod, averaged over the tick; on idle, free memory.",
+            help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
         ),
         Metric(
             name="gpuledger_account_gpu_power_watts",
