@@ -41,18 +41,13 @@ class Roll:
     now: Mapping[int, KnownProcess]
     """Those that are there, by pid."""
     before: Mapping[int, KnownProcess]
-    """Those of the tick before."""
+    """Those of the tick before, and those that ended earlier and are still listed as ended."""
     records: list[ProcessRecord]
-    """What happened to them between the two."""
+    """What happened since the tick before."""
 
     def was_recycled(self, pid: int) -> bool:
-        """Tell whether the pid was another process a tick ago."""
-        now, before = self.now.get(pid), self.before.get(pid)
-        if now is None or before is None or now.facts.started_boottime_ns is None:
-            return False
-        if before.facts.started_boottime_ns is None:
-            return now.facts.started_boottime_ns > before.listed_boottime_ns
-        return now.facts.started_boottime_ns != before.facts.started_boottime_ns
+        """Tell whether the pid was another process before."""
+        return _is_another(self.now.get(pid), self.before.get(pid))
 
 
 @dataclass(kw_only=True)
@@ -66,23 +61,34 @@ class ProcessTable:
     boot_id: str
     """The kernel's id of this boot, for the records."""
     _known: dict[int, KnownProcess] = field(default_factory=dict)
+    _gone: dict[int, KnownProcess] = field(default_factory=dict)
 
     def call(
-        self, listed: Mapping[str, Collection[int]], *, listed_boottime_ns: int, time_ns: int
+        self,
+        listed: Mapping[str, Collection[int]],
+        *,
+        lingering: Collection[int] = (),
+        listed_boottime_ns: int,
+        time_ns: int,
     ) -> Roll:
         """Call the roll: `listed` holds the pids on each GPU that answered.
 
         On a GPU that did not answer, processes are where they were. `listed_boottime_ns` is when
         the lists were read: a process that started later took the pid of one that was listed.
+        Of the ended ones, the next roll still knows those whose pids are `lingering`.
         """
         before = self._known
         self._known = {
             pid: self._know(pid, gpus, listed_boottime_ns)
             for pid, gpus in _gpus_by_pid(listed, before).items()
         }
-        roll = Roll(now=self._known, before=before, records=[])
-        for pid in sorted({*before, *self._known}):
-            roll.records.extend(self._tell(pid, roll, time_ns))
+        records = [
+            record
+            for pid in sorted({*before, *self._known})
+            for record in self._tell(self._known.get(pid), before.get(pid), time_ns)
+        ]
+        roll = Roll(now=self._known, before={**self._gone, **before}, records=records)
+        self._gone = {pid: roll.before[pid] for pid in lingering if pid in roll.before}
         return roll
 
     def _know(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:
@@ -101,12 +107,14 @@ class ProcessTable:
             is_confirmed=is_confirmed,
         )
 
-    def _tell(self, pid: int, roll: Roll, time_ns: int) -> list[ProcessRecord]:
-        now, before = roll.now.get(pid), roll.before.get(pid)
+    def _tell(
+        self, now: KnownProcess | None, before: KnownProcess | None, time_ns: int
+    ) -> list[ProcessRecord]:
         told: list[tuple[ProcessChange, KnownProcess]] = []
-        if before and (now is None or roll.was_recycled(pid)):
+        is_another = _is_another(now, before)
+        if before and (now is None or is_another):
             told.append((ProcessChange.ENDED, before))
-        if now and (before is None or roll.was_recycled(pid)):
+        if now and (before is None or is_another):
             told.append((ProcessChange.SEEN, now))
         elif now and now != before:
             told.append((ProcessChange.CHANGED, now))
@@ -126,6 +134,15 @@ class ProcessTable:
             container_id=known.facts.location.container_id,
             pod_uid=known.facts.location.pod_uid,
         )
+
+
+def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
+    """Tell whether one pid has passed from one process to another."""
+    if now is None or before is None or now.facts.started_boottime_ns is None:
+        return False
+    if before.facts.started_boottime_ns is None:
+        return now.facts.started_boottime_ns > before.listed_boottime_ns
+    return now.facts.started_boottime_ns != before.facts.started_boottime_ns
 
 
 def _gpus_by_pid(

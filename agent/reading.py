@@ -1,7 +1,7 @@
 """From one GPU's answers to its reading and its processes' shares of the covered interval.
 
-Pure: answers and the state of the tick before in, reading and next state out. The driver samples
-on a grid of its own, so a share is a mean over the windows that closed within the interval.
+Pure: answers and the state of the tick before in, reading and next state out. Which stretch of the
+driver's time a tick covers is decided elsewhere; a share is the mean over exactly that stretch.
 """
 
 from collections import Counter
@@ -12,7 +12,17 @@ from typing import Any, Final
 from agent import plausibility
 from agent.answers import GpuAnswers, LastSeen, ListedProcess, Sample
 from agent.plausibility import Sieve
-from agent.shares import ProcessUsage, Windows, list_processes, share_out
+from agent.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
+from agent.timeline import (
+    USUAL_WINDOW_US,
+    DriverTime,
+    Stretch,
+    Window,
+    advance,
+    cut_windows,
+    learn_window_us,
+    mean_percent,
+)
 from gpuledger.records import GpuReading
 
 _HERTZ_PER_MEGAHERTZ: Final = 1_000_000
@@ -25,9 +35,11 @@ class GpuState:
     """What the next tick must know of this one."""
 
     last_seen: LastSeen = field(default_factory=LastSeen)
-    """The newest samples used."""
-    knows_seen: bool = True
-    """Whether `last_seen` can be relied on: not after it has been set back."""
+    """The newest samples of which nothing is needed any more."""
+    time: DriverTime | None = None
+    """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
+    gpu_window_us: float | None = None
+    """The driver's sampling window of the GPU, once it has shown."""
     silent_ns: int = 0
     """For how long the driver has shown no sample of the GPU."""
     energy_millijoules: int | None = None
@@ -36,6 +48,8 @@ class GpuState:
     """The driver's sampling window of processes, once it has shown."""
     processes: Mapping[int, ListedProcess] = field(default_factory=dict)
     """The processes that were there, by pid."""
+    gone: Mapping[int, GoneProcess] = field(default_factory=dict)
+    """The processes that ended and may have run in time that is not covered yet, by pid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +59,7 @@ class GpuTick:
     reading: GpuReading
     """Its readings."""
     usages: list[ProcessUsage]
-    """Its processes, those that ended since the tick before included."""
+    """Its processes, those that ended and may have run in the covered time included."""
     state: GpuState
     """For the next tick."""
     dropped_readings: Counter[str]
@@ -62,15 +76,15 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     nothing that needs a difference.
     """
     sieve = Sieve()
-    was = before or GpuState(knows_seen=False)
-    samples = _Samples.sift(answers, was, interval_ns=interval_ns, sieve=sieve)
+    was = before or GpuState()
+    cover = _Cover.find(answers, was, interval_ns=interval_ns, sieve=sieve)
     reading = GpuReading(
         uuid=answers.uuid,
         index=answers.index,
         model=answers.model,
-        utilization_ratio=_mean(samples.inside, answers.percent, "utilization", sieve),
-        memory_utilization_ratio=_mean(
-            samples.inside_memory, answers.memory_percent, "memory_utilization", sieve
+        utilization_ratio=cover.mean(cover.gpu, answers.percent, "utilization", sieve),
+        memory_utilization_ratio=cover.mean(
+            cover.memory, answers.memory_percent, "memory_utilization", sieve
         ),
         **_instant(answers, sieve),
         energy_joules=_drawn_joules(was.energy_millijoules, answers, interval_ns, sieve),
@@ -80,84 +94,133 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     )
     shares = share_out(
         answers.process_samples,
-        since_us=0 if was.knows_seen else samples.since_us,
         running=running,
-        before=was.processes,
-        windows=Windows.measure(
-            samples.inside,
-            newest_before_us=was.last_seen.gpu_us if was.knows_seen else 0,
-            interval_ns=interval_ns,
-        ),
+        before=_all_before(was),
+        cover=Cover(stretch=cover.stretch, windows=cover.gpu, interval_us=interval_ns / 1000),
         window_us=was.window_us,
         gpu_ratio=reading.utilization_ratio,
-    )
-    state = replace(
-        _move_on(
-            answers, was, samples, newest_process_us=shares.newest_us, interval_ns=interval_ns
-        ),
-        window_us=shares.window_us,
-        processes=running,
     )
     return GpuTick(
         reading=reading,
         usages=shares.usages,
-        state=state,
+        state=_move_on(answers, was, cover, shares, running, interval_ns=interval_ns),
         dropped_readings=sieve.dropped,
         dropped_samples=shares.dropped,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Samples:
-    """The GPU's samples that can be true, and those of them that lie within the interval."""
+class _Cover:
+    """The part of the driver's time that the tick covers, and the windows that tell of it."""
 
-    gpu: list[Sample]
-    memory: list[Sample]
-    inside: list[Sample]
-    inside_memory: list[Sample]
-    since_us: int
+    time: DriverTime | None
+    stretch: Stretch | None
+    gpu: list[Window]
+    memory: list[Window]
+    window_us: float | None
 
     @classmethod
-    def sift(
+    def find(
         cls, answers: GpuAnswers, was: GpuState, *, interval_ns: int, sieve: Sieve
-    ) -> "_Samples":
+    ) -> "_Cover":
         gpu = _plausible(answers.samples, "utilization", sieve)
         memory = _plausible(answers.memory_samples, "memory_utilization", sieve)
-        start_us = _newest_us(gpu, 0) - interval_ns // 1000
-        since_us = was.last_seen.gpu_us if was.knows_seen else start_us
-        memory_since_us = was.last_seen.memory_us if was.knows_seen else start_us
+        seen = was.last_seen
+        window_us = learn_window_us(gpu, before_us=seen.gpu_us, known_us=was.gpu_window_us)
+        time, stretch = was.time, None
+        if gpu or memory:
+            time, stretch = advance(
+                was.time,
+                newest_us=_newest_us(gpu or memory),
+                window_us=window_us or USUAL_WINDOW_US,
+                interval_us=interval_ns / 1000,
+            )
         return cls(
-            gpu=gpu,
-            memory=memory,
-            inside=[sample for sample in gpu if sample.timestamp_us > since_us],
-            inside_memory=[sample for sample in memory if sample.timestamp_us > memory_since_us],
-            since_us=since_us,
+            time=time,
+            stretch=stretch,
+            gpu=cut_windows(gpu, before_us=seen.gpu_us, window_us=window_us),
+            memory=cut_windows(memory, before_us=seen.memory_us, window_us=window_us),
+            window_us=window_us,
         )
+
+    def mean(
+        self, windows: Sequence[Window], latest_percent: int | None, reading: str, sieve: Sieve
+    ) -> float | None:
+        """Give the mean over the cover, or the latest window where nothing new is covered."""
+        percent = mean_percent(windows, self.stretch) if self.stretch else None
+        if percent is None and windows:
+            percent = windows[-1].percent
+        if percent is None:
+            percent = sieve.keep(latest_percent, plausibility.PERCENT, reading=reading)
+        return None if percent is None else percent / 100
+
+
+def _all_before(was: GpuState) -> Mapping[int, ListedProcess]:
+    return {pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes)
 
 
 def _move_on(
     answers: GpuAnswers,
     was: GpuState,
-    samples: _Samples,
+    cover: _Cover,
+    shares: Shares,
+    running: Mapping[int, ListedProcess],
     *,
-    newest_process_us: int,
     interval_ns: int,
 ) -> GpuState:
     """Give what is seen by now; a driver that is silent for too long has had its clock set back.
 
     Every driver samples at least once a second, so the last seen stamps must lie in its future.
     """
-    silent_ns = 0 if samples.gpu or answers.samples is None else was.silent_ns + interval_ns
-    if silent_ns > _SILENCE_NS:
-        return GpuState(knows_seen=False, energy_millijoules=answers.energy_millijoules)
-    seen = LastSeen(
-        gpu_us=_newest_us(samples.gpu, was.last_seen.gpu_us),
-        memory_us=_newest_us(samples.memory, was.last_seen.memory_us),
-        process_us=max(was.last_seen.process_us, newest_process_us),
+    state = GpuState(
+        last_seen=_last_seen(was, cover, shares),
+        time=cover.time,
+        gpu_window_us=cover.window_us,
+        silent_ns=0 if cover.gpu or answers.samples is None else was.silent_ns + interval_ns,
+        energy_millijoules=answers.energy_millijoules,
+        window_us=shares.window_us,
+        processes=running,
+        gone=_gone(was, running, cover.time),
     )
-    return GpuState(
-        last_seen=seen, silent_ns=silent_ns, energy_millijoules=answers.energy_millijoules
+    if state.silent_ns <= _SILENCE_NS:
+        return state
+    return replace(state, last_seen=LastSeen(), time=None, silent_ns=0, gone={})
+
+
+def _last_seen(was: GpuState, cover: _Cover, shares: Shares) -> LastSeen:
+    """Give from where to ask: a window that the next tick covers in part is asked for again."""
+    newest_us = max(was.last_seen.process_us, shares.newest_us)
+    if cover.time is None:
+        return replace(was.last_seen, process_us=newest_us)
+    covered_us = int(cover.time.covered_us)
+    return LastSeen(
+        gpu_us=_last_end_us(cover.gpu, covered_us, was.last_seen.gpu_us),
+        memory_us=_last_end_us(cover.memory, covered_us, was.last_seen.memory_us),
+        # Without windows, a sample is of all the time since the question before.
+        process_us=newest_us if shares.window_us is None else min(newest_us, covered_us),
     )
+
+
+def _last_end_us(windows: Sequence[Window], covered_us: int, before_us: int) -> int:
+    ends = (window.end_us for window in windows if window.end_us <= covered_us)
+    return max(ends, default=before_us)
+
+
+def _gone(
+    was: GpuState, running: Mapping[int, ListedProcess], time: DriverTime | None
+) -> Mapping[int, GoneProcess]:
+    """Give the ended processes to list again: those that may have ended after the covered time."""
+    if time is None:
+        return {}
+    gone = {
+        pid: GoneProcess(process=process, until_us=time.latest_us)
+        for pid, process in was.processes.items()
+    }
+    return {
+        pid: one
+        for pid, one in {**was.gone, **gone}.items()
+        if pid not in running and one.until_us > time.covered_us
+    }
 
 
 def _plausible(samples: Sequence[Sample] | None, reading: str, sieve: Sieve) -> list[Sample]:
@@ -169,18 +232,8 @@ def _plausible(samples: Sequence[Sample] | None, reading: str, sieve: Sieve) -> 
     ]
 
 
-def _newest_us(samples: Sequence[Sample], before_us: int) -> int:
-    return max((sample.timestamp_us for sample in samples), default=before_us)
-
-
-def _mean(
-    samples: Sequence[Sample], latest_percent: int | None, reading: str, sieve: Sieve
-) -> float | None:
-    """Give the mean of all samples, or the driver's latest window where there is none."""
-    if samples:
-        return sum(sample.percent for sample in samples) / len(samples) / 100
-    percent = sieve.keep(latest_percent, plausibility.PERCENT, reading=reading)
-    return None if percent is None else percent / 100
+def _newest_us(samples: Sequence[Sample]) -> int:
+    return max(sample.timestamp_us for sample in samples)
 
 
 def _instant(answers: GpuAnswers, sieve: Sieve) -> dict[str, Any]:

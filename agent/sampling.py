@@ -15,10 +15,12 @@ from agent.processes import ProcessTable, Roll
 from agent.procfs import UNREADABLE, Procfs, read_boot_id
 from agent.reading import GpuState, GpuTick, read_gpu
 from agent.shares import ProcessUsage
+from agent.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import ContainerRef, GpuProcess, NodeSample, ProcessRecord
 
 _NS_PER_MS: Final = 1_000_000
+_NS_PER_US: Final = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class Sampler:
         self._before: Moment | None = None
         self._untold: list[ProcessRecord] = []
         self._seq = 0
+        self._lag_ns: int | None = None
 
     def last_seen(self) -> Mapping[str, LastSeen]:
         """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
@@ -86,8 +89,12 @@ class Sampler:
         # A GPU that did not answer is forgotten: what it says next covers more than one interval.
         self._states = {tick.reading.uuid: tick.state for tick in ticks}
         _count_dropped(ticks)
+        if self._lag_ns is None:
+            # Found once and kept, so that each tick begins where the one before ended.
+            self._lag_ns = _lag_ns(ticks)
         roll = self._table.call(
             {tick.reading.uuid: tick.state.processes.keys() for tick in ticks},
+            lingering={pid for tick in ticks for pid in tick.state.gone},
             listed_boottime_ns=asked_boottime_ns,
             time_ns=at.time_ns,
         )
@@ -108,7 +115,7 @@ class Sampler:
             node=self._node,
             boot_id=self._boot_id,
             seq=self._seq,
-            time_ns=at.time_ns,
+            time_ns=at.time_ns - (self._lag_ns or 0),
             interval_ns=interval_ns,
             gpus=[tick.reading for tick in ticks],
             containers=containers.refs(),
@@ -175,6 +182,12 @@ def _entry(
         memory_utilization_ratio=usage.memory_ratio if is_measured else None,
         ended=True if ended else None,
     )
+
+
+def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:
+    """Give how far the covered time ends before the question, by the longest windows."""
+    windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
+    return round(LAG_WINDOWS * max(windows_us) * _NS_PER_US) if windows_us else None
 
 
 def _count_dropped(ticks: Sequence[GpuTick]) -> None:

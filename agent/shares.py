@@ -8,12 +8,14 @@ sample for each window, on others one for the whole time since the last question
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 from agent import plausibility
-from agent.answers import ListedProcess, ProcessSample, Sample
+from agent.answers import ListedProcess, ProcessSample
 from agent.plausibility import Sieve
+from agent.timeline import Stretch, Window, known_us, window_at
 from gpuledger.records import ProcessKind
 
 _LEAST_WINDOW_US: Final = 10_000
@@ -25,39 +27,59 @@ _SAME_PERIOD_RATIO: Final = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessUsage:
-    """One process on one GPU over the interval."""
+    """One process on one GPU over the covered time."""
 
     process: ListedProcess
     """The process as it is listed, or was at the tick before."""
     sm_ratio: float | None
-    """Share of the interval in which its kernels ran; `None` where the driver does not say."""
+    """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
     memory_ratio: float | None
     """The same of the memory controller."""
     ended: bool
-    """Whether it was there at the tick before and is gone."""
+    """Whether it is gone, and may have run in the covered time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
-    """The GPU's own sampling windows that closed within the interval."""
+class GoneProcess:
+    """A process that ended and may have run in time that no tick has covered yet."""
 
-    count: int
-    """How many; 0 also where the driver does not show them."""
-    newest_us: int
-    """The end of the newest by the driver's clock, 0 where there is none."""
-    covered_us: float
-    """The time they cover together, or the interval where there are none."""
+    process: ListedProcess
+    """The process as it was listed."""
+    until_us: float
+    """It ended no later than this, by the driver's clock."""
 
-    @classmethod
-    def measure(
-        cls, samples: Sequence[Sample], *, newest_before_us: int, interval_ns: int
-    ) -> "Windows":
-        """Measure by the driver's clock, whose grid the interval's ends do not meet."""
-        stamps = sorted({sample.timestamp_us for sample in samples})
-        first_us = newest_before_us or (2 * stamps[0] - stamps[1] if len(stamps) > 1 else 0)
-        covered_us = stamps[-1] - first_us if stamps and first_us else interval_ns / 1000
-        newest_us = stamps[-1] if stamps else 0
-        return cls(count=len(stamps), newest_us=newest_us, covered_us=max(covered_us, 1.0))
+
+@dataclass(frozen=True, kw_only=True)
+class Cover:
+    """What the tick covers."""
+
+    stretch: Stretch | None
+    """The covered stretch of the driver's time; `None` where the GPU's samples do not show it."""
+    windows: Sequence[Window]
+    """The GPU's own windows, oldest first."""
+    interval_us: float
+    """Length of the tick's interval."""
+
+    def share(self, sample: ProcessSample, window_us: int | None) -> float:
+        """Give which part of the covered time a sample stands for."""
+        if self.stretch is None:
+            return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
+        if window_us is None:
+            return 1.0 if sample.timestamp_us > self.stretch.start_us else 0.0
+        end_us = sample.timestamp_us
+        overlap_us = self.stretch.overlap_us(end_us - self._width_us(end_us, window_us), end_us)
+        return overlap_us / (self._told_us or self.stretch.length_us or 1.0)
+
+    def _width_us(self, end_us: int, window_us: int) -> int:
+        """Give a window's true width: that of the GPU's window, where both are of one grid."""
+        window = window_at(self.windows, end_us)
+        width_us = window.end_us - window.start_us if window else window_us
+        is_same = abs(width_us - window_us) < _SAME_PERIOD_RATIO * window_us
+        return width_us if is_same else window_us
+
+    @cached_property
+    def _told_us(self) -> float:
+        return known_us(self.windows, self.stretch) if self.stretch else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,26 +131,22 @@ def _merge(one: ListedProcess, other: ListedProcess) -> ListedProcess:
 def share_out(
     samples: Sequence[ProcessSample] | None,
     *,
-    since_us: int,
     running: Mapping[int, ListedProcess],
     before: Mapping[int, ListedProcess],
-    windows: Windows,
+    cover: Cover,
     window_us: int | None,
     gpu_ratio: float | None,
 ) -> Shares:
-    """Share out the interval; a process without samples had nothing of it, if samples are given."""
+    """Share out the cover; a process without samples had nothing of it, if samples are given."""
     everyone = {**before, **running}
-    kept, dropped = _sift(samples or (), everyone, windows)
+    newest_us = cover.windows[-1].end_us if cover.windows else 0
+    kept, dropped = _sift(samples or (), everyone, newest_us)
     learnt_us = _shortest(window_us, _spacing(kept))
-    measure = _Measure(windows=windows, window_us=learnt_us, gpu_ratio=gpu_ratio)
-    is_known = samples is not None and bool(windows.count or kept)
+    measure = _Measure(cover=cover, window_us=learnt_us, gpu_ratio=gpu_ratio)
+    covers_any = bool(cover.stretch and cover.stretch.length_us)
+    is_known = samples is not None and (covers_any or bool(kept))
     usages = [
-        measure.usage(
-            process,
-            [sample for sample in kept.get(pid, ()) if sample.timestamp_us > since_us],
-            is_known=is_known,
-            ended=pid not in running,
-        )
+        measure.usage(process, kept.get(pid, ()), is_known=is_known, ended=pid not in running)
         for pid, process in everyone.items()
     ]
     return Shares(
@@ -141,9 +159,9 @@ def share_out(
 
 @dataclass(frozen=True, kw_only=True)
 class _Measure:
-    """Turns a process's samples into its share of the interval."""
+    """Turns a process's samples into its share of the covered time."""
 
-    windows: Windows
+    cover: Cover
     window_us: int | None
     gpu_ratio: float | None
 
@@ -155,43 +173,30 @@ class _Measure:
         is_known: bool,
         ended: bool,
     ) -> ProcessUsage:
+        parts = [(sample, self.cover.share(sample, self.window_us)) for sample in samples]
+        sm = sum(sample.sm_percent * part for sample, part in parts) / 100
+        memory = sum(sample.memory_percent * part for sample, part in parts) / 100
         return ProcessUsage(
             process=process,
-            sm_ratio=self._sm_ratio(samples) if is_known else None,
-            memory_ratio=self._memory_ratio(samples) if is_known else None,
+            sm_ratio=self._limit(sm) if is_known else None,
+            memory_ratio=min(1.0, memory) if is_known else None,
             ended=ended,
         )
 
-    def _sm_ratio(self, samples: Sequence[ProcessSample]) -> float:
-        ratio = self._ratio([sample.sm_percent for sample in samples])
+    def _limit(self, ratio: float) -> float:
         if self.window_us is None and self.gpu_ratio is not None:
             # One sample, of a window whose length has not shown yet: it may be short.
             return min(ratio, self.gpu_ratio)
-        return ratio
-
-    def _memory_ratio(self, samples: Sequence[ProcessSample]) -> float:
-        return self._ratio([sample.memory_percent for sample in samples])
-
-    def _ratio(self, percents: Sequence[int]) -> float:
-        return min(1.0, sum(percents) / 100 * self._window_share())
-
-    def _window_share(self) -> float:
-        """Give one window's part of the covered time."""
-        if self.window_us is None:
-            return 1.0
-        share = min(1.0, self.window_us / self.windows.covered_us)
-        if self.windows.count and abs(share * self.windows.count - 1) < _SAME_PERIOD_RATIO:
-            return 1 / self.windows.count
-        return share
+        return min(1.0, ratio)
 
 
 def _sift(
-    samples: Iterable[ProcessSample], everyone: Mapping[int, ListedProcess], windows: Windows
+    samples: Iterable[ProcessSample], everyone: Mapping[int, ListedProcess], newest_us: int
 ) -> tuple[dict[int, list[ProcessSample]], Counter[str]]:
     """Keep the samples of processes that are or were there; drivers do invent others."""
     kept: dict[int, list[ProcessSample]] = {}
     dropped: Counter[str] = Counter()
-    latest_us = windows.newest_us + _AHEAD_US if windows.newest_us else plausibility.TIMESTAMP_US[1]
+    latest_us = newest_us + _AHEAD_US if newest_us else plausibility.TIMESTAMP_US[1]
     for sample in samples:
         reason = _reason_to_drop(sample, everyone, latest_us)
         if reason:

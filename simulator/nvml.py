@@ -88,10 +88,10 @@ class SimulatedNvml:
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Give whole percents of the newest completed window."""
         windows = self._windows_of(handle)
+        window = windows.latest(self._since_epoch_ns())
         rates = pynvml.c_nvmlUtilization_t()
-        if window := windows.latest(self._since_epoch_ns()):
-            rates.gpu = windows.gpu_percent(window)
-            rates.memory = windows.memory_percent(window)
+        rates.gpu = windows.gpu_percent(window)
+        rates.memory = windows.memory_percent(window)
         return rates
 
     def nvmlDeviceGetSamples(

@@ -44,17 +44,19 @@ class SamplingWindows:
         self._epoch_ns = epoch_ns
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[Window]:
-        """Give the completed windows with a newer stamp, oldest first."""
+        """Give the completed windows with a newer stamp, oldest first.
+
+        The driver has sampled since before the scenario's start: those windows are idle.
+        """
         newest = now_ns // self._period_ns
         seen = (last_seen_us * 1000 - self._epoch_ns) // self._period_ns
-        oldest = max(1, newest - RING_SAMPLES + 1, seen)
+        oldest = max(newest - RING_SAMPLES + 1, seen)
         windows = [self._window(number) for number in range(oldest, newest + 1)]
         return [window for window in windows if window.timestamp_us > last_seen_us]
 
-    def latest(self, now_ns: int) -> Window | None:
+    def latest(self, now_ns: int) -> Window:
         """Give the newest completed window."""
-        newest = now_ns // self._period_ns
-        return self._window(newest) if newest >= 1 else None
+        return self._window(now_ns // self._period_ns)
 
     def gpu_percent(self, window: Window) -> int:
         """Share of the window in which a kernel ran."""

@@ -82,7 +82,8 @@ class GpuProcess:
     memory_utilization_ratio: float | None = None
     """Share of the covered interval in which it kept the memory controller busy, 0 to 1."""
     ended: bool | None = None
-    """True where it was there at the tick before and is gone: it ran for a part of it at most."""
+    """True where it was there at one of the ticks before and is gone: its last kernels may have run
+    in the covered interval, and it ran for a part of that at most."""
 
 
 @record

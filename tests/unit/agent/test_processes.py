@@ -139,3 +139,28 @@ def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
         {"GPU-0": [7], "GPU-1": []}, listed_boottime_ns=10**12, time_ns=3
     ).records
     assert (record.change, record.gpu_uuids) == (ProcessChange.CHANGED, ["GPU-0"])
+
+
+def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_told_again(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    for pid in (7, 8):
+        procfs.start(pid, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, 8)
+    ended = table.call({"GPU-0": []}, lingering=[7], listed_boottime_ns=10**12, time_ns=2)
+    assert [change for change, *_ in told(ended)] == [ProcessChange.ENDED] * 2
+    after = table.call({"GPU-0": []}, lingering=[], listed_boottime_ns=10**12, time_ns=3)
+    assert (list(after.before), after.records) == ([7], [])
+    assert not call(table).before
+
+
+def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, at_ticks=1000)
+    table.call({"GPU-0": []}, lingering=[7], listed_boottime_ns=2000 * TICK_NS, time_ns=2)
+    procfs.start(7, started_ticks=2500, cgroup=f"/docker/{TWO}")
+    roll = call(table, 7, at_ticks=3000)
+    assert roll.was_recycled(7)
+    assert told(roll) == [(ProcessChange.SEEN, 7, 2500, TWO)]

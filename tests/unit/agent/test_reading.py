@@ -1,4 +1,4 @@
-"""From answers to readings: means over the interval, differences of counters, nothing untrue."""
+"""From answers to readings: means of the covered time, differences of counters, nothing untrue."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 from agent.answers import GpuAnswers, LastSeen, ListedProcess, ProcessSample, Sample
 from agent.reading import GpuState, GpuTick, read_gpu
 from agent.shares import ProcessUsage
+from agent.timeline import DriverTime
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000
@@ -39,7 +40,16 @@ def compute(pid: int, memory_bytes: int | None = 10) -> ListedProcess:
 
 
 BLANK = GpuAnswers(uuid="GPU-0", index=0)
-PRIMED = GpuState(last_seen=LastSeen(gpu_us=START_US, memory_us=START_US, process_us=START_US))
+# A tick covers up to one and a half windows ago: after one second five windows of the six closed.
+PRIMED = GpuState(
+    last_seen=LastSeen(gpu_us=START_US, memory_us=START_US, process_us=START_US),
+    time=DriverTime(
+        earliest_us=START_US + 1.5 * WINDOW_US,
+        latest_us=START_US + 1.5 * WINDOW_US,
+        covered_us=START_US,
+    ),
+    gpu_window_us=WINDOW_US,
+)
 
 
 def read(answers: GpuAnswers, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
@@ -50,10 +60,42 @@ def usage(tick: GpuTick, pid: int) -> ProcessUsage:
     return next(one for one in tick.usages if one.process.pid == pid)
 
 
-def test_utilization_is_the_mean_of_all_windows_of_the_interval() -> None:
-    tick = read(replace(BLANK, samples=samples(100, 50, 0, 0, 0)))
+def test_utilization_is_the_mean_of_all_windows_of_the_covered_time() -> None:
+    tick = read(replace(BLANK, samples=samples(100, 50, 0, 0, 0, 100)))
     assert tick.reading.utilization_ratio == pytest.approx(0.3)
     assert tick.state.last_seen.gpu_us == START_US + 5 * WINDOW_US
+
+
+def test_a_window_on_the_border_of_two_ticks_is_split_between_them() -> None:
+    early, late = (100, 0, 0, 0, 80), (80, 0, 0, 0, 0, 0)
+    first = read(
+        replace(
+            BLANK,
+            samples=samples(*early),
+            memory_samples=samples(*early),
+            process_samples=uses(7, *early),
+            processes=(compute(7),),
+        ),
+        replace(PRIMED, window_us=WINDOW_US),
+        seconds=0.86,
+    )
+    assert first.state.last_seen.gpu_us == START_US + 4 * WINDOW_US
+    second = read(
+        replace(
+            BLANK,
+            samples=samples(*late, start=4),
+            memory_samples=samples(*late, start=4),
+            process_samples=uses(7, *late, start=4),
+            processes=(compute(7),),
+        ),
+        first.state,
+        seconds=1.0,
+    )
+    for tick, seconds, busy in ((first, 0.86, 0.2 + 0.06 * 0.8), (second, 1.0, 0.14 * 0.8)):
+        share = pytest.approx(busy / seconds)
+        assert tick.reading.utilization_ratio == share
+        assert tick.reading.memory_utilization_ratio == share
+        assert usage(tick, 7).sm_ratio == share
 
 
 def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
@@ -124,8 +166,8 @@ def test_the_limits_themselves_can_be_true() -> None:
 def test_a_gpu_that_was_silent_says_nothing_of_the_time_before_the_interval() -> None:
     answers = replace(
         BLANK,
-        samples=samples(*[90] * 20, *[10] * 5),
-        process_samples=uses(7, *[90] * 20, *[10] * 5),
+        samples=samples(*[90] * 20, *[10] * 6),
+        process_samples=uses(7, *[90] * 20, *[10] * 6),
         processes=(compute(7),),
         energy_millijoules=5000,
     )
@@ -141,7 +183,7 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
     for _ in range(6):
         state = read(replace(BLANK, samples=(), energy_millijoules=1), state).state
     assert state.last_seen == LastSeen()
-    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 5)), state)
+    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
     assert tick.state.last_seen.gpu_us == START_US + 25 * WINDOW_US
 
@@ -152,7 +194,7 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
 def test_a_share_adds_up_all_windows_of_the_interval() -> None:
     answers = replace(
         BLANK,
-        samples=samples(60, 60, 60, 0, 0),
+        samples=samples(60, 60, 60, 0, 0, 0),
         process_samples=uses(7, 40, 40, 40) + uses(8, 0, 20, 20),
         processes=(compute(7), compute(8)),
     )
@@ -187,7 +229,7 @@ def test_one_sample_for_the_whole_interval_is_its_mean() -> None:
 def test_one_sample_of_a_window_not_yet_known_is_no_more_than_what_the_gpu_did() -> None:
     answers = replace(
         BLANK,
-        samples=samples(0, 0, 0, 0, 50),
+        samples=samples(0, 0, 0, 0, 50, 0),
         process_samples=uses(7, 50, start=4),
         processes=(compute(7),),
     )
@@ -204,7 +246,9 @@ def test_without_samples_of_the_gpu_the_window_is_learnt_from_the_processes() ->
 
 
 def test_a_process_without_samples_used_nothing_where_the_driver_gives_samples() -> None:
-    supported = replace(BLANK, samples=samples(0), process_samples=(), processes=(compute(7),))
+    supported = replace(
+        BLANK, samples=samples(*[0] * 6), process_samples=(), processes=(compute(7),)
+    )
     assert usage(read(supported), 7).sm_ratio == 0.0
 
 
@@ -233,16 +277,25 @@ def test_a_process_in_two_lists_holds_its_memory_once() -> None:
     ]
 
 
-def test_a_process_that_is_gone_is_listed_once_more_with_what_it_still_used() -> None:
+def test_a_process_that_is_gone_is_listed_until_the_covered_time_has_passed_its_end() -> None:
     before = replace(PRIMED, processes={7: compute(7)}, window_us=WINDOW_US)
-    answers = replace(
-        BLANK, samples=samples(*[50] * 5), process_samples=uses(7, 50), processes=(compute(8),)
-    )
-    tick = read(answers, before)
-    assert [(one.process.pid, one.ended) for one in tick.usages] == [(8, False), (7, True)]
-    assert usage(tick, 7).sm_ratio == pytest.approx(0.1)
-    again = read(replace(BLANK, processes=(compute(8),)), tick.state)
-    assert [one.process.pid for one in again.usages] == [8]
+    answers = replace(BLANK, process_samples=uses(7, 50, 0, 0, 0, 0, 20), processes=(compute(8),))
+    tick = read(replace(answers, samples=samples(*[50] * 6)), before)
+    listed = [[(one.process.pid, one.ended) for one in tick.usages]]
+    shares = [usage(tick, 7).sm_ratio]
+    for second in (1, 2):
+        tick = read(replace(answers, samples=samples(*[50] * 6, start=5 * second)), tick.state)
+        listed.append([(one.process.pid, one.ended) for one in tick.usages])
+        shares += [one.sm_ratio for one in tick.usages if one.ended]
+    assert listed == [[(8, False), (7, True)], [(8, False), (7, True)], [(8, False)]]
+    assert shares == pytest.approx([0.1, 0.04])
+
+
+def test_a_process_that_comes_back_has_not_ended() -> None:
+    before = replace(PRIMED, processes={7: compute(7)})
+    gone = read(replace(BLANK, samples=samples(*[0] * 6), processes=()), before)
+    back = replace(BLANK, samples=samples(*[0] * 6, start=5), processes=(compute(7),))
+    assert [(one.process.pid, one.ended) for one in read(back, gone.state).usages] == [(7, False)]
 
 
 def test_a_list_that_failed_ends_no_process() -> None:
@@ -270,9 +323,9 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
         pid=pid, timestamp_us=stamp_us, sm_percent=sm_percent, memory_percent=memory_percent
     )
     answers = replace(
-        BLANK, samples=samples(50), process_samples=(sample,), processes=(compute(7),)
+        BLANK, samples=samples(*[50] * 6), process_samples=(sample,), processes=(compute(7),)
     )
     tick = read(answers)
     assert usage(tick, 7).sm_ratio == 0.0
     assert dict(tick.dropped_samples) == {reason: 1}
-    assert tick.state.last_seen.process_us <= START_US + WINDOW_US
+    assert tick.state.last_seen.process_us == START_US

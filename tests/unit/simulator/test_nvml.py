@@ -59,16 +59,22 @@ def test_a_running_process_looks_like_the_bindings_own(nvml: SimulatedNvml, shar
 @pytest.mark.parametrize(
     "call",
     [
-        lambda nvml, gpu: nvml.nvmlDeviceGetProcessUtilization(gpu, 0),
-        lambda nvml, gpu: nvml.nvmlDeviceGetSamples(gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0),
+        lambda nvml, gpu, seen: nvml.nvmlDeviceGetProcessUtilization(gpu, seen),
+        lambda nvml, gpu, seen: nvml.nvmlDeviceGetSamples(
+            gpu, pynvml.NVML_GPU_UTILIZATION_SAMPLES, seen
+        ),
     ],
 )
 def test_without_a_new_sample_the_answer_is_not_found(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock, call: Callable[..., Any]
+    nvml: SimulatedNvml,
+    shared: Handle,
+    clock: HandClock,
+    epoch_ns: int,
+    call: Callable[..., Any],
 ) -> None:
     clock.advance(0.1)
     with pytest.raises(pynvml.NVMLError) as raised:
-        call(nvml, shared)
+        call(nvml, shared, epoch_ns // 1000)
     assert raised.value.value == pynvml.NVML_ERROR_NOT_FOUND
 
 
@@ -93,7 +99,9 @@ def test_a_windows_percent_is_the_truth_rounded(
 ) -> None:
     clock.advance(10)
     gpu = simulation.node("node-a").gpus[1]
-    kind, samples = nvml.nvmlDeviceGetSamples(shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    kind, samples = nvml.nvmlDeviceGetSamples(
+        shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, epoch_ns // 1000
+    )
     assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
     assert len(samples) == 60 - 1  # the grid's period is a nanosecond's part over a sixth
     for number, sample in enumerate(samples, start=1):
@@ -104,9 +112,9 @@ def test_a_windows_percent_is_the_truth_rounded(
 
 
 def test_the_ring_buffer_forgets_but_a_reader_that_keeps_up_sees_each_window_once(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock
+    nvml: SimulatedNvml, shared: Handle, clock: HandClock, epoch_ns: int
 ) -> None:
-    kind, last, seen = pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0, []
+    kind, last, seen = pynvml.NVML_GPU_UTILIZATION_SAMPLES, epoch_ns // 1000, list[int]()
     for _ in range(40):
         clock.advance(1)
         _, samples = nvml.nvmlDeviceGetSamples(shared, kind, last)
@@ -114,6 +122,13 @@ def test_the_ring_buffer_forgets_but_a_reader_that_keeps_up_sees_each_window_onc
         last = seen[-1]
     assert len(seen) == len(set(seen)) == int(40e9) // PERIOD_NS
     assert len(nvml.nvmlDeviceGetSamples(shared, kind, 0)[1]) == 100
+
+
+def test_the_driver_has_sampled_idle_gpus_since_before_the_scenario(
+    nvml: SimulatedNvml, shared: Handle
+) -> None:
+    _, samples = nvml.nvmlDeviceGetSamples(shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    assert [sample.sampleValue.uiVal for sample in samples] == [0] * 100
 
 
 def test_process_samples_sum_to_the_device_and_end_with_the_process(
