@@ -1,0 +1,110 @@
+"""docs/attribution.md: its example is what the join books, its methods are those there are."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from enricher.join import books, shares
+from enricher.join.books import book_gpu
+from enricher.join.claims import Claim
+from gpuledger.records import Account, GpuReading, Method
+from tests.unit.enricher.join.ticks import GIB
+
+PAGE: Final = (Path(__file__).parents[4] / "docs" / "attribution.md").read_text()
+SECONDS: Final = 2.0
+MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
+
+
+def table(name: str) -> list[list[str]]:
+    """Give the rows of a marked table, without its head."""
+    between = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
+    return rows[2:]
+
+
+def device() -> GpuReading:
+    """Give the page's device."""
+    ((utilization, total, used, reserved, joules),) = table("device")
+    return GpuReading(
+        uuid="GPU-a",
+        index=0,
+        utilization_ratio=float(utilization),
+        memory_total_bytes=int(total) * GIB,
+        memory_used_bytes=int(used) * GIB,
+        memory_reserved_bytes=int(reserved) * GIB,
+        energy_joules=float(joules),
+    )
+
+
+def claims(*ended: str) -> list[Claim]:
+    """Give the page's claims; those named as ended hold no memory any more."""
+    return [
+        Claim(
+            Account.HOST if name == "host" else Account.POD,
+            pod_uid=None if name == "host" else f"uid-{name}",
+            container_id=None if name == "host" else name,
+            sm_ratio=float(ratio),
+            memory_bytes=None if name in ended else int(held) * GIB,
+            has_ended=name in ended,
+        )
+        for name, ratio, held, has_ended in table("claims")
+        if has_ended == "no"
+    ]
+
+
+def as_written(name: str) -> dict[str, tuple[float, ...]]:
+    """Give the rows of a table of entries, by account."""
+    return {row[0].strip("*"): tuple(map(float, row[1:])) for row in table(name)}
+
+
+def as_booked(reading: GpuReading, found: list[Claim]) -> dict[str, tuple[float, ...]]:
+    """Give what the join books, as a table of entries says it, with the sum."""
+    entries = book_gpu(reading, found, SECONDS)
+    rows = {
+        str(entry.container_id or entry.account): (
+            entry.busy_seconds or 0.0,
+            (entry.memory_byte_seconds or 0.0) / GIB,
+            entry.joules or 0.0,
+        )
+        for entry in entries
+    }
+    assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
+    return rows | {"sum": tuple(map(sum, zip(*rows.values(), strict=True)))}
+
+
+def test_the_example_is_what_the_join_books() -> None:
+    written, booked = as_written("entries"), as_booked(device(), claims())
+
+    assert list(written) == list(booked)
+    for account, quantities in written.items():
+        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+
+
+def test_the_example_with_an_end_is_what_the_join_books() -> None:
+    reading = replace(device(), memory_used_bytes=MEMORY_AFTER_THE_END_BYTES)
+    written, booked = as_written("ended"), as_booked(reading, claims("notebook"))
+
+    assert list(written) == list(booked)
+    for account, quantities in written.items():
+        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+
+
+def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() -> None:
+    code = "".join(Path(module.__file__ or "").read_text() for module in (books, shares))
+    told = {
+        row.split("|")[1].strip(" `"): row.rstrip(" |").rsplit("|", 1)[1].strip()
+        for row in PAGE.splitlines()
+        if row.startswith("| `") and row.endswith((" yes |", " no |"))
+    }
+
+    assert told == {
+        method.value: "yes" if f"Method.{method.name}" in code else "no" for method in Method
+    }
+
+
+def test_every_account_is_told() -> None:
+    told = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
+
+    assert {account.value for account in Account} <= told
