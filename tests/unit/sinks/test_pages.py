@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Account
 from sinks.remote_write.families import FAMILIES
 from sinks.store.columns import COLUMNS
+from sinks.store.reading import entries_sql
+from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable
+from tests.unit.sinks.given import entry, event
 from tests.unit.sinks.store.test_store import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -75,6 +81,38 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [one.rows for one in shown] == [[("research", "train-0", 0.5, 2.0**30, 100.0)]]
 
 
+NAMES: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [
+    ("a pod by its UID", {}, ("research", "train-0", 1.0)),
+    ("a container whose cgroup shows no pod", {"pod_uid": None}, ("research", "train-0", 1.0)),
+    ("a pod whose cgroup shows no container", {"container_id": None}, ("research", "train-0", 1.0)),
+]
+
+
+@pytest.mark.parametrize(("case", "ids", "expected"), NAMES, ids=[row[0] for row in NAMES])
+def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
+    case: str, ids: dict[str, Any], expected: tuple[object, ...], tmp_path: Path
+) -> None:
+    before, after = entry(**ids), entry()
+    stranger = entry(pod_uid="uid-stranger", container_id=None)
+    events = [
+        event(0, entries=[before, stranger, entry(Account.IDLE)], pods=[]),
+        event(1, entries=[after, entry(Account.HOST)]),
+    ]
+    entries = EntriesTable(store_uri=str(tmp_path))
+    entries.load([STREAM])
+    rows = [row for offset, one in enumerate(events) for row in rows_of(one, record_at(offset))]
+    entries.append(rows, {STREAM: 1}, time_ms=0)
+    (query,) = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+
+    found = ask(query, f"CREATE VIEW entries AS FROM {entries_sql(str(tmp_path))}")
+
+    assert found == [expected, (None, "uid-stranger", 0.5)], case
+
+
+def record_at(offset: int) -> Record:
+    return Record(AT.topic, AT.partition, offset, 0, None, b"")
+
+
 class Shown:
     def __init__(self, rows: list[tuple[object, ...]], shown: list[Shown]) -> None:
         self.rows = rows
@@ -84,6 +122,8 @@ class Shown:
         self._shown.append(self)
 
 
-def ask(query: str) -> list[tuple[object, ...]]:
+def ask(query: str, *before: str) -> list[tuple[object, ...]]:
     with duckdb.connect() as connection:
+        for statement in before:
+            connection.execute(statement)
         return connection.execute(query).fetchall()
