@@ -1,0 +1,107 @@
+"""Two join workers as processes over a real broker: shared partitions, and one that dies."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, PODS, SAMPLES, partition_of_node
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
+
+NODES = 24
+TICKS = 30
+LOOK_SECONDS = 40.0
+
+
+async def test_a_worker_that_dies_costs_no_tick_and_no_name(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    """Every tick becomes an event with all its pods named, most of them once."""
+    refuse_stray_settings()
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings)
+    fleet = Fleet(nodes=NODES)
+    await publish_pods(settings, fleet)
+    workers = [worker(kafka, tmp_path, number) for number in range(2)]
+    try:
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.wait_until_ready()
+        await publish_ticks(settings, fleet, range(TICKS))
+        workers[1].kill()
+        await publish_ticks(settings, fleet, range(TICKS, 2 * TICKS))
+        seen = await_events(kafka, kcat)
+        assert workers[0].stop() == 0
+    finally:
+        for each in workers:
+            each.kill()
+    assert seen.keys() == {(node_name(n), seq) for n in range(NODES) for seq in range(2 * TICKS)}
+
+
+def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
+    """Give a worker, not yet started."""
+    return Deployable(
+        name=f"join-{number}",
+        command=["gpuledger-join"],
+        folder=folder / f"join-{number}",
+        environment={
+            "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+        },
+    )
+
+
+def await_events(kafka: Kafka, kcat: Kcat) -> Counter[tuple[str, int]]:
+    """Read until every tick has its event; each event must know all its pods."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        events = [
+            json.loads(each.value or b"")
+            for each in kcat.consume(kafka.bootstrap_servers, EVENTS.name)
+        ]
+        seen = Counter((event["node"], event["seq"]) for event in events)
+        if len(seen) == NODES * 2 * TICKS or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert {pod["state"] for event in events for pod in event["pods"]} == {"known"}
+    return seen
+
+
+async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
+    """Publish the pods of all nodes."""
+    async with KafkaBus(settings).producer() as producer:
+        for node in range(NODES):
+            pods = [Message(pod.uid.encode(), encode(pod), 0) for pod in fleet.pods(node)]
+            await producer.publish(PODS.name, place(node), pods)
+
+
+async def publish_ticks(settings: KafkaSettings, fleet: Fleet, seqs: range) -> None:
+    """Publish ticks of all nodes, second by second."""
+    async with KafkaBus(settings).producer() as producer:
+        for seq in seqs:
+            for node in range(NODES):
+                key, value = node_name(node).encode(), encode(fleet.tick(node, seq))
+                message = Message(key, value, time.time_ns() // 1_000_000)
+                await producer.publish(SAMPLES.name, place(node), [message])
+
+
+def place(node: int) -> int:
+    """Give a node's partition."""
+    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
