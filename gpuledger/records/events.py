@@ -58,7 +58,7 @@ class Entry:
 
 @record
 class PodDescription:
-    """Who a pod is, by the pod record in force at the tick's time."""
+    """Who a pod is, by the newest record of it that the join had read."""
 
     uid: str | None = None
     """The pod's UID; absent where only a container id is known."""
