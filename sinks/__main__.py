@@ -8,7 +8,6 @@ from collections.abc import Awaitable
 from typing import Final
 
 from gpuledger.bus.kafka import KafkaBus
-
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 from sinks.settings import KINDS, SinkSettings

@@ -2,11 +2,10 @@
 
 import sys
 
-from gpuledger.bus.kafka import KafkaBus
-
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import PodwatchSettings
+from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
