@@ -4,6 +4,7 @@ Here alone is that library imported, and its exceptions end here; no model of it
 is used.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,7 @@ from gpuledger import __version__
 from gpuledger.errors import UserError
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
+_TLS_END_SECONDS: Final = 0.1
 
 
 @asynccontextmanager
@@ -75,8 +77,9 @@ class Client:
             raise
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; TLS ends with a word to the other side, which takes a moment."""
         await self._client.close()
+        await asyncio.sleep(_TLS_END_SECONDS)
 
     async def _request(
         self, path: str, query: Mapping[str, str], patience: aiohttp.ClientTimeout

@@ -1,5 +1,6 @@
 """The simulator's API server beside a real one: the same requests, the same kind of answers."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,6 +79,7 @@ async def real(client: KubeApiClient) -> AsyncIterator[Server]:
     connector = aiohttp.TCPConnector(ssl=context)
     async with aiohttp.ClientSession(connector=connector) as session:
         yield Server(client.url, session)
+    await asyncio.sleep(0.1)  # TLS ends with a word to the other side
 
 
 def pod(name: str) -> dict[str, Any]:
