@@ -18,12 +18,13 @@ from benchmarks.figure import Figure
 from benchmarks.ticks import Fleet, node_name
 from enricher.join.books import book_tick
 from enricher.join.describe import DescriptionCache
+from enricher.join.event import make_event
 from enricher.join.pods import PodCache
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, Message, Subscription, TopicPartition
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuEvent, NodeSample
@@ -45,7 +46,6 @@ _MICROSECONDS: Final = "microseconds/tick"
 
 A = TypeVar("A")
 B = TypeVar("B")
-_GpuEvent: Final = twin_of(GpuEvent)
 
 
 def run() -> Iterator[Figure]:
@@ -97,16 +97,7 @@ def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:
 
 def _join(sample: NodeSample, descriptions: DescriptionCache) -> GpuEvent:
     books = book_tick(sample)
-    return _GpuEvent(
-        node=sample.node,
-        boot_id=sample.boot_id,
-        seq=sample.seq,
-        time_ns=sample.time_ns,
-        interval_ns=sample.interval_ns,
-        gpus=books,
-        pods=descriptions.describe(sample.node, sample.containers).pods,
-        allocations=sample.allocations,
-    )
+    return make_event(sample, books, descriptions.describe(sample.node, sample.containers))
 
 
 def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A) -> B:
@@ -129,8 +120,9 @@ async def _over_kafka(
             await producer.publish(PODS.name, _place(node), messages)
     await _publish_one_by_one(settings, ticks)
     joined = _TICKS / await _cpu_seconds(lambda: _join_all(bus))
-    poll_us = await _cpu_seconds(lambda: _read(bus, SAMPLES.name)) * 1e6 / _TICKS
-    events = await _read(bus, EVENTS.name)
+    poll_us = await _cpu_seconds(lambda: _poll(bus, SAMPLES.name, _ignore)) * 1e6 / _TICKS
+    events: dict[int, list[Message]] = {number: [] for number in range(_PARTITIONS)}
+    await _poll(bus, EVENTS.name, lambda each: events[each.partition].append(_again(each)))
     send_us = await _cpu_seconds(lambda: _send(bus, events)) * 1e6 / _TICKS
     return joined, poll_us, send_us
 
@@ -172,18 +164,26 @@ async def _join_all(bus: Bus) -> None:
         await asyncio.gather(join, return_exceptions=True)
 
 
-async def _read(bus: Bus, topic: str) -> dict[int, list[Message]]:
-    """Read all ticks or events of a topic, partition by partition, as the join polls them."""
-    found: dict[int, list[Message]] = {number: [] for number in range(_PARTITIONS)}
-    tuning = JoinTuning()
+def _ignore(record: Record) -> None:
+    """Keep nothing: to hold what was polled would measure the memory's growth."""
+
+
+def _again(record: Record) -> Message:
+    return Message(record.key, record.value, record.timestamp_ms)
+
+
+async def _poll(bus: Bus, topic: str, take: Callable[[Record], None]) -> None:
+    """Read all ticks or events of a topic as the join polls them."""
+    tuning, count = JoinTuning(), 0
     async with bus.consumer(Subscription(group=f"read-{topic}", topics=[topic])) as consumer:
-        while sum(map(len, found.values())) < _TICKS:
+        while count < _TICKS:
             batch = await consumer.poll(
                 timeout_seconds=tuning.poll_timeout_seconds, max_records=tuning.records_per_poll
             )
-            for place, records in batch.items():
-                found[place.partition] += [Message(each.key, each.value, 0) for each in records]
-    return found
+            for records in batch.values():
+                count += len(records)
+                for record in records:
+                    take(record)
 
 
 async def _send(bus: Bus, events: Mapping[int, Sequence[Message]]) -> None:

@@ -18,6 +18,9 @@ from gpuledger.records import (
 
 GPUS, PROCESSES, CONTAINERS = 8, 20, 10
 _BYTES = 80 * 2**30
+_MOST_PROCESS_BYTES = 16 * 2**30
+# No GPU has more than three processes, and drivers count what all of them hold as used.
+_USED_BYTES = 3 * _MOST_PROCESS_BYTES
 _START_NS = 1_790_000_000_000_000_000
 
 
@@ -59,7 +62,7 @@ class Fleet:
             utilization_ratio=round(chance.random(), 4),
             memory_utilization_ratio=round(chance.random(), 2),
             memory_total_bytes=_BYTES,
-            memory_used_bytes=chance.randrange(_BYTES // 2),
+            memory_used_bytes=_USED_BYTES + chance.randrange(2**30),
             memory_reserved_bytes=600 * 2**20,
             power_watts=round(chance.uniform(100, 700), 3),
             energy_joules=round(chance.uniform(100, 700), 3),
@@ -77,7 +80,7 @@ class Fleet:
             started_boottime_ns=chance.randrange(10**15),
             container=place % CONTAINERS,
             kind=ProcessKind.COMPUTE,
-            memory_used_bytes=chance.randrange(2**34),
+            memory_used_bytes=chance.randrange(_MOST_PROCESS_BYTES),
             sm_utilization_ratio=round(chance.random(), 4),
             memory_utilization_ratio=round(chance.random(), 4),
         )

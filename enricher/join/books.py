@@ -16,8 +16,9 @@ from gpuledger.twins import twin_of
 _Entry: Final = twin_of(Entry)
 _GpuBooks: Final = twin_of(GpuBooks)
 _Column = list[float] | list[None]
+_HOST: Final = Account.HOST
 # The lines below the claims: what the driver reserved, what nobody claims, what nobody used.
-_BELOW: Final = (Claim(Account.HOST), Claim(Account.UNATTRIBUTED), Claim(Account.IDLE))
+_BELOW: Final = ((-3, Account.HOST), (-2, Account.UNATTRIBUTED), (-1, Account.IDLE))
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
@@ -41,16 +42,24 @@ def book_gpu(reading: GpuReading, claims: list[Claim], seconds: float) -> list[E
     busy, method = _busy_column(reading, claims, seconds)
     memory = _memory_column(reading, claims, seconds)
     joules = _joules_column(reading, busy, seconds)
-    entries = []
-    for place, line in enumerate((*claims, *_BELOW)):
+    entries = [
+        _Entry(
+            account=claim.account,
+            pod_uid=claim.pod_uid,
+            container_id=claim.container_id,
+            busy_seconds=time,
+            memory_byte_seconds=size,
+            joules=energy,
+            method=method,
+        )
+        for claim, time, size, energy in zip(claims, busy, memory, joules, strict=False)
+    ]
+    for place, account in _BELOW:
         time, size, energy = busy[place], memory[place], joules[place]
-        # Of the lines below the claims, idle is always told.
-        if time or size or energy or place < len(claims) or line.account is Account.IDLE:
+        if time or size or energy or account is Account.IDLE:
             entries.append(
                 _Entry(
-                    account=line.account,
-                    pod_uid=line.pod_uid,
-                    container_id=line.container_id,
+                    account=account,
                     busy_seconds=time,
                     memory_byte_seconds=size,
                     joules=energy,
@@ -66,8 +75,9 @@ def _busy_column(
     split = split_busy(reading.utilization_ratio, claims, seconds)
     if split is None:
         return _nothing(claims), Method.EXCLUSIVE
-    used = [*split.shares, 0.0, split.unclaimed]
-    return [*used, max(0.0, seconds - sum(used))], split.method
+    shares, unclaimed, method = split
+    idle = max(0.0, seconds - sum(shares) - unclaimed)
+    return [*shares, 0.0, unclaimed, idle], method
 
 
 def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> _Column:
@@ -79,9 +89,10 @@ def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float)
     held, unclaimed = split_memory(
         reading.memory_used_bytes, claims, seconds, limit_bytes=total - reserved
     )
-    used = [*held, 0.0, unclaimed]
-    used[_place_of_host(claims)] += reserved * seconds
-    return [*used, max(0.0, total * seconds - sum(used))]
+    free = max(0.0, (total - reserved) * seconds - sum(held) - unclaimed)
+    column = [*held, 0.0, unclaimed, free]
+    column[_place_of_host(claims)] += reserved * seconds
+    return column
 
 
 def _joules_column(reading: GpuReading, busy: _Column, seconds: float) -> _Column:
@@ -98,10 +109,11 @@ def _joules_column(reading: GpuReading, busy: _Column, seconds: float) -> _Colum
 
 
 def _place_of_host(claims: Sequence[Claim]) -> int:
+    """Give the host's line: its claim's, or the one for what the driver reserved."""
     for place, claim in enumerate(claims):
-        if claim.account is Account.HOST:
+        if claim.account is _HOST:
             return place
-    return len(claims)
+    return -3
 
 
 def _nothing(claims: Sequence[Claim]) -> list[None]:

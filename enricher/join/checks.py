@@ -1,29 +1,34 @@
 """What a well-formed tick must still hold so that it can be booked.
 
-Types are checked by decoding; here stand the rules between fields. Nothing is repaired.
+Types are checked by decoding; here stand the rules between fields. Nothing is repaired. The rules
+on positions cost nothing where they hold: booking a tick that breaks one runs into it.
 """
 
-from gpuledger.records import NodeSample
+from enricher.join.books import book_tick
+from gpuledger.errors import GpuledgerError
+from gpuledger.records import GpuBooks, NodeSample
 
 
-def explain_invalid(sample: NodeSample) -> str | None:
-    """Name the field, the value and the rule of the first rule that the tick breaks, if any."""
+class InvalidTickError(GpuledgerError):
+    """A tick whose fields contradict one another; the message names field, value and rule."""
+
+
+def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
+    """Give the books of a tick; raises `InvalidTickError` where it cannot be booked."""
     if sample.interval_ns <= 0:
-        return f"field interval_ns: {sample.interval_ns} is no positive length of time"
-    gpus, containers = len(sample.gpus), len(sample.containers)
-    for process in sample.processes:
-        container = process.container
-        if process.gpu >= gpus or (container is not None and container >= containers):
-            return _explain_position(sample)
-    return None
+        raise InvalidTickError(f"field interval_ns: {sample.interval_ns} is no length of time")
+    try:
+        return book_tick(sample)
+    except IndexError as error:
+        raise InvalidTickError(_explain_position(sample)) from error
 
 
-def _explain_position(sample: NodeSample) -> str | None:
+def _explain_position(sample: NodeSample) -> str:
     tables = {"gpu": len(sample.gpus), "container": len(sample.containers)}
-    for place, process in enumerate(sample.processes):
-        for name, size in tables.items():
-            position = getattr(process, name)
-            if position is not None and position >= size:
-                field = f"field processes[{place}].{name}"
-                return f"{field}: {position} is no position in {name}s ({size})"
-    return None
+    wrong = (
+        f"field processes[{place}].{name}: {position} is no position in {name}s ({size})"
+        for place, process in enumerate(sample.processes)
+        for name, size in tables.items()
+        if (position := getattr(process, name)) is not None and position >= size
+    )
+    return next(wrong)

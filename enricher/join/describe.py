@@ -7,6 +7,8 @@ and do not change with what is known here.
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from enricher.join.pods import PodCache
 from gpuledger.records import (
     ContainerRef,
@@ -15,7 +17,7 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
-from gpuledger.twins import twin_of
+from gpuledger.twins import encode_twin, twin_of
 
 _PodDescription: Final = twin_of(PodDescription)
 Identity = tuple[str | None, str | None]
@@ -28,8 +30,8 @@ class Said(NamedTuple):
     """The cache's version at that time."""
     containers: list[ContainerRef]
     """The containers that were described."""
-    pods: list[PodDescription]
-    """The descriptions."""
+    pods: msgspec.Raw
+    """The descriptions, encoded: from tick to tick they are the same bytes."""
     pending: int
     """How many of them lack the pod's record."""
 
@@ -52,7 +54,8 @@ class DescriptionCache:
         if said is None or said.version != version or said.containers != containers:
             pods = describe_pods(map(identity_of, containers), self._pods)
             pending = sum(pod.state is PodState.PENDING for pod in pods)
-            said = self._said[node] = Said(version, containers, pods, pending)
+            encoded = msgspec.Raw(encode_twin(pods))
+            said = self._said[node] = Said(version, containers, encoded, pending)
         return said
 
 

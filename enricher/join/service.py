@@ -5,6 +5,7 @@ records mean is the stage's business.
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -148,6 +149,7 @@ class JoinWorker:
                 self._take_pods(await self._poll(consumer))
         finally:
             consumer.resume(others & consumer.assignment())
+        gc.freeze()  # the cache lives long: the collector need not walk it again and again
         self._pods_check.ok(f"{len(self._stage.pods)} pods")
         _log.info("pods_read", pods=len(self._stage.pods))
 

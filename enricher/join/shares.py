@@ -26,45 +26,50 @@ def split_busy(
     utilization_ratio: float | None, claims: Sequence[Claim], seconds: float
 ) -> Split | None:
     """Split the time in which kernels ran; `None` where the driver said nothing of it."""
-    ratio = _measured_ratio(claims) if utilization_ratio is None else utilization_ratio
+    ratios = [claim.sm_ratio or 0.0 for claim in claims]
+    ratio = utilization_ratio
     if ratio is None:
-        return None
+        if _are_unmeasured(claims):
+            return None
+        ratio = sum(ratios)
     busy_seconds = min(1.0, ratio) * seconds
-    if not claims:
-        return Split([], busy_seconds, Method.EXCLUSIVE)
-    if len(claims) == 1:
+    if len(claims) > 1:
+        return _split_among(busy_seconds, claims, ratios, seconds)
+    if claims:
         return Split([busy_seconds], 0.0, Method.EXCLUSIVE)
-    if _measured_ratio(claims) is None:
-        return _split_by_memory(busy_seconds, claims)
-    return _split_by_utilization(busy_seconds, claims, seconds)
+    return Split([], busy_seconds, Method.EXCLUSIVE)
 
 
-def _measured_ratio(claims: Sequence[Claim]) -> float | None:
-    measured = [claim.sm_ratio for claim in claims if claim.sm_ratio is not None]
-    return sum(measured) if measured else None
+def _are_unmeasured(claims: Sequence[Claim]) -> bool:
+    return all(claim.sm_ratio is None for claim in claims)
 
 
-def _split_by_utilization(busy_seconds: float, claims: Sequence[Claim], seconds: float) -> Split:
+def _split_among(
+    busy_seconds: float, claims: Sequence[Claim], ratios: list[float], seconds: float
+) -> Split:
     """Follow the processes' own utilization.
 
     The driver's process samples end with the process, so the kernels of the last moments of a
     process that ended show on the device only: what is missing is its. Otherwise the difference
     is rounding (whole percents on both sides), and spread in proportion.
     """
-    wanted = [(claim.sm_ratio or 0.0) * seconds for claim in claims]
-    total = sum(wanted)
-    missing = busy_seconds - total
-    ended = [claim.has_ended for claim in claims] if missing > 0.0 else []
-    if any(ended):
-        part = missing / sum(ended)
-        shares = [use + part * is_ended for use, is_ended in zip(wanted, ended, strict=True)]
+    total = sum(ratios)
+    if total == 0.0 and _are_unmeasured(claims):
+        return _split_by_memory(busy_seconds, claims)
+    missing = busy_seconds - total * seconds
+    if missing > 0.0 and (ended := [claim for claim in claims if claim.has_ended]):
+        part = missing / len(ended)
+        shares = [
+            ratio * seconds + part if claim.has_ended else ratio * seconds
+            for claim, ratio in zip(claims, ratios, strict=True)
+        ]
     elif total > 0.0:
         scale = busy_seconds / total
-        shares = [use * scale for use in wanted]
+        shares = [ratio * scale for ratio in ratios]
     elif busy_seconds > 0.0:
         return _split_by_memory(busy_seconds, claims)
     else:
-        shares = wanted
+        shares = ratios
     return Split(shares, 0.0, Method.PROCESS_UTILIZATION)
 
 
@@ -87,11 +92,12 @@ def split_memory(
     is nobody's, unless the driver tells no process's memory and there is only one claim. Never more
     than `limit_bytes`: readings taken one after the other need not agree.
     """
-    held = [float(claim.memory_bytes or 0) for claim in claims]
+    held: list[float] = [claim.memory_bytes or 0 for claim in claims]
     total = sum(held)
-    used = min(total if used_bytes is None else float(used_bytes), float(limit_bytes))
+    used: float = min(total if used_bytes is None else used_bytes, limit_bytes)
     if total > used:
-        held = [part * used / total for part in held]
+        scale = used / total
+        held = [part * scale for part in held]
         total = used
     elif len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
         held, total = [used], used

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from enricher.join import metrics
-from enricher.join.books import book_tick
-from enricher.join.checks import explain_invalid
+from enricher.join.checks import InvalidTickError, book_valid_tick
 from enricher.join.describe import DescriptionCache, describe_pods, identity_of
+from enricher.join.event import make_event
 from enricher.join.marks import HighWaterMarks
 from enricher.join.pods import PodCache
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -19,7 +19,6 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
     AttributedIncident,
-    GpuEvent,
     Incident,
     NodeSample,
     PodRecord,
@@ -28,9 +27,8 @@ from gpuledger.records import (
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
-_GpuEvent: Final = twin_of(GpuEvent)
 _SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
-_PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
+_PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _AttributedIncident: Final = twin_of(AttributedIncident)
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
@@ -58,12 +56,12 @@ class JoinStage:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
         events: list[Message] = []
         for record, sample in self._office.decode(_SAMPLES, records):
-            problem = explain_invalid(sample)
-            if problem is not None:
-                detail = f"{record.topic}: {problem}"
+            try:
+                if self._is_new(record.partition, sample):
+                    events += self._publishable(record, self._book(record, sample))
+            except InvalidTickError as error:
+                detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
-            elif self._is_new(record.partition, sample):
-                events += self._publishable(record, self._book(record, sample))
         metrics.TICKS_TOTAL.inc(len(records))
         return events
 
@@ -104,20 +102,11 @@ class JoinStage:
         return ()
 
     def _book(self, record: Record, sample: NodeSample) -> Message:
-        books = book_tick(sample)
+        books = book_valid_tick(sample)
         said = self._descriptions.describe(sample.node, sample.containers)
         if said.pending:
             metrics.PENDING_TOTAL.inc(said.pending)
-        event = _GpuEvent(
-            node=sample.node,
-            boot_id=sample.boot_id,
-            seq=sample.seq,
-            time_ns=sample.time_ns,
-            interval_ns=sample.interval_ns,
-            gpus=books,
-            pods=said.pods,
-            allocations=sample.allocations,
-        )
+        event = make_event(sample, books, said)
         return Message(
             key=record.key, value=encode_twin(event), timestamp_ms=sample.time_ns // 1_000_000
         )

@@ -127,11 +127,11 @@ MANY_CONTAINERS = [ContainerRef(container_id=f"{number:064}") for number in rang
 BROKEN = [
     (b"{", "undecodable"),
     (None, "undecodable"),
-    (sample(interval_ns=0), "invalid"),
+    (sample(seq=1, interval_ns=0), "invalid"),
     (sample(seq=1, containers=MANY_CONTAINERS), "too_large"),
-    (sample(processes=[process(gpu=1)]), "invalid"),
+    (sample(seq=1, processes=[process(gpu=1)]), "invalid"),
     (sample(processes=[process(gpu=-1)]), "undecodable"),
-    (sample(processes=[process(container=8)]), "invalid"),
+    (sample(seq=1, processes=[process(container=8)]), "invalid"),
 ]
 
 

@@ -1,0 +1,23 @@
+"""Puts a tick's event together: what the node said, the books, who the pods are."""
+
+from typing import Final, cast
+
+from enricher.join.describe import Said
+from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription
+from gpuledger.twins import twin_of
+
+_GpuEvent: Final = twin_of(GpuEvent)
+
+
+def make_event(sample: NodeSample, books: list[GpuBooks], said: Said) -> GpuEvent:
+    """Give the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
+    return _GpuEvent(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        gpus=books,
+        pods=cast("list[PodDescription]", said.pods),
+        allocations=sample.allocations,
+    )
