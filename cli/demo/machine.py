@@ -126,7 +126,10 @@ async def find_machine(plan: DemoPlan) -> Machine:
     except UserError as error:
         if plan.source == "auto":
             return SimulatedMachine(plan.scenario)
-        raise UserError(f"--source nvml: {error}") from error
+        raise UserError(
+            "--source nvml: NVML does not answer on this machine (is the driver installed?);"
+            " --source simulated plays a scenario"
+        ) from error
 
 
 async def _start_podwatch(
