@@ -26,7 +26,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import TopicsError
+from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.service import Backoff, Check, Readiness
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
@@ -98,6 +98,7 @@ class JoinWorker:
         self._tuning = tuning
         self._pods_check = pods_check
         self._must_rebuild = False
+        self._done: dict[TopicPartition, int] = {}
 
     async def run(self, *, bus: Bus, member: str | None) -> None:
         """Work through the group's partitions until cancelled."""
@@ -125,6 +126,7 @@ class JoinWorker:
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         for each in partitions:
             self._stage.forget(each.partition)
+            self._done.pop(each, None)
 
     async def _poll(self, consumer: Consumer) -> _Batch:
         return await self._insist(
@@ -146,7 +148,9 @@ class JoinWorker:
         consumer.pause(others)
         try:
             while not self._must_rebuild and await self._is_behind(consumer, held - others):
-                self._take_pods(await self._poll(consumer))
+                batch = await self._poll(consumer)
+                self._take_pods(batch)
+                await _put_back(consumer, batch)
         finally:
             consumer.resume(others & consumer.assignment())
         gc.freeze()  # the cache lives long: the collector need not walk it again and again
@@ -177,10 +181,26 @@ class JoinWorker:
             *(self._publish(topic, partition, messages) for partition, topic, messages in made)
         )
         await self._insist(self._office.flush)
+        self._done |= {place: each[-1].offset + 1 for place, each in rest.items()}
+        await self._commit(consumer)
+
+    async def _commit(self, consumer: Consumer) -> None:
+        """Commit what is done, in one attempt; what is refused is for the next one.
+
+        A member that the group gave up is refused until it has polled, so insisting would be for
+        ever.
+        """
         held = consumer.assignment()
-        done = {place: each[-1].offset + 1 for place, each in rest.items() if place in held}
-        if done:
-            await self._insist(lambda: consumer.commit(done))
+        self._done = {place: offset for place, offset in self._done.items() if place in held}
+        if not self._done:
+            return
+        try:
+            await consumer.commit(self._done)
+        except BusUnavailableError as error:
+            metrics.RETRIES_TOTAL.inc()
+            _log.warning("not_committed", detail=str(error))
+        else:
+            self._done = {}
 
     def _work(
         self, place: TopicPartition, records: Sequence[Record]
@@ -199,6 +219,13 @@ class JoinWorker:
             await self._insist(lambda: self._producer.publish(topic, partition, messages))
             if topic == EVENTS.name:
                 metrics.EVENTS_TOTAL.inc(len(messages))
+
+
+async def _put_back(consumer: Consumer, batch: _Batch) -> None:
+    """Have all but the pods read again: partitions that come within a poll are not paused yet."""
+    for place, records in batch.items():
+        if place.topic != PODS.name and records:
+            await consumer.seek(place, records[0].offset)
 
 
 async def _positions(

@@ -1,0 +1,117 @@
+"""The join's shell while its group changes: nothing is lost, and nothing stands still."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
+
+from typing_extensions import override
+
+from enricher.join.service import GROUP
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
+from gpuledger.codec import encode
+from gpuledger.errors import BusUnavailableError
+from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
+from tests.unit.enricher.join.test_service import PLACE, joining, publish, read_events, tick
+from tests.unit.enricher.join.ticks import UIDS, pod
+
+INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name]
+
+
+class WatchedConsumer:
+    """A consumer that tells of each of its polls and commits."""
+
+    def __init__(self, consumer: Consumer, tell: Callable[[str], Awaitable[None]]) -> None:
+        self._consumer, self._tell = consumer, tell
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any other method of a consumer
+        return getattr(self._consumer, name)
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Poll; told of before and after."""
+        await self._tell("poll")
+        try:
+            return await self._consumer.poll(
+                timeout_seconds=timeout_seconds, max_records=max_records
+            )
+        finally:
+            await self._tell("polled")
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit; told of before, so that it may be refused."""
+        await self._tell("commit")
+        await self._consumer.commit(offsets)
+
+
+class WatchedBus(MemoryBus):
+    """A bus in memory that tells a test of what its join does."""
+
+    calls: Sequence[str] = ()
+
+    async def follow(self, call: str) -> None:
+        """Do what the test wants to happen at this call."""
+
+    async def _tell(self, call: str) -> None:
+        self.calls = (*self.calls, call)
+        await self.follow(call)
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            watched = cast("Consumer", WatchedConsumer(consumer, self._tell))
+            yield watched if subscription.group == GROUP else consumer
+
+
+class ForgetfulBus(WatchedBus):
+    """A bus whose group has given its member up: it must poll before it may commit again."""
+
+    @override
+    async def follow(self, call: str) -> None:
+        first = self.calls.index("commit") if "commit" in self.calls else 0
+        if call == "commit" and "poll" not in self.calls[first:]:
+            raise BusUnavailableError("the group has already rebalanced")
+
+
+class CrowdedBus(WatchedBus):
+    """A bus on which a second member joins the group while the first one reads its pods."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    @override
+    async def follow(self, call: str) -> None:
+        if self.calls == ("poll", "polled"):
+            await publish(self, PODS, pod(), key=UIDS[0])
+        elif self.calls == ("poll", "polled", "poll"):
+            subscription = Subscription(group=GROUP, topics=INPUTS)
+            other = await self._stack.enter_async_context(MemoryBus.consumer(self, subscription))
+            await other.poll(timeout_seconds=0, max_records=1)
+            await self._publish_in_both_halves()
+
+    async def _publish_in_both_halves(self) -> None:
+        async with self.producer() as producer:
+            for place in (PLACE, (PLACE + 6) % 12):
+                message = Message(b"node-a", encode(tick(1)), 0)
+                await producer.publish(SAMPLES.name, place, [message])
+
+
+async def test_a_commit_that_is_refused_until_the_next_poll_does_not_stop_the_join() -> None:
+    """Kafka refuses a member that it gave up for dead until that member has joined again."""
+    bus = ForgetfulBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus):
+        await read_events(bus, 1)
+        await publish(bus, SAMPLES, tick(2))
+        assert [event.seq for event in await read_events(bus, 2)] == [1, 2]
+
+
+async def test_ticks_that_come_with_a_rebalance_while_pods_are_read_are_booked() -> None:
+    """Partitions that come within a poll are not paused: what they bring must not be lost."""
+    async with AsyncExitStack() as stack:
+        bus = CrowdedBus(stack)
+        async with joining(bus):
+            assert [event.seq for event in await read_events(bus, 1)] == [1]
