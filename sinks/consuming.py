@@ -8,7 +8,7 @@ the sink's business.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Final
 
 import structlog
@@ -202,5 +202,5 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
     if not task.done():
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        # Not awaited itself: its cancellation could not be told from our own, which must go on.
+        await asyncio.wait({task})

@@ -63,9 +63,18 @@ def _is_address(server: str) -> bool:
 
 
 def find_store(given: Path | None) -> Path:
-    """Give the store's folder: the named one, or a new one under the system's temporary folder."""
+    """Give the store's folder: the named one, or a new one under the system's temporary folder.
+
+    Raises `UserError` where the named one cannot be written to.
+    """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
     if given.exists() and not given.is_dir():
         raise UserError(f"--store {given}: this is a file; name a folder")
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=given):
+            pass
+    except OSError as error:
+        raise UserError(f"--store {given}: {error.strerror or error}; name a folder") from error
     return given.absolute()

@@ -107,9 +107,9 @@ class JoinStage:
         if said.pending:
             metrics.PENDING_TOTAL.inc(said.pending)
         event = make_event(sample, books, said)
-        return Message(
-            key=record.key, value=encode_twin(event), timestamp_ms=sample.time_ns // 1_000_000
-        )
+        # The tick's own timestamp, which the broker has taken before: one too far ahead of its
+        # clock would be refused for ever, and stop the partition.
+        return Message(key=record.key, value=encode_twin(event), timestamp_ms=record.timestamp_ms)
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()

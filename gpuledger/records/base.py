@@ -14,6 +14,8 @@ T = TypeVar("T")
 # What does not fit in 64 bits decodes, but could never be encoded again; and a position of -1
 # would be the last one in Python.
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# What the store keeps in 32 bits.
+SmallNatural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 

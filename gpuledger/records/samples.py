@@ -6,7 +6,7 @@ pod by the UID in a cgroup path, names are the join's business.
 
 from enum import StrEnum
 
-from gpuledger.records.base import Integer, Natural, record
+from gpuledger.records.base import Integer, Natural, SmallNatural, record
 
 
 class ProcessKind(StrEnum):
@@ -23,7 +23,7 @@ class GpuReading:
 
     uuid: str
     """The GPU's UUID as the driver gives it: its identity on every machine, after any reboot."""
-    index: Natural
+    index: SmallNatural
     """The driver's index of the GPU at this tick: a label for people, never a key."""
     model: str | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""

@@ -49,6 +49,11 @@ BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
         {"gpus": [{"uuid": "u", "index": 0}, {"uuid": "v", "index": "x"}]},
         "field gpus[1].index: Expected `int`, got `str`; value 'x'",
     ),
+    (
+        # The store keeps it in 32 bits: one that decodes must never stop a sink.
+        {"gpus": [{"uuid": "u", "index": 2**31}]},
+        "field gpus[0].index: Expected `int` <= 2147483647; value 2147483648",
+    ),
     ({"gpus": [{"uuid": "u"}]}, "field gpus[0].index: missing; value {'uuid': 'u'}"),
     (
         {"processes": [{"gpu": 0, "pid": 1, "kind": "nope"}]},
@@ -115,8 +120,8 @@ def test_bytes_that_are_no_record_are_explained(make: Make, value: bytes | None,
 def test_a_number_that_could_not_be_encoded_again_is_refused(make: Make, number: int) -> None:
     decoder = Decoder(topic="a.topic", record=make(GpuReading))
 
-    with pytest.raises(UndecodableError, match="field index"):
-        decoder.decode(b'{"uuid":"u","index":%d}' % number)
+    with pytest.raises(UndecodableError, match="field memory_total_bytes"):
+        decoder.decode(b'{"uuid":"u","index":0,"memory_total_bytes":%d}' % number)
 
 
 def test_a_long_value_is_shown_in_part() -> None:

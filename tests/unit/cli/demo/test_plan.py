@@ -46,3 +46,9 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(UserError, match="this is a file; name a folder"):
         find_store(file)
+
+
+def test_a_store_that_cannot_be_written_is_refused() -> None:
+    """Before anything runs: a run whose store stays empty would look like one that went well."""
+    with pytest.raises(UserError, match=r"--store /proc/store: .*; name a folder"):
+        find_store(Path("/proc/store"))

@@ -61,6 +61,13 @@ def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
     assert described.labels == {"team": "vision"}
 
 
+def test_an_event_bears_the_timestamp_that_the_broker_took_for_its_tick(stage: JoinStage) -> None:
+    """A tick that claims to be of another century must not make an event that no broker takes."""
+    tick = record(sample(time_ns=2**63 - 1))
+    (event,) = stage.take_samples([tick])
+    assert event.timestamp_ms == tick.timestamp_ms
+
+
 def test_an_unknown_pod_is_emitted_at_once_and_named_when_its_record_comes(
     stage: JoinStage,
 ) -> None:
