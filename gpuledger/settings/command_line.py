@@ -5,6 +5,7 @@ Here the sources are put in their order: defaults, YAML file, environment, optio
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -20,11 +21,12 @@ from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
 from gpuledger.settings.fields import REQUIRED, Setting, settings_of
-from gpuledger.settings.secret import Secret
+from gpuledger.settings.secret import MASK, Secret
 from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 _WIDTH: Final = 100
+_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,21 @@ def load_settings(
 
 
 def printed(settings: msgspec.Struct) -> str:
-    """Write settings as YAML, with a mask for each secret."""
-    return yaml.safe_dump(
-        msgspec.to_builtins(settings, enc_hook=str), sort_keys=False, allow_unicode=True
-    )
+    """Write settings as YAML, with a mask for each secret, and for what may well hold one."""
+    shown = _masked(settings_of(type(settings)), (), msgspec.to_builtins(settings, enc_hook=str))
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+
+
+def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401  # any built-in value
+    """Mask passwords in addresses, and the texts of free mappings, such as headers."""
+    if isinstance(value, dict):
+        return {key: _masked(settings, (*path, key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(settings, (*path, ""), inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    is_of_mapping = any(setting.path == path[:-1] and path[-1] for setting in settings)
+    return MASK if is_of_mapping else _PASSWORD.sub(MASK, value)
 
 
 class _Parser(argparse.ArgumentParser):

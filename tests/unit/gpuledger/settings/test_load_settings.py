@@ -26,7 +26,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Watch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch."""
+    urls: tuple[str, ...] = ()
     costs: dict[str, float] = {}
+    headers: dict[str, str] = {}
     rules: list[Rule] = []
     token: Secret | None = None
     """Token to log in with."""
@@ -278,3 +280,21 @@ def test_the_printed_settings_show_a_mask_for_each_secret(
 
     assert "hunter2" not in shown
     assert yaml.safe_load(shown)["watch"]["token"] == "********"
+
+
+def test_the_printed_settings_mask_passwords_in_addresses_and_the_values_of_headers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither has a type that says so, and both are where people put passwords."""
+    with pytest.raises(SystemExit):
+        load(
+            "--print-config",
+            WATCH__URLS="http://ada:hunter2@one:9093/x,http://two/@x",
+            WATCH__HEADERS="{X-Api-Key: hunter2}",
+            WATCH__COSTS="{gpu: 2.5}",
+        )
+    shown = yaml.safe_load(capsys.readouterr().out)["watch"]
+
+    assert shown["urls"] == ["http://********@one:9093/x", "http://two/@x"]
+    assert shown["headers"] == {"X-Api-Key": "********"}
+    assert shown["costs"] == {"gpu": 2.5}
