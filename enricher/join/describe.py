@@ -47,6 +47,10 @@ class DescriptionCache:
         self._pods = pods
         self._said: dict[str, Said] = {}
 
+    def clear(self) -> None:
+        """Forget everything: after a partition was given up, only its own nodes are asked again."""
+        self._said.clear()
+
     def describe(self, node: str, containers: list[ContainerRef]) -> Said:
         """Describe the pods of a tick's containers."""
         said = self._said.get(node)

@@ -85,6 +85,7 @@ class JoinStage:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
         self._marks.forget(partition)
+        self._descriptions.clear()
 
     def _is_new(self, partition: int, sample: NodeSample) -> bool:
         is_new = self._marks.advance(partition, sample.node, sample.boot_id, sample.seq)

@@ -28,6 +28,11 @@ _PROTOCOL_HEADERS: Final = {
     "User-Agent": f"gpuledger/{__version__}",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
+# These refuse the sender, not what it sends: once its token or its URL is right again the same
+# request is taken. To give the events up would empty the stream into the dead letters.
+_REFUSES_SENDER: Final = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
+)
 _MOST_RETRY_AFTER_SECONDS: Final = 600.0
 _SHOWN_CHARACTERS: Final = 2000
 
@@ -42,8 +47,8 @@ class RemoteWriteClient:
     async def write(self, body: bytes, *, attempt: int) -> None:
         """Send a `WriteRequest`; return when the receiver has taken it.
 
-        Raises ReceiverUnavailableError where it is to be tried again (no answer, 5xx, 429), and
-        RejectedError where it must not be (any other 4xx).
+        Raises ReceiverUnavailableError where it is to be tried again (no answer, 5xx, 429, or the
+        sender is refused: 401, 403, 404), and RejectedError where it must not be (any other 4xx).
         """
         # Receivers such as Mimir compute their Retry-After from the attempt.
         headers = {"Retry-Attempt": str(attempt)} if attempt else {}
@@ -99,7 +104,8 @@ def _refusal(
 ) -> ReceiverUnavailableError | RejectedError:
     message = f"{status} {text.strip()[:_SHOWN_CHARACTERS]}"
     is_client_error = status // 100 == HTTPStatus.BAD_REQUEST // 100
-    if is_client_error and status != HTTPStatus.TOO_MANY_REQUESTS:
+    is_for_later = status == HTTPStatus.TOO_MANY_REQUESTS or status in _REFUSES_SENDER
+    if is_client_error and not is_for_later:
         return RejectedError(message)
     wait_seconds = retry_after_seconds(headers.get("Retry-After", ""), now=datetime.now(tz=UTC))
     return ReceiverUnavailableError(message, retry_after_seconds=wait_seconds)

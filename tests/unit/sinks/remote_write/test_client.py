@@ -83,8 +83,10 @@ async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
         await write(receiver.url)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503, 302])
-async def test_5xx_and_429_are_to_be_tried_again(status: int) -> None:
+@pytest.mark.parametrize("status", [429, 500, 503, 302, 401, 403, 404])
+async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
+    status: int,
+) -> None:
     async with receiving(Answer(status, "later", {"Retry-After": "7"})) as receiver:
         with pytest.raises(ReceiverUnavailableError, match=f"{status} later") as caught:
             await write(receiver.url)
@@ -92,7 +94,7 @@ async def test_5xx_and_429_are_to_be_tried_again(status: int) -> None:
     assert caught.value.retry_after_seconds == 7
 
 
-@pytest.mark.parametrize("status", [400, 404, 409, 415])
+@pytest.mark.parametrize("status", [400, 409, 415, 422])
 async def test_other_4xx_are_final_with_the_receivers_own_words(status: int) -> None:
     async with receiving(Answer(status, "out of order sample\n")) as receiver:
         with pytest.raises(RejectedError) as caught:
