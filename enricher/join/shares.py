@@ -5,10 +5,13 @@ the claims, and together with `unclaimed` they never exceed what was to be split
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from enricher.join.claims import Claim
 from gpuledger.records import Method
+
+# Less than any driver can tell apart from nothing, and enough to divide by.
+_LEAST_RATIO: Final = 1e-9
 
 
 class Split(NamedTuple):
@@ -63,7 +66,7 @@ def _split_among(
             ratio * seconds + part if claim.has_ended else ratio * seconds
             for claim, ratio in zip(claims, ratios, strict=True)
         ]
-    elif total > 0.0:
+    elif total > _LEAST_RATIO:
         scale = busy_seconds / total
         shares = [ratio * scale for ratio in ratios]
     elif busy_seconds > 0.0:
