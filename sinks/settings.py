@@ -18,7 +18,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     kind: str = ""
     """What to be: `remote_write`, `alerts` or `store`."""
-    kafka: KafkaSettings = KafkaSettings()
+    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-sink")
     """How to reach the brokers."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9823")  # a pod's probes come from outside
     """Where health and metrics are served."""

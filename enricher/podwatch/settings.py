@@ -45,7 +45,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of gpuledger-podwatch."""
 
-    kafka: KafkaSettings = KafkaSettings()
+    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-podwatch")
     """Where the pods are published."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
     """Where health and metrics are served."""

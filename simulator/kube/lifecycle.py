@@ -13,6 +13,8 @@ from simulator.plan import PlannedPod
 
 _MS: Final = 1_000_000
 CREATED_BEFORE_NS: Final = 1500 * _MS
+# Those of second 0 are created all at once, for which a busy API server takes its time.
+FIRST_CREATED_BEFORE_NS: Final = 6000 * _MS
 TERMINATING_NS: Final = 500 * _MS
 FINISHED_STAYS_NS: Final = 3000 * _MS
 RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
@@ -54,9 +56,10 @@ def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
     """Give the steps of pods of one name: each is deleted before the next one is created."""
     events: list[PodEvent] = []
     followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
-    free_from_ns = -CREATED_BEFORE_NS
+    free_from_ns = -FIRST_CREATED_BEFORE_NS
     for pod, next_start_ns in zip(pods, followers, strict=True):
-        created_ns = max(pod.start_ns - CREATED_BEFORE_NS, free_from_ns)
+        before_ns = CREATED_BEFORE_NS if pod.start_ns else FIRST_CREATED_BEFORE_NS
+        created_ns = max(pod.start_ns - before_ns, free_from_ns)
         steps = [(created_ns, Step.CREATED), (pod.start_ns, Step.RUNNING)]
         if pod.end_ns != NEVER_NS:
             step, stays_ns = _end_of(pod)
