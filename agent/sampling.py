@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.answers import GpuAnswers, LastSeen
-from agent.cgroup import Location
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
-from agent.processes import ProcessTable, Roll
-from agent.procfs import UNREADABLE, Procfs, read_boot_id
-from agent.reading import GpuState, GpuTick, read_gpu
-from agent.shares import ProcessUsage
-from agent.timeline import LAG_WINDOWS
+from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.processes.cgroup import Location
+from agent.processes.procfs import UNREADABLE, Procfs, read_boot_id
+from agent.processes.table import ProcessTable, Roll
+from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from agent.reading.shares import ProcessUsage
+from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import ContainerRef, GpuProcess, NodeSample, ProcessRecord
 

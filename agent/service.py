@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
-from agent.driver import Driver
 from agent.metrics import TICK_SECONDS, TICKS_LATE
-from agent.nvml import Nvml
-from agent.procfs import Procfs
-from agent.publishing import Publisher, flush
-from agent.queue import TickQueue, pack
+from agent.nvml.driver import Driver
+from agent.nvml.library import Nvml
+from agent.processes.procfs import Procfs
+from agent.publishing.publisher import Publisher, flush
+from agent.publishing.queue import TickQueue, pack
 from agent.sampling import Moment, Sampler, Tick
 from agent.schedule import Schedule
 from agent.settings import AgentSettings

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.driver import Worker
-from agent.nvml import Nvml
-from agent.procfs import Procfs, SystemProcfs
+from agent.nvml.driver import Worker
+from agent.nvml.library import Nvml
+from agent.processes.procfs import Procfs, SystemProcfs
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import UnavailableError, UserError

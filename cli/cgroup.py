@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from agent.cgroup import Location, locate
+from agent.processes.cgroup import Location, locate
 from gpuledger.errors import UserError
 
 

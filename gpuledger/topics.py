@@ -12,6 +12,7 @@ from gpuledger.records import (
     DeadLetter,
     GpuEvent,
     Incident,
+    Inventory,
     NodeSample,
     PodRecord,
     ProcessRecord,
@@ -71,6 +72,18 @@ PROCESSES: Final = Topic(
 INCIDENTS: Final = Topic(
     name="gpuledger.incidents.v1", record=Incident, key="node", retention_ms=7 * _DAY_MS
 )
+INVENTORY: Final = Topic(
+    name="gpuledger.inventory.v1",
+    record=Inventory,
+    key="node",
+    cleanup_policy="compact",
+    # Every version outlives the samples of its time; a tombstone a reader that is a day behind.
+    extra={
+        "min.compaction.lag.ms": str(6 * _HOUR_MS),
+        "delete.retention.ms": str(_DAY_MS),
+        "segment.ms": str(_DAY_MS),
+    },
+)
 PODS: Final = Topic(
     name="gpuledger.pods.v1",
     record=PodRecord,
@@ -104,6 +117,7 @@ TOPICS: Final = (
     SAMPLES,
     PROCESSES,
     INCIDENTS,
+    INVENTORY,
     PODS,
     EVENTS,
     ATTRIBUTED_INCIDENTS,

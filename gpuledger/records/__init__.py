@@ -14,14 +14,16 @@ from gpuledger.records.events import (
     PodDescription,
     PodState,
 )
+from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
+from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
 from gpuledger.records.pods import PodContainer, PodRecord
-from gpuledger.records.processes import ProcessChange, ProcessRecord
+from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
+from gpuledger.records.readings import GpuProfiling, GpuReading, GpuTraffic
 from gpuledger.records.samples import (
     ContainerRef,
     DeviceAllocation,
     GpuProcess,
-    GpuReading,
     NodeSample,
     ProcessKind,
 )
@@ -29,17 +31,27 @@ from gpuledger.records.samples import (
 __all__ = [
     "Account",
     "AttributedIncident",
+    "Capability",
     "ContainerRef",
     "DeadLetter",
     "DeviceAllocation",
     "Entry",
     "GpuBooks",
     "GpuEvent",
+    "GpuFacts",
+    "GpuHealth",
+    "GpuLimits",
     "GpuProcess",
+    "GpuProfiling",
     "GpuReading",
+    "GpuThrottling",
+    "GpuTotals",
+    "GpuTraffic",
     "Incident",
     "IncidentProcess",
+    "Inventory",
     "Method",
+    "MigInstance",
     "NodeSample",
     "PodContainer",
     "PodDescription",

@@ -6,7 +6,8 @@ Here live the records of `gpuledger.events.v1`. How a quantity is split is the j
 from enum import StrEnum
 
 from gpuledger.records.base import Natural, record
-from gpuledger.records.samples import DeviceAllocation, GpuReading
+from gpuledger.records.readings import GpuReading
+from gpuledger.records.samples import DeviceAllocation
 
 
 class Account(StrEnum):

@@ -6,7 +6,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import Natural, SmallNatural, record
 from gpuledger.records.events import PodDescription
 
 
@@ -24,6 +24,8 @@ class IncidentProcess:
 
     pid: Natural
     """Process id in the node's own pid namespace."""
+    started_boottime_ns: Natural | None = None
+    """Start of the process since the node's boot."""
     command: str | None = None
     """The kernel's name of the program."""
     container_id: str | None = None
@@ -45,13 +47,24 @@ class Incident:
     time_ns: Natural
     """When it happened, nanoseconds since the epoch."""
     kind: str
-    """What happened: `xid`, `gpu_lost`, `gpu_recovered`, …"""
+    """What happened: `xid`, `ecc_uncorrected`, `gpu_lost`, `gpu_recovered`, `driver_reloaded`,
+    `driver_unbound`, `mig_changed`, …"""
     source: str
-    """Who said so, such as `nvml`."""
+    """Who said so: `nvml` (the driver's events), `kmsg` (the kernel's log) or `agent`."""
+    gpu_instance: SmallNatural | None = None
+    """The MIG GPU instance to which it happened, where the driver says."""
+    compute_instance: SmallNatural | None = None
+    """The MIG compute instance to which it happened, where the driver says."""
     severity: Severity
     """How loud it is."""
     xid: Natural | None = None
     """The driver's XID, on incidents of kind `xid`."""
+    mnemonic: str | None = None
+    """NVIDIA's name of the XID, such as `GSP_RPC_TIMEOUT`."""
+    category: str | None = None
+    """The class of the XID: `app`, `reset`, `hardware`, `node`, `nvlink`, `info`, …"""
+    action: str | None = None
+    """NVIDIA's immediate action, such as `RESET_GPU`."""
     message: str
     """One sentence for people."""
     processes: list[IncidentProcess]

@@ -17,6 +17,24 @@ class ProcessChange(StrEnum):
 
 
 @record
+class GpuTotals:
+    """What a process used of one GPU over its whole life, by the driver's accounting."""
+
+    gpu_uuid: str
+    """The GPU."""
+    busy_seconds: float | None = None
+    """Time in which its kernels ran."""
+    memory_busy_seconds: float | None = None
+    """Time in which it kept the memory controller busy."""
+    max_memory_bytes: Natural | None = None
+    """The most device memory it held."""
+    started_time_ns: Natural | None = None
+    """When it opened the GPU, nanoseconds since the epoch."""
+    lived_seconds: float | None = None
+    """For how long it held the GPU open."""
+
+
+@record
 class ProcessRecord:
     """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
 
@@ -42,7 +60,10 @@ class ProcessRecord:
     """The container's id as the path shows it."""
     pod_uid: str | None = None
     """The pod's UID as the path shows it."""
+    totals: list[GpuTotals] | None = None
+    """At the end: what it used of each GPU, where the driver's accounting is on."""
     busy_seconds: float | None = None
-    """At the end: GPU time over its whole life by the driver's accounting, where that is on."""
+    """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,
+    where that is on."""
     max_memory_bytes: Natural | None = None
     """At the end: the most device memory it held, by the driver's accounting, where that is on."""

@@ -6,7 +6,8 @@ pod by the UID in a cgroup path, names are the join's business.
 
 from enum import StrEnum
 
-from gpuledger.records.base import Integer, Natural, SmallNatural, record
+from gpuledger.records.base import Natural, SmallNatural, record
+from gpuledger.records.readings import GpuReading
 
 
 class ProcessKind(StrEnum):
@@ -15,40 +16,6 @@ class ProcessKind(StrEnum):
     COMPUTE = "compute"
     GRAPHICS = "graphics"
     MPS = "mps"
-
-
-@record
-class GpuReading:
-    """What one GPU read in a tick; a reading that the driver does not give is absent."""
-
-    uuid: str
-    """The GPU's UUID as the driver gives it: its identity on every machine, after any reboot."""
-    index: SmallNatural
-    """The driver's index of the GPU at this tick: a label for people, never a key."""
-    model: str | None = None
-    """The product name, such as `NVIDIA H100 80GB HBM3`."""
-    utilization_ratio: float | None = None
-    """Share of the covered interval in which at least one kernel ran, 0 to 1."""
-    memory_utilization_ratio: float | None = None
-    """Share of the covered interval in which the memory controller was busy, 0 to 1."""
-    memory_total_bytes: Natural | None = None
-    """Size of the device memory, what the driver reserved included."""
-    memory_used_bytes: Natural | None = None
-    """Memory in use at the tick, without what the driver reserved for itself."""
-    memory_reserved_bytes: Natural | None = None
-    """Memory that the driver and the firmware keep for themselves."""
-    power_watts: float | None = None
-    """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
-    energy_joules: float | None = None
-    """Energy drawn in the covered interval: the difference of two counter readings."""
-    energy_total_joules: float | None = None
-    """The driver's energy counter; it starts again when the driver is loaded."""
-    temperature_celsius: Integer | None = None
-    """Temperature of the GPU's die."""
-    sm_clock_hertz: Natural | None = None
-    """Clock of the streaming multiprocessors."""
-    memory_clock_hertz: Natural | None = None
-    """Clock of the device memory."""
 
 
 @record
@@ -66,7 +33,7 @@ class GpuProcess:
     """One process on one GPU in a tick."""
 
     gpu: Natural
-    """Position of the GPU in the tick's `gpus`."""
+    """Position of the GPU, or of the MIG instance, in the tick's `gpus`."""
     pid: Natural
     """Process id in the node's own pid namespace."""
     started_boottime_ns: Natural | None = None
@@ -102,6 +69,12 @@ class DeviceAllocation:
     """Name of the pod: the kubelet's pod-resources interface gives no UID."""
     container: str
     """Name of the container in the pod."""
+    gpu_instance: SmallNatural | None = None
+    """Where the device is a MIG instance: the driver's id of the GPU instance."""
+    replica: str | None = None
+    """Where the device is one of several shares of a GPU or an instance: the share's name."""
+    claim: str | None = None
+    """Where it was given by a resource claim: the claim, as `namespace/name`."""
 
 
 @record
@@ -118,11 +91,14 @@ class NodeSample:
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
     interval_ns: Natural
     """Length of the covered interval by the monotonic clock: what the shares are shares of."""
+    late: bool | None = None
+    """True where the tick began more than half a tick after its time."""
     gpus: list[GpuReading]
-    """The readings, one for each GPU that answered."""
+    """The readings, one for each GPU that answered; behind a GPU its MIG instances."""
     containers: list[ContainerRef]
     """The containers of the tick's processes, each once."""
     processes: list[GpuProcess]
-    """The processes on the GPUs, one entry for each GPU that a process uses."""
+    """The processes on the GPUs, one entry for each GPU that a process uses; empty where the agent
+    sees another pid namespace than the driver's, as its pids would name other processes."""
     allocations: list[DeviceAllocation]
-    """What the kubelet has given to whom; empty where the kubelet was not asked."""
+    """What the kubelet has given to whom; empty where the kubelet does not answer."""

@@ -9,9 +9,10 @@ import time
 import pynvml
 import pytest
 
-from agent.answers import LastSeen
-from agent.nvml import Nvml, NvmlLostError
-from agent.procfs import SystemProcfs
+from agent.nvml.answers import LastSeen
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.library import Nvml
+from agent.processes.procfs import SystemProcfs
 from agent.sampling import Moment, Sampler, Tick
 from gpuledger.clock import SystemClock
 

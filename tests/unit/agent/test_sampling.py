@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.answers import GpuAnswers, LastSeen, ListedProcess
-from agent.nvml import Nvml
+from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
+from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler, Tick
 from gpuledger.records import ContainerRef, NodeSample, ProcessChange, ProcessKind
 from simulator.clock import HandClock

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.answers import LastSeen
-from agent.nvml import Nvml
+from agent.nvml.answers import LastSeen
+from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler
 from enricher.join.books import book_tick
 from gpuledger.records import NodeSample

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent.cgroup import Location, locate
+from agent.processes.cgroup import Location, locate
 
 VECTORS = [
     json.loads(line)
-    for line in (Path(__file__).parents[2] / "data" / "cgroup-vectors.jsonl")
+    for line in (Path(__file__).parents[4] / "tests" / "data" / "cgroup-vectors.jsonl")
     .read_text()
     .splitlines()
 ]

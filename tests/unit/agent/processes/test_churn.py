@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.answers import GpuAnswers, ListedProcess
+from agent.nvml.answers import GpuAnswers, ListedProcess
 from agent.sampling import Moment, Sampler
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import stat

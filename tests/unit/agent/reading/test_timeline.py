@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.answers import Sample
-from agent.timeline import (
+from agent.nvml.answers import Sample
+from agent.reading.timeline import (
     DriverTime,
     Stretch,
     advance,

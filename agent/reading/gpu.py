@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent import plausibility
-from agent.answers import GpuAnswers, LastSeen, ListedProcess, Sample
-from agent.instant import drawn_joules, read_instant
-from agent.plausibility import Sieve
-from agent.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
-from agent.timeline import (
+from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess, Sample
+from agent.reading import plausibility
+from agent.reading.instant import drawn_joules, read_instant
+from agent.reading.plausibility import Sieve
+from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
+from agent.reading.timeline import (
     USUAL_WINDOW_US,
     DriverTime,
     Stretch,

@@ -12,10 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from agent import plausibility
-from agent.answers import ListedProcess, ProcessSample
-from agent.plausibility import Sieve
-from agent.timeline import Stretch, Window, known_us, window_at
+from agent.nvml.answers import ListedProcess, ProcessSample
+from agent.reading import plausibility
+from agent.reading.plausibility import Sieve
+from agent.reading.timeline import Stretch, Window, known_us, window_at
 from gpuledger.records import ProcessKind
 
 _LEAST_WINDOW_US: Final = 10_000

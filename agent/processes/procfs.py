@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.cgroup import Location, locate
+from agent.processes.cgroup import Location, locate
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _ATTEMPTS: Final = 3

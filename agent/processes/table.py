@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.metrics import PROCESSES_UNREADABLE
-from agent.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
+from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
 from gpuledger.records import ProcessChange, ProcessRecord
 
 

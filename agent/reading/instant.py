@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from agent import plausibility
-from agent.answers import GpuAnswers
-from agent.plausibility import Sieve
+from agent.nvml.answers import GpuAnswers
+from agent.reading import plausibility
+from agent.reading.plausibility import Sieve
 
 _HERTZ_PER_MEGAHERTZ: Final = 1_000_000
 _MILLI: Final = 1000

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.answers import GpuAnswers, LastSeen, ListedProcess, ProcessSample, Sample
-from agent.reading import GpuState, GpuTick, read_gpu
-from agent.shares import ProcessUsage
-from agent.timeline import DriverTime
+from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess, ProcessSample, Sample
+from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from agent.reading.shares import ProcessUsage
+from agent.reading.timeline import DriverTime
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000

@@ -15,9 +15,11 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from agent.answers import GpuAnswers, LastSeen
 from agent.metrics import GPU_DEADLINES_MISSED, NVML_STARTS
-from agent.nvml import Gpu, Nvml, NvmlLostError
+from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.gpu import Gpu
+from agent.nvml.library import Nvml
 from gpuledger.clock import Clock
 from gpuledger.service import Backoff, Check
 

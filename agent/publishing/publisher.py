@@ -16,7 +16,7 @@ from agent.metrics import (
     PUBLISH_FAILURES,
     TICKS_PUBLISHED,
 )
-from agent.queue import Parcel, TickQueue
+from agent.publishing.queue import Parcel, TickQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusUnavailableError, TopicsError

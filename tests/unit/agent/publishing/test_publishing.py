@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from agent.metrics import MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
-from agent.publishing import Publisher, flush
-from agent.queue import Parcel, TickQueue, pack
+from agent.publishing.publisher import Publisher, flush
+from agent.publishing.queue import Parcel, TickQueue, pack
 from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription

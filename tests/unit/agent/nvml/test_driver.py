@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.driver import Driver
-from agent.nvml import Nvml
+from agent.nvml.driver import Driver
+from agent.nvml.library import Nvml
 from gpuledger.service import Backoff, Check
 from simulator.clock import HandClock
 from tests.fakes.nvml import FakeGpu, FakeNvml

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from agent.answers import Sample
+from agent.nvml.answers import Sample
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed

@@ -7,8 +7,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.answers import LastSeen, ListedProcess, ProcessSample, Sample
-from agent.nvml import Gpu, Nvml, NvmlLostError
+from agent.nvml.answers import LastSeen, ListedProcess, ProcessSample, Sample
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.gpu import Gpu
+from agent.nvml.library import Nvml
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

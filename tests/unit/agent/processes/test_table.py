@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.cgroup import Location
-from agent.processes import ProcessTable, Roll
-from agent.procfs import UNREADABLE, read_boot_id, read_process
+from agent.processes.cgroup import Location
+from agent.processes.procfs import UNREADABLE, read_boot_id, read_process
+from agent.processes.table import ProcessTable, Roll
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 

@@ -1,0 +1,87 @@
+"""One call of the library: its error codes become ours, and a list that grew is asked for again.
+
+Here live the driver's names of errors; its exceptions go no further than this module.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from agent.metrics import NVML_ERRORS
+from gpuledger.errors import UnavailableError
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+# After these no handle is good any more; only a new start of the library helps.
+_LOST: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_UNKNOWN,
+    }
+)
+_UNSUPPORTED: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+    }
+)
+_STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
+# nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
+_EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
+
+
+class NvmlLostError(UnavailableError):
+    """The library, or a GPU, is lost until the library is started again."""
+
+
+class UnsupportedError(UnavailableError):
+    """The driver does not give this, now or later."""
+
+
+class FailedError(UnavailableError):
+    """The driver did not give this, now."""
+
+
+def none_where_absent(take: Callable[[], T]) -> T | None:
+    """Give what `take` gives, or `None` where the driver does not give it, now or ever."""
+    try:
+        return take()
+    except (UnsupportedError, FailedError):
+        return None
+
+
+def call_nvml(library: Any, name: str, *arguments: Any, empty: Any = None) -> Any:  # noqa: ANN401  # as the library has it
+    """Call a function; a list that grew between the library's two calls is asked for again."""
+    function = getattr(library, name, None)
+    if function is None:
+        raise UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
+    for _ in range(_ATTEMPTS):
+        try:
+            return function(*arguments)
+        except pynvml.NVMLLibraryMismatchError as error:
+            raise UnsupportedError(f"{name}: {error}") from error
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                continue
+            if empty is not None and error.value in _EMPTY:
+                return empty
+            raise _translate(name, error) from error
+    NVML_ERRORS.labels(call=name, error="InsufficientSize").inc()
+    raise FailedError(f"{name}: its list grew {_ATTEMPTS} times while it was read")
+
+
+def _translate(name: str, error: Any) -> UnavailableError:  # noqa: ANN401  # pynvml is untyped
+    message = f"{name}: {error}"
+    if error.value in _UNSUPPORTED and name not in _STARTING:
+        return UnsupportedError(message)
+    NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()
+    if error.value in _LOST or name in _STARTING:
+        return NvmlLostError(message)
+    return FailedError(message)

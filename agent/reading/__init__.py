@@ -1,0 +1,1 @@
+"""From answers to readings: plausible, in base units, over exactly the covered time. Pure."""

@@ -1,0 +1,60 @@
+"""The readings of an instant: memory, power, energy, temperature, clocks."""
+# ruff: noqa: N802, A002  # NVML's own names
+
+from typing import Any, Final
+
+import pynvml
+
+from simulator.nvml.session import Handle, Session
+
+_NS: Final = 1_000_000_000
+_IDLE_SM_MEGAHERTZ: Final = 345
+_COOL_CELSIUS: Final = 31
+_WARMING_CELSIUS: Final = 42
+_WARMING_NS: Final = 20 * _NS
+
+
+class Readings(Session):
+    """The functions that read a device's gauges and counters."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Give the memory at this instant; only version 2 tells the driver's reserve apart."""
+        gpu = self._gpu(handle)
+        used = gpu.used_bytes(self._since_epoch_ns())
+        reserved = gpu.facts.model.reserved_bytes
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total = gpu.facts.memory_bytes
+        memory.free = gpu.facts.memory_bytes - reserved - used
+        memory.used = used if version else used + reserved
+        if version:
+            memory.version = version
+            memory.reserved = reserved
+        return memory
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        """Give the draw in milliwatts, averaged over the last second."""
+        now_ns = self._since_epoch_ns()
+        return round(self._gpu(handle).joules(now_ns - _NS, now_ns) * 1000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
+        """Give the energy since the driver was loaded, in millijoules."""
+        gpu = self._gpu(handle)
+        return int(gpu.joules(self._driver_loaded_ns, self._since_epoch_ns()) * 1000)
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        """Give the die's temperature in degrees Celsius, which follows the last 20 s of work."""
+        if sensor != pynvml.NVML_TEMPERATURE_GPU:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        now_ns = self._since_epoch_ns()
+        busy_ns = self._gpu(handle).device_busy_ns(now_ns - _WARMING_NS, now_ns)
+        return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
+        """Give a clock in megahertz; the multiprocessors' falls while no process is there."""
+        gpu = self._gpu(handle)
+        if type == pynvml.NVML_CLOCK_MEM:
+            return gpu.facts.model.memory_clock_megahertz
+        if type not in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_GRAPHICS):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        working = gpu.alive(self._since_epoch_ns())
+        return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
