@@ -5,11 +5,16 @@ Data for benchmarks only; nothing is measured here.
 
 import random
 import uuid
+from dataclasses import fields
+from typing import Any
 
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
+    GpuProfiling,
     GpuReading,
+    GpuThrottling,
+    GpuTraffic,
     NodeSample,
     PodContainer,
     PodRecord,
@@ -70,7 +75,23 @@ class Fleet:
             temperature_celsius=chance.randrange(30, 90),
             sm_clock_hertz=1_980_000_000,
             memory_clock_hertz=2_619_000_000,
+            performance_state=0,
+            power_instant_watts=round(chance.uniform(100, 700), 3),
+            memory_temperature_celsius=chance.randrange(30, 90),
+            profiling=self._profiling(),
+            traffic=GpuTraffic(
+                **{total.name: chance.randrange(2**50) for total in fields(GpuTraffic)}
+            ),
+            throttling=GpuThrottling(reasons=4, power_seconds_total=chance.uniform(0, 1e5)),
         )
+
+    def _profiling(self) -> GpuProfiling:
+        chance = self._random
+        ratios = [one.name for one in fields(GpuProfiling) if one.name.endswith("_ratio")]
+        rates = [one.name for one in fields(GpuProfiling) if one.name.endswith("_per_second")]
+        values: dict[str, Any] = {name: round(chance.random(), 6) for name in ratios}
+        values |= {name: float(chance.randrange(10**11)) for name in rates}
+        return GpuProfiling(**values)
 
     def _process(self, place: int) -> GpuProcess:
         chance = self._random

@@ -24,10 +24,11 @@ from gpuledger.records import (
     PodRecord,
     ProcessRecord,
 )
+from gpuledger.records.readings import PARTS
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
-_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
+_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=PARTS))
 _PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _AttributedIncident: Final = twin_of(AttributedIncident)

@@ -6,6 +6,8 @@ profiling, traffic and throttling come with each tick, health and limits every f
 count since the driver was loaded; one that fell is named in `resets`.
 """
 
+from typing import Final
+
 from gpuledger.records.base import Integer, Natural, SmallNatural, record
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 
@@ -136,3 +138,7 @@ class GpuReading:
     """Limits, in ticks in which they were asked."""
     resets: list[str] | None = None
     """Counters that fell since the tick before, by field name: they have begun again."""
+
+
+PARTS: Final = frozenset({GpuProfiling, GpuTraffic, GpuThrottling, GpuHealth, GpuLimits})
+"""The parts of a reading: who only passes readings on need not look into them."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
+from gpuledger.records.readings import PARTS
 from gpuledger.schemas import schema_of
 from gpuledger.topics import BY_NAME, TOPICS, Topic
 from gpuledger.twins import encode_twin, twin_of
@@ -123,6 +124,17 @@ def test_a_twin_writes_the_same_bytes_as_the_record(message: Path) -> None:
     twin = twin_decoder(topic).decode(message.read_bytes())
 
     assert encode_twin(twin) == encode(decoder(topic).decode(message.read_bytes()))
+
+
+@pytest.mark.parametrize("message", [path for path in MESSAGES if "samples" in path.parent.name])
+def test_a_twin_writes_what_it_does_not_read_as_it_came(message: Path) -> None:
+    topic, _ = read(message)
+    passing_on = Decoder(topic=topic.name, record=twin_of(topic.record, unread=PARTS))
+    reading = twin_decoder(topic)
+
+    written = encode_twin(passing_on.decode(message.read_bytes()))
+
+    assert encode_twin(reading.decode(written)) == encode_twin(reading.decode(message.read_bytes()))
 
 
 @each_message
