@@ -4,8 +4,22 @@ Here live the value types between the seam to NVML and the pure core. Nothing is
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from gpuledger.records import ProcessKind
+
+
+class CallGroup(Enum):
+    """Questions that are asked together, in the order of their weight; each has a deadline."""
+
+    BOOKS = "books"
+    """What is booked: samples, memory, energy, processes. Without it the GPU is not in the tick."""
+    READINGS = "readings"
+    """Clocks, temperatures, throttling, traffic: each tick."""
+    PROFILING = "profiling"
+    """The chip's own counters: each tick, on Hopper and newer."""
+    HEALTH = "health"
+    """Errors, wear and limits: rarely."""
 
 
 @dataclass(frozen=True, kw_only=True)
