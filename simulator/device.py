@@ -10,6 +10,7 @@ from typing import Final
 
 from simulator.gpu_models import MODELS, UNLISTED, GpuModel
 from simulator.kernels import Kernels, Stream
+from simulator.mig import Cut, Instance, cut_at, plan_cuts
 from simulator.plan import PlannedProcess
 from simulator.scenario_shape import GpuGroup, Node
 
@@ -34,6 +35,10 @@ class GpuFacts:
     """Draw while kernels run."""
     model: GpuModel
     """The product's other facts."""
+    cuts: list[Cut]
+    """How it is cut into instances, one cut after the other."""
+    accounting: str
+    """`off`, or the version of the driver's accounting."""
 
 
 def gpu_groups(node: Node) -> list[GpuGroup]:
@@ -45,14 +50,18 @@ def gpu_groups(node: Node) -> list[GpuGroup]:
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> GpuFacts:
     """Fill in from the product facts what the scenario leaves out."""
     model = MODELS.get(group.model, UNLISTED)
+    memory_bytes = group.memory_bytes or model.memory_bytes
+    room_bytes = memory_bytes - model.reserved_bytes
     return GpuFacts(
         uuid=uuid,
         index=index,
         name=group.model,
-        memory_bytes=group.memory_bytes or model.memory_bytes,
+        memory_bytes=memory_bytes,
         idle_watts=group.idle_watts or model.idle_watts,
         max_watts=group.max_watts or model.max_watts,
         model=model,
+        cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
+        accounting=group.accounting,
     )
 
 
@@ -80,18 +89,27 @@ class SimulatedGpu:
             )
             for process in processes
         }
-        self._kernels = Kernels(list(self._streams.values()), time_slice_ns=time_slice_ns)
+        self._kernels = {
+            place: Kernels(
+                [stream for process, stream in self._streams.items() if _place(process) == place],
+                time_slice_ns=time_slice_ns,
+            )
+            for place in {_place(process) for process in processes}
+        }
 
     def busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
         """Time within [start, end) in which the process's kernels ran."""
         with self._lock:
-            self._kernels.run_until(end_ns)
+            self._kernels[_place(process)].run_until(end_ns)
             busy = self._streams[process].busy
             return busy.until(end_ns) - busy.until(start_ns)
 
     def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) in which any kernel ran."""
-        return sum(self.busy_ns(process, start_ns, end_ns) for process in self.processes)
+        """Time within [start, end) in which any kernel ran; that of an instance by its share."""
+        return sum(
+            round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
+            for process in self.processes
+        )
 
     def memory_busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
         """Time within [start, end) in which the process kept the memory controller busy."""
@@ -100,8 +118,22 @@ class SimulatedGpu:
     def intervals(self, process: PlannedProcess, until_ns: int) -> list[tuple[int, int]]:
         """Give the busy intervals that started before `until_ns`, as (start, end)."""
         with self._lock:
-            self._kernels.run_until(until_ns)
+            self._kernels[_place(process)].run_until(until_ns)
             return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
+
+    def cut(self, time_ns: int) -> Cut | None:
+        """Give the GPU's instances at `time_ns`; `None` while it is whole."""
+        return cut_at(self.facts.cuts, time_ns)
+
+    def instance_of(self, process: PlannedProcess) -> Instance | None:
+        """Give the instance in which a process runs; `None` on a whole GPU."""
+        cut, place = self.cut(process.start_ns), process.spec.instance
+        return None if cut is None or place is None else cut.instances[place]
+
+    def share(self, process: PlannedProcess) -> float:
+        """Give the share of the GPU's multiprocessors that a process has at hand."""
+        instance = self.instance_of(process)
+        return instance.share if instance else 1.0
 
     def alive(self, time_ns: int) -> list[PlannedProcess]:
         """Give the processes that hold memory at `time_ns`."""
@@ -111,7 +143,7 @@ class SimulatedGpu:
         """Memory that processes hold at `time_ns`."""
         return sum(process.spec.memory_bytes for process in self.alive(time_ns))
 
-    def active_joules(self, busy_ns: int) -> float:
+    def active_joules(self, busy_ns: float) -> float:
         """Energy beyond the idle draw that `busy_ns` of kernels cost."""
         return busy_ns / _NS * (self.facts.max_watts - self.facts.idle_watts)
 
@@ -119,3 +151,8 @@ class SimulatedGpu:
         """Energy drawn within [start, end); times before the scenario's start count as idle."""
         idle = (end_ns - start_ns) / _NS * self.facts.idle_watts
         return idle + self.active_joules(self.device_busy_ns(start_ns, end_ns))
+
+
+def _place(process: PlannedProcess) -> int | None:
+    """Give what runs one kernel at a time: the instance, or the whole GPU."""
+    return process.spec.instance

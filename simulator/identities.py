@@ -22,6 +22,11 @@ def gpu_uuid(seed: int, node: str, index: int) -> str:
     return f"GPU-{uuid5(_SPACE, f'gpu/{seed}/{node}/{index}')}"
 
 
+def instance_uuid(what: str) -> str:
+    """Give the UUID of a MIG instance as NVML writes it."""
+    return f"MIG-{uuid5(_SPACE, f'instance/{what}')}"
+
+
 def run_uuid(seed: int, epoch_ns: int, what: str) -> str:
     """Give the UUID of something that belongs to one run, such as a boot or a pod."""
     return str(uuid5(_SPACE, f"{what}/{seed}/{epoch_ns}"))

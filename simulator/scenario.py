@@ -15,6 +15,7 @@ import yaml
 
 from gpuledger.errors import UserError
 from simulator.device import describe_gpu, gpu_groups
+from simulator.mig import Cut, cut_at
 from simulator.plan import PlannedProcess, plan_pods, plan_processes
 from simulator.scenario_shape import Scenario
 
@@ -138,7 +139,10 @@ def _check_gpus(scenario: Scenario) -> None:
         for index, group in enumerate(groups):
             facts = describe_gpu(group, uuid="", index=index)
             room = facts.memory_bytes - facts.model.reserved_bytes
-            _check_room(node.name, index, room, [p for p in on_node if index in p.spec.gpus])
+            here = [process for process in on_node if index in process.spec.gpus]
+            _check_room(node.name, index, room, here)
+            for process in here:
+                _check_instance(process, f"GPU {index} of {node.name}", facts.cuts)
 
 
 def _check_room(node: str, index: int, room: int, processes: list[PlannedProcess]) -> None:
@@ -149,6 +153,27 @@ def _check_room(node: str, index: int, room: int, processes: list[PlannedProcess
                 f"{_who(process)}: memory_bytes: GPU {index} of {node} would hold {held} bytes "
                 f"when it starts, and has room for {room}; lower memory_bytes or move a process"
             )
+
+
+def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:
+    """Check that a process runs in one instance of a cut GPU, or on a whole one, all its life."""
+    place, cut = process.spec.instance, cut_at(cuts, process.start_ns)
+    size = len(cut.instances) if cut else 0
+    if (place is not None) != (cut is not None) or (place or 0) >= max(size, 1):
+        what = f"is cut into {size} instances" if cut else "is whole"
+        raise UserError(
+            f"{_who(process)}: instance: {place}: {gpu} {what} when it starts; give the position"
+            " of one of its instances, and none on a whole GPU"
+        )
+    if any(process.start_ns < other.start_ns < process.end_ns for other in cuts):
+        raise UserError(
+            f"{_who(process)}: end_seconds: {gpu} is cut anew while it runs; end it before that"
+        )
+    if cut and place is not None and process.spec.memory_bytes > cut.instances[place].memory_bytes:
+        raise UserError(
+            f"{_who(process)}: memory_bytes: its instance of {gpu} has"
+            f" {cut.instances[place].memory_bytes} bytes"
+        )
 
 
 def _who(process: PlannedProcess) -> str:

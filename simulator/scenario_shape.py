@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from simulator.mig_shape import MigLayout
+
 Name = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.\-]*[a-z0-9])?$")
 ]
@@ -31,6 +33,10 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draw of the board while no kernel runs."""
     max_watts: Positive | None = None
     """Draw of the board while kernels run without a pause."""
+    mig: list[MigLayout] = []
+    """How it is cut into instances, one cut after the other; whole before the first."""
+    accounting: Literal["off", "v1", "v2"] = "off"
+    """Whether the driver keeps accounts of processes, and which call it has for them."""
 
 
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +86,15 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether NVML tells how much memory it holds; the device's sum counts it either way."""
     kind: Literal["compute", "graphics", "mps"] = "compute"
     """The driver's list in which it stands."""
+    instance: Annotated[int, Meta(ge=0)] | None = None
+    """On GPUs that are cut: the position of its instance in the cut."""
+    also: list[Literal["compute", "graphics", "mps"]] = []
+    """Further lists of the driver in which it stands too."""
+
+    @property
+    def kinds(self) -> set[str]:
+        """Give all lists of the driver in which it stands."""
+        return {self.kind, *self.also}
 
 
 class HostProcess(Process, frozen=True, kw_only=True, forbid_unknown_fields=True):

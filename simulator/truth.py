@@ -63,7 +63,8 @@ def sum_usage(
             for _, process in pairs
         ),
         joules=sum(
-            gpu.active_joules(busy_ns) for (gpu, _), busy_ns in zip(pairs, busy, strict=True)
+            gpu.active_joules(busy_ns * gpu.share(process))
+            for (gpu, process), busy_ns in zip(pairs, busy, strict=True)
         ),
     )
 

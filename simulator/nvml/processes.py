@@ -1,17 +1,19 @@
-"""Which processes are on a GPU."""
+"""Which processes are on a GPU, or in an instance of it."""
 # ruff: noqa: N802  # NVML's own names
 
 from typing import Any, Final
 
 import pynvml
 
-from simulator.nvml.session import Handle, Session
+from simulator.mig import Instance
+from simulator.nvml.mig import Mig, MigHandle
+from simulator.nvml.session import Handle
 from simulator.plan import PlannedProcess
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
-class Processes(Session):
+class Processes(Mig):
     """The functions that list processes."""
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
@@ -27,16 +29,24 @@ class Processes(Session):
         return self._running(handle, "mps")
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        alive = self._gpu(handle).alive(self._since_epoch_ns())
-        return [_process_info(process) for process in alive if process.spec.kind == kind]
+        gpu = self._whole(handle)
+        listed = [
+            (process, gpu.instance_of(process))
+            for process in gpu.alive(self._since_epoch_ns())
+            if kind in process.spec.kinds
+        ]
+        if isinstance(handle, MigHandle):
+            own = self._instance(handle)
+            listed = [(process, instance) for process, instance in listed if instance == own]
+        return [_process_info(process, instance) for process, instance in listed]
 
 
-def _process_info(process: PlannedProcess) -> Any:  # noqa: ANN401  # nvidia-ml-py's friendly object
+def _process_info(process: PlannedProcess, instance: Instance | None) -> Any:  # noqa: ANN401  # nvidia-ml-py's friendly object
     return pynvml.nvmlFriendlyObject(
         {
             "pid": process.pid,
             "usedGpuMemory": process.spec.memory_bytes if process.spec.memory_visible else None,
-            "gpuInstanceId": _NO_INSTANCE,
-            "computeInstanceId": _NO_INSTANCE,
+            "gpuInstanceId": instance.gpu_instance if instance else _NO_INSTANCE,
+            "computeInstanceId": instance.compute_instance if instance else _NO_INSTANCE,
         }
     )

@@ -1,0 +1,158 @@
+"""GPUs that are cut into instances: their handles, and what is asked of an instance or not at all.
+
+Here the functions of other subjects are narrowed to what NVML gives under MIG.
+"""
+# ruff: noqa: N802, N803  # NVML's own names
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pynvml
+from typing_extensions import override
+
+from simulator.device import SimulatedGpu
+from simulator.mig import MOST_INSTANCES, Cut, Instance
+from simulator.nvml.identity import Identity
+from simulator.nvml.readings import Readings
+from simulator.nvml.session import Handle
+from simulator.nvml.utilization import Utilization
+from simulator.plan import PlannedProcess
+
+_CAPABLE: Final = ("A100", "A30", "H100", "H200", "B200")
+_MIB: Final = 1 << 20
+_MULTIPROCESSORS_PER_SLICE: Final = 16
+
+
+@dataclass(frozen=True)
+class MigHandle(Handle):
+    """The handle of an instance, good until the GPU is cut anew."""
+
+    uuid: str
+
+
+class Mig(Identity, Readings, Utilization):
+    """The functions of MIG."""
+
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
+        """Give whether MIG is on, and whether it will be after a reset."""
+        if not any(name in self._gpu(device).facts.name for name in _CAPABLE):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        mode = int(self._cut(device) is not None)
+        return [mode, mode]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
+        """Give the number of indices to look at."""
+        return MOST_INSTANCES if any(self.nvmlDeviceGetMigMode(device)) else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
+        """Give the handle of an instance; NotFound at an index without one."""
+        cut = self._cut(device)
+        for instance in cut.instances if cut else ():
+            if instance.device_index == index:
+                return MigHandle(device.index, device.session, instance.uuid)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
+        """Give the handle of the GPU on which an instance is."""
+        self._instance(migDevice)
+        return Handle(migDevice.index, migDevice.session)
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
+        """Give the id of an instance's GPU instance."""
+        return self._instance(device).gpu_instance
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
+        """Give the id of an instance in its GPU instance."""
+        return self._instance(device).compute_instance
+
+    def nvmlDeviceGetAttributes_v2(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Give what an instance has of the GPU."""
+        instance = self._instance(device)
+        attributes = pynvml.c_nvmlDeviceAttributes()
+        attributes.multiprocessorCount = instance.compute_slices * _MULTIPROCESSORS_PER_SLICE
+        attributes.gpuInstanceSliceCount = instance.gpu_slices
+        attributes.computeInstanceSliceCount = instance.compute_slices
+        attributes.memorySizeMB = instance.memory_bytes // _MIB
+        return attributes
+
+    @override
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        """Give the UUID of a GPU or of an instance."""
+        if isinstance(handle, MigHandle):
+            return self._instance(handle).uuid
+        return super().nvmlDeviceGetUUID(handle)
+
+    @override
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        """Give the product's name; that of an instance ends with its profile."""
+        if isinstance(handle, MigHandle):
+            instance = self._instance(handle)
+            return f"{self._whole(handle).facts.name} MIG {instance.profile}"
+        return super().nvmlDeviceGetName(handle)
+
+    @override
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:
+        """Give the memory of a GPU, or of an instance's GPU instance."""
+        if not isinstance(handle, MigHandle):
+            return super().nvmlDeviceGetMemoryInfo(handle, version)
+        instance, used = self._instance(handle), 0
+        for process, other in self._processes_in(handle):
+            used += process.spec.memory_bytes * (other.gpu_instance == instance.gpu_instance)
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total, memory.used = instance.memory_bytes, used
+        memory.free = instance.memory_bytes - used
+        if version:
+            memory.version = version
+        return memory
+
+    @override
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
+        """Give whole percents of the newest window; not under MIG."""
+        self._check_whole(handle)
+        return super().nvmlDeviceGetUtilizationRates(handle)
+
+    @override
+    def nvmlDeviceGetSamples(
+        self, device: Handle, sampling_type: int, timeStamp: int
+    ) -> tuple[int, list[Any]]:
+        """Give the ring buffer's samples; under MIG only those of power."""
+        if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
+            self._check_whole(device)
+        return super().nvmlDeviceGetSamples(device, sampling_type, timeStamp)
+
+    @override
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
+        """Give each buffered sample; not under MIG."""
+        self._check_whole(handle)
+        return super().nvmlDeviceGetProcessUtilization(handle, timeStamp)
+
+    def _processes_in(self, handle: Handle) -> list[tuple[PlannedProcess, Instance]]:
+        """Give the processes in the instances of a handle's GPU."""
+        gpu = self._whole(handle)
+        alive = gpu.alive(self._since_epoch_ns())
+        return [(one, instance) for one in alive if (instance := gpu.instance_of(one))]
+
+    def _instance(self, handle: Handle) -> Instance:
+        if not isinstance(handle, MigHandle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        cut = self._cut(handle)
+        found = [one for one in (cut.instances if cut else ()) if one.uuid == handle.uuid]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found[0]
+
+    def _check_whole(self, handle: Handle) -> None:
+        if self._cut(handle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _cut(self, handle: Handle) -> Cut | None:
+        return self._whole(handle).cut(self._since_epoch_ns())
+
+    def _whole(self, handle: Handle) -> SimulatedGpu:
+        return super()._gpu(handle)
+
+    @override
+    def _gpu(self, handle: Handle) -> SimulatedGpu:
+        if isinstance(handle, MigHandle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return super()._gpu(handle)
