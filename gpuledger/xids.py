@@ -1,0 +1,92 @@
+"""The driver's XIDs: what each code means, what NVIDIA advises, how loud it is for us.
+
+Here live the look-ups; the catalogue itself is `xids.tsv` beside this module, after NVIDIA's
+catalogue for Ampere and newer. Category and severity are this project's reading of it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gpuledger.records import Severity
+
+UNKNOWN: Final = "unknown"
+RECOVERY_ACTION_CHANGED: Final = 154
+"""The XID with which the driver says what it needs; its word counts more than the catalogue's."""
+_ABSENT: Final = "-"
+_FILE: Final = Path(__file__).with_name("xids.tsv")
+_RECOVERY_ACTIONS: Final = {
+    0: "NONE",
+    1: "RESET_GPU",
+    2: "RESTART_BM",
+    3: "DRAIN_P2P",
+    4: "DRAIN_AND_RESET",
+    5: "RECOVER_IMEX_DOMAIN",
+    6: "BUS_RESET",
+    7: "RESTART_BM",
+}
+_RECOVERY_NAMES: Final = {"none": "NONE", "reset": "RESET_GPU", "reboot": "RESTART_BM"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Xid:
+    """What is known of one code."""
+
+    code: int
+    """The code."""
+    mnemonic: str | None = None
+    """NVIDIA's name of it."""
+    meaning: str = "XID that is not in the catalogue"
+    """NVIDIA's words."""
+    immediate: str | None = None
+    """What NVIDIA says to do at once, such as `RESET_GPU`."""
+    investigatory: str | None = None
+    """What NVIDIA says to do to find the cause."""
+    category: str = UNKNOWN
+    """Its class: `app`, `context`, `detail`, `hardware`, `info`, `maintenance`, `mechanical`,
+    `node`, `nvlink`, `nvlink5`, `reset`, `software`, `support`, `trend`, `vm` or `unknown`."""
+    severity: Severity = Severity.WARNING
+    """How loud it is where nothing more is known."""
+
+
+def find_xid(code: int) -> Xid:
+    """Give what the catalogue says of a code; one that is not in it is `unknown`, a warning."""
+    return _catalogue().get(code) or Xid(code=code)
+
+
+def all_xids() -> list[Xid]:
+    """Give the catalogue in the order of its codes."""
+    return list(_catalogue().values())
+
+
+def recovery_action(named: int | str) -> str:
+    """Give NVIDIA's action for a driver's recovery action, by its number or `GpuHealth`'s name."""
+    if isinstance(named, int):
+        return _RECOVERY_ACTIONS.get(named, f"RECOVERY_ACTION_{named}")
+    return _RECOVERY_NAMES.get(named, named.upper())
+
+
+@cache
+def _catalogue() -> dict[int, Xid]:
+    # Read at the first XID: most nodes never see one.
+    _, *lines = _FILE.read_text(encoding="utf-8").splitlines()
+    found = [_parse(line) for line in lines]
+    return {xid.code: xid for xid in found}
+
+
+def _parse(line: str) -> Xid:
+    code, mnemonic, meaning, immediate, investigatory, category, severity = line.split("\t")
+    return Xid(
+        code=int(code),
+        mnemonic=mnemonic,
+        meaning=meaning,
+        immediate=_or_none(immediate),
+        investigatory=_or_none(investigatory),
+        category=category,
+        severity=Severity(severity),
+    )
+
+
+def _or_none(value: str) -> str | None:
+    return None if value == _ABSENT else value
