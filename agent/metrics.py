@@ -19,6 +19,12 @@ PROCESS_RECORDS_PUBLISHED: Final = Counter(
     "gpuledger_agent_process_records_published",
     "Process records that the broker has acknowledged.",
 )
+INCIDENTS_PUBLISHED: Final = Counter(
+    "gpuledger_agent_incidents_published", "Incidents that the broker has acknowledged."
+)
+INVENTORIES_PUBLISHED: Final = Counter(
+    "gpuledger_agent_inventories_published", "Inventories that the broker has acknowledged."
+)
 QUEUE_TICKS: Final = Gauge("gpuledger_agent_queue_ticks", "Ticks that wait to be published.")
 TICK_SECONDS: Final = Histogram(
     "gpuledger_agent_tick_seconds",
@@ -57,4 +63,24 @@ PUBLISH_FAILURES: Final = Counter(
 )
 MESSAGES_TOO_LARGE: Final = Counter(
     "gpuledger_agent_messages_too_large", "Records that no broker would take, left out."
+)
+KUBELET_ANSWERS: Final = Counter(
+    "gpuledger_agent_kubelet_answers", "Times that the kubelet said which container holds what."
+)
+KUBELET_ERRORS: Final = Counter(
+    "gpuledger_agent_kubelet_errors",
+    "Times that the kubelet did not say which container holds what, by reason.",
+    ["reason"],
+)
+ALLOCATIONS: Final = Gauge(
+    "gpuledger_agent_allocations", "Devices of containers whose GPU is known, in the last answer."
+)
+ALLOCATIONS_UNRESOLVED: Final = Gauge(
+    "gpuledger_agent_allocations_unresolved",
+    "Devices of containers that lead to no GPU of the node, in the last answer, by reason.",
+    ["reason"],
+)
+ATTRIBUTION: Final = Gauge(
+    "gpuledger_agent_attribution",
+    "1 while processes are read; 0 where /proc is not the whole machine's.",
 )

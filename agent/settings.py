@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,6 +22,36 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The UIDs that a real API server gave the pods, as `python -m simulator drive` wrote them."""
 
 
+class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the node's kubelet is asked: which container holds which device."""
+
+    enabled: bool | Literal["auto"] = "auto"
+    """Whether to ask it. `auto` asks wherever its socket is, and takes no offence where it is not;
+    `true` makes the agent unready while it does not answer."""
+    socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Its socket for pod resources; root's alone."""
+    refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
+    """Time from one question to the next; new and ended processes on GPUs are asked for at once."""
+    deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    """How long to wait for an answer."""
+    keep_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
+    """For how long the last answer counts while there is no new one, such as during the kubelet's
+    restart."""
+    resource_names: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (
+        "nvidia.com/gpu",
+        "nvidia.com/gpu.shared",
+        "nvidia.com/gpu-*",
+        "nvidia.com/mig-*",
+        "nvidia.com/vgpu",
+        "aliyun.com/gpu-mem",
+        "volcano.sh/vgpu-number",
+    )
+    """Resources whose devices are GPUs or parts of them; `*` stands for any text. Claims of
+    `gpu.nvidia.com` are always read."""
+    names_folder: Path = Path("/var/log/containers")
+    """Where the runtime links the containers' logs; the links' names tell pod and container."""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that `gpuledger-agent` can be told."""
 
@@ -36,6 +66,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Length of the first interval; short, so that there is something to see soon."""
     gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
     """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick."""
+    attribution: bool | Literal["auto"] = "auto"
+    """Whether processes are read. `auto` reads them where `/proc` is the whole machine's, as the
+    driver names processes by the machine's own pids."""
+    kubelet: KubeletSettings = KubeletSettings()
+    """The node's kubelet."""
     queue_ticks: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     """Ticks kept while Kafka is away; then the oldest is dropped."""
     flush_seconds: Annotated[float, msgspec.Meta(ge=0, le=5)] = 4.0

@@ -35,6 +35,9 @@ class MigInstance:
     """Compute slices of the GPU instance."""
     compute_slices: SmallNatural | None = None
     """Those of them that the compute instance has."""
+    placement_start: SmallNatural | None = None
+    """Where the GPU instance begins on the GPU, in memory slices; names of claimed devices end in
+    it."""
     multiprocessors: SmallNatural | None = None
     """Streaming multiprocessors of the compute instance."""
     memory_total_bytes: Natural | None = None

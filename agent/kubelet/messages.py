@@ -1,0 +1,135 @@
+"""The kubelet's answer to `v1.PodResourcesLister/List`: which pod's container holds which device.
+
+Here lives the part of it that concerns devices, by the field numbers of Kubernetes'
+`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are passed over. ADR 010 says why
+no generated code is used; the tests hold this to Protocol Buffers' own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from agent.kubelet.wire import read_fields
+
+METHOD: Final = "/v1.PodResourcesLister/List"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerDevices:
+    """Devices that a device plugin gave to a container under one resource."""
+
+    resource_name: str
+    """The resource, such as `nvidia.com/gpu`."""
+    device_ids: list[str]
+    """The plugin's ids of the devices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimedDevice:
+    """A device that a resource claim gave to a container."""
+
+    driver_name: str
+    """The driver, such as `gpu.nvidia.com`."""
+    pool_name: str
+    """The driver's pool, most often the node's name."""
+    device_name: str
+    """The driver's name of the device in the pool."""
+    share_id: str | None
+    """Where the claim holds a share of the device: the share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A resource claim of a container."""
+
+    name: str
+    """Its name."""
+    namespace: str
+    """Its namespace."""
+    devices: list[ClaimedDevice]
+    """What it gave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """A container of a pod."""
+
+    name: str
+    """Its name in the pod."""
+    devices: list[ContainerDevices]
+    """What device plugins gave it."""
+    claims: list[Claim]
+    """What resource claims gave it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """A pod that the kubelet knows."""
+
+    name: str
+    """Its name."""
+    namespace: str
+    """Its namespace."""
+    containers: list[Container]
+    """Its containers."""
+
+
+def parse_answer(answer: bytes) -> list[Pod]:
+    """Read a `ListPodResourcesResponse`; raises ValueError where the bytes are none."""
+    return [_pod(value) for number, value in read_fields(answer) if number == 1]
+
+
+def _pod(message: bytes) -> Pod:
+    fields = _gather(message)
+    return Pod(
+        name=_text(fields, 1),
+        namespace=_text(fields, 2),
+        containers=[_container(one) for one in fields.get(3, ())],
+    )
+
+
+def _container(message: bytes) -> Container:
+    fields = _gather(message)
+    return Container(
+        name=_text(fields, 1),
+        devices=[_devices(one) for one in fields.get(2, ())],
+        claims=[_claim(one) for one in fields.get(5, ())],
+    )
+
+
+def _devices(message: bytes) -> ContainerDevices:
+    fields = _gather(message)
+    return ContainerDevices(
+        resource_name=_text(fields, 1),
+        device_ids=[one.decode() for one in fields.get(2, ())],
+    )
+
+
+def _claim(message: bytes) -> Claim:
+    fields = _gather(message)
+    return Claim(
+        name=_text(fields, 2),
+        namespace=_text(fields, 3),
+        devices=[_claimed(one) for one in fields.get(4, ())],
+    )
+
+
+def _claimed(message: bytes) -> ClaimedDevice:
+    fields = _gather(message)
+    return ClaimedDevice(
+        driver_name=_text(fields, 2),
+        pool_name=_text(fields, 3),
+        device_name=_text(fields, 4),
+        share_id=_text(fields, 5) or None,
+    )
+
+
+def _gather(message: bytes) -> dict[int, list[bytes]]:
+    fields: dict[int, list[bytes]] = {}
+    for number, value in read_fields(message):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def _text(fields: dict[int, list[bytes]], number: int) -> str:
+    """Give a text; of one that comes twice the last counts, as the format demands."""
+    return fields[number][-1].decode() if number in fields else ""
