@@ -14,8 +14,9 @@ from agent.metrics import TICK_SECONDS, TICKS_LATE
 from agent.nvml.driver import Driver
 from agent.nvml.library import Nvml
 from agent.processes.procfs import Procfs
+from agent.publishing.parcels import pack
 from agent.publishing.publisher import Publisher, flush
-from agent.publishing.queue import TickQueue, pack
+from agent.publishing.queue import TickQueue
 from agent.sampling import Moment, Sampler, Tick
 from agent.schedule import Schedule
 from agent.settings import AgentSettings

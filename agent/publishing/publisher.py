@@ -6,25 +6,35 @@ both of its topics are acknowledged, so nothing is lost and nothing overtakes.
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import structlog
 
 from agent.metrics import (
+    INCIDENTS_PUBLISHED,
+    INVENTORIES_PUBLISHED,
     MESSAGES_TOO_LARGE,
     PROCESS_RECORDS_PUBLISHED,
     PUBLISH_FAILURES,
     TICKS_PUBLISHED,
 )
-from agent.publishing.queue import Parcel, TickQueue
+from agent.publishing.parcels import Parcel
+from agent.publishing.queue import TickQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.service import Backoff, Check
-from gpuledger.topics import PROCESSES, SAMPLES, partition_of_node
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES, partition_of_node
 
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
+_PUBLISHED: Final = {
+    SAMPLES.name: TICKS_PUBLISHED,
+    PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
+    INCIDENTS.name: INCIDENTS_PUBLISHED,
+    INVENTORY.name: INVENTORIES_PUBLISHED,
+}
 _log = structlog.get_logger(__name__)
 
 
@@ -39,19 +49,18 @@ class Publisher:
         self._queue = queue
         self._check = check
         self._backoff = backoff
-        self._samples: list[Message] = []
-        self._processes: list[Message] = []
+        self._hand: dict[str, list[Message]] = {}
         self._emptied = asyncio.Event()
 
     @property
     def left(self) -> int:
         """How many ticks are not acknowledged yet."""
-        return len(self._queue) + len(self._samples)
+        return len(self._queue) + len(self._hand.get(SAMPLES.name, ()))
 
     @property
     def is_done(self) -> bool:
         """Whether everything that was queued is acknowledged."""
-        return not (self._queue or self._samples or self._processes)
+        return not (self._queue or self._hand)
 
     async def drained(self) -> None:
         """Wait until everything that was queued is acknowledged."""
@@ -79,31 +88,28 @@ class Publisher:
                 await asyncio.sleep(wait_seconds)
 
     async def _publish_from(self, producer: Producer) -> None:
-        samples = partition_of_node(self._node, partitions=await self._bus.partitions(SAMPLES.name))
-        processes = partition_of_node(
-            self._node, partitions=await self._bus.partitions(PROCESSES.name)
-        )
+        # All topics that are placed by node have the same number of partitions.
+        partitions = await self._bus.partitions(SAMPLES.name)
+        partition = partition_of_node(self._node, partitions=partitions)
         self._check.ok()
         while True:
-            if not (self._samples or self._processes):
-                self._take(await self._queue.take(at_most=_BATCH_TICKS))
-            if self._samples:
-                await producer.publish(SAMPLES.name, samples, self._samples)
-                TICKS_PUBLISHED.inc(len(self._samples))
-                self._samples = []
-            if self._processes:
-                await producer.publish(PROCESSES.name, processes, self._processes)
-                PROCESS_RECORDS_PUBLISHED.inc(len(self._processes))
-                self._processes = []
+            if not self._hand:
+                self._hand = _by_topic(await self._queue.take(at_most=_BATCH_TICKS))
+            for topic in tuple(self._hand):
+                await producer.publish(topic, partition, self._hand[topic])
+                _PUBLISHED[topic].inc(len(self._hand.pop(topic)))
             self._backoff.reset()
             self._check.ok()
             self._emptied.set()
 
-    def _take(self, parcels: Sequence[Parcel]) -> None:
-        self._samples = _of_lawful_size([parcel.sample for parcel in parcels])
-        self._processes = _of_lawful_size(
-            [message for parcel in parcels for message in parcel.processes]
-        )
+
+def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
+    """Sort messages by topic, each topic's in their order."""
+    sorted_: dict[str, list[Message]] = {}
+    for topic, message in chain.from_iterable(parcels):
+        sorted_.setdefault(topic, []).append(message)
+    lawful = {topic: _of_lawful_size(messages) for topic, messages in sorted_.items()}
+    return {topic: messages for topic, messages in lawful.items() if messages}
 
 
 def _of_lawful_size(messages: Sequence[Message]) -> list[Message]:

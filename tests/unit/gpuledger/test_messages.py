@@ -58,7 +58,7 @@ def with_spare_fields(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         return [with_spare_fields(part) for part in value]
     if not isinstance(value, dict):
         return value
-    mappings = ("labels", "container_names", "gpus_requested")
+    mappings = ("labels", "container_names", "gpus_requested", "nvlink_peers")
     grown = {k: v if k in mappings else with_spare_fields(v) for k, v in value.items()}
     return grown | SPARE
 
@@ -143,9 +143,10 @@ def test_each_field_that_is_missing_or_of_a_wrong_type_is_named(message: Path) -
     required = {
         f.name for f in dataclasses.fields(topic.record) if f.default is dataclasses.MISSING
     }
-    for name in written:
+    for name, value in written.items():
+        wrong = "wrong" if isinstance(value, bool) else True
         with pytest.raises(UndecodableError, match=f"^{topic.name}: field {name}.*; value "):
-            decoder(topic).decode(json.dumps(written | {name: True}).encode())
+            decoder(topic).decode(json.dumps(written | {name: wrong}).encode())
     for name in required:
         rest = {key: value for key, value in written.items() if key != name}
         with pytest.raises(UndecodableError, match=f"^{topic.name}: field {name}: missing; value "):

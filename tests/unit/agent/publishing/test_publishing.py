@@ -7,16 +7,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from agent.metrics import MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
+from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
 from agent.publishing.publisher import Publisher, flush
-from agent.publishing.queue import Parcel, TickQueue, pack
+from agent.publishing.queue import TickQueue
 from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, TopicsError
-from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
+from gpuledger.records import (
+    Incident,
+    Inventory,
+    NodeSample,
+    ProcessChange,
+    ProcessRecord,
+    Severity,
+)
 from gpuledger.service import Backoff, Check
-from gpuledger.topics import PROCESSES, SAMPLES, partition_of_node
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES, partition_of_node
 
 NODE = "node-1"
 PARTITION = partition_of_node(NODE, partitions=12)
@@ -28,10 +36,12 @@ class FakeBus:
     def __init__(self) -> None:
         self.refusals: list[Exception] = []
         self.published: list[tuple[str, int, list[bytes | None]]] = []
+        self.refuse_after_asking: list[Exception] = []
         self.producers = 0
 
     async def partitions(self, topic: str) -> int:
         self._refuse()
+        self.refusals, self.refuse_after_asking = self.refuse_after_asking, []
         return 12
 
     @asynccontextmanager
@@ -57,7 +67,7 @@ class FakeBus:
 
 def parcel(number: int, processes: int = 0) -> Parcel:
     message = Message(key=NODE.encode(), value=b"%d" % number, timestamp_ms=number)
-    return Parcel(sample=message, processes=(message,) * processes)
+    return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
 
 def publisher_of(bus: FakeBus, queue: TickQueue, check: Check | None = None) -> Publisher:
@@ -86,11 +96,25 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
         gpu_uuids=["GPU-0"],
     )  # fmt: skip
-    packed = pack(Tick(sample=sample, processes=[record]))
-    assert (packed.sample.key, packed.sample.timestamp_ms) == (b"node-1", 2000)
-    assert decoder_of(SAMPLES.name, NodeSample).decode(packed.sample.value) == sample
-    assert [one.timestamp_ms for one in packed.processes] == [3000]
-    assert decoder_of(PROCESSES.name, ProcessRecord).decode(packed.processes[0].value) == record
+    (topic, first), (other_topic, other) = pack(Tick(sample=sample, processes=[record]))
+    assert (topic, first.key, first.timestamp_ms) == (SAMPLES.name, b"node-1", 2000)
+    assert decoder_of(SAMPLES.name, NodeSample).decode(first.value) == sample
+    assert (other_topic, other.timestamp_ms) == (PROCESSES.name, 3000)
+    assert decoder_of(PROCESSES.name, ProcessRecord).decode(other.value) == record
+
+
+def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
+    incident = Incident(
+        node=NODE, boot_id="b", gpu_uuid="GPU-0", time_ns=4_000_000_001, kind="xid", source="nvml",
+        severity=Severity.WARNING, message="m", processes=[],
+    )  # fmt: skip
+    inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
+    ((topic, message),) = pack_incident(incident)
+    assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
+    assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
+    ((topic, message),) = pack_inventory(inventory)
+    assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"node-1", 5000)
+    assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
 
 async def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
@@ -101,7 +125,7 @@ async def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     assert len(queue) == 3
     assert QUEUE_TICKS._value.get() - waiting == 3
     taken = await queue.take(at_most=9)
-    assert [one.sample.value for one in taken] == [b"2", b"3", b"4"]
+    assert [one[0][1].value for one in taken] == [b"2", b"3", b"4"]
     assert TICKS_DROPPED._value.get() - dropped == 2
     assert QUEUE_TICKS._value.get() == waiting
 
@@ -134,20 +158,10 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
 
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
     bus, queue = FakeBus(), TickQueue(most_ticks=9)
-    queue.put(parcel(0, processes=1))
-    publisher = publisher_of(bus, queue)
-    publishing = asyncio.create_task(publisher.run())
     bus.published.append(("before", 0, []))  # so that only the process records are refused
-    partitions = bus.partitions
-
-    async def refuse_afterwards(topic: str) -> int:
-        count = await partitions(topic)
-        if topic == PROCESSES.name and bus.producers == 1:
-            bus.refusals = [BusUnavailableError("away")]
-        return count
-
-    bus.partitions = refuse_afterwards  # type: ignore[method-assign]  # the refusal comes late
-    await flush(publisher, publishing, seconds=5)
+    bus.refuse_after_asking = [BusUnavailableError("away")]
+    queue.put(parcel(0, processes=1))
+    await publish_all(bus, queue)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
     assert bus.producers == 2
 
@@ -168,7 +182,7 @@ async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> 
     refused = MESSAGES_TOO_LARGE._value.get()
     bus, queue = FakeBus(), TickQueue(most_ticks=9)
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
-    queue.put(Parcel(sample=huge, processes=(huge,)))
+    queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
     queue.put(parcel(1))
     await publish_all(bus, queue)
     assert bus.values(SAMPLES.name) == [b"1"]

@@ -1,0 +1,53 @@
+"""What leaves the node, as bytes: each tick, incident and inventory is one parcel.
+
+Here lives the encoding, keyed by node and stamped with the record's own time. All parcels leave
+through one line, in the order in which they were put; no queue and no broker here.
+"""
+
+from typing import Final, Protocol
+
+from agent.sampling import Tick
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import Incident, Inventory
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES
+
+_NS_PER_MS: Final = 1_000_000
+
+Parcel = tuple[tuple[str, Message], ...]
+"""Messages that belong together, each with its topic; as bytes they take a fraction of the memory
+that their records do."""
+
+
+class _NodeRecord(Protocol):
+    @property
+    def node(self) -> str: ...
+    @property
+    def time_ns(self) -> int: ...
+
+
+def pack(tick: Tick) -> Parcel:
+    """Make a tick's parcel: the sample, then what happened to processes."""
+    processes = ((PROCESSES.name, _message(record)) for record in tick.processes)
+    return ((SAMPLES.name, _message(tick.sample)), *processes)
+
+
+def pack_incident(incident: Incident) -> Parcel:
+    """Make an incident's parcel."""
+    return ((INCIDENTS.name, _message(incident)),)
+
+
+def pack_inventory(inventory: Inventory) -> Parcel:
+    """Make an inventory's parcel."""
+    return ((INVENTORY.name, _message(inventory)),)
+
+
+def time_ms(parcel: Parcel) -> int:
+    """Give the event time of a parcel's first message, milliseconds since the epoch."""
+    return parcel[0][1].timestamp_ms
+
+
+def _message(record: _NodeRecord) -> Message:
+    return Message(
+        key=record.node.encode(), value=encode(record), timestamp_ms=record.time_ns // _NS_PER_MS
+    )
