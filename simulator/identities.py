@@ -27,6 +27,11 @@ def instance_uuid(what: str) -> str:
     return f"MIG-{uuid5(_SPACE, f'instance/{what}')}"
 
 
+def pci_bus_id(index: int) -> str:
+    """Give where a GPU is plugged in, as NVML writes it."""
+    return f"00000000:{0x1B + 0x10 * index:02X}:00.0"
+
+
 def run_uuid(seed: int, epoch_ns: int, what: str) -> str:
     """Give the UUID of something that belongs to one run, such as a boot or a pod."""
     return str(uuid5(_SPACE, f"{what}/{seed}/{epoch_ns}"))

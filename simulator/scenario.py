@@ -51,6 +51,7 @@ def parse_scenario(content: object) -> Scenario:
     _check_names(scenario)
     _check_pods(scenario)
     _check_gpus(scenario)
+    _check_incidents(scenario)
     return scenario
 
 
@@ -97,6 +98,7 @@ def _check_names(scenario: Scenario) -> None:
             raise UserError(f"nodes[{number}].name: {name!r} comes twice; give each node its own")
     places = [(f"pods[{i}].node", pod.node) for i, pod in enumerate(scenario.pods)]
     places += [(f"host_processes[{i}].node", p.node) for i, p in enumerate(scenario.host_processes)]
+    places += [(f"incidents[{i}].node", one.node) for i, one in enumerate(scenario.incidents)]
     for where, name in places:
         if name not in nodes:
             raise UserError(f"{where}: no node {name!r}; {_nearest(name, nodes)}")
@@ -143,6 +145,21 @@ def _check_gpus(scenario: Scenario) -> None:
             _check_room(node.name, index, room, here)
             for process in here:
                 _check_instance(process, f"GPU {index} of {node.name}", facts.cuts)
+
+
+def _check_incidents(scenario: Scenario) -> None:
+    sizes = {node.name: len(gpu_groups(node)) for node in scenario.nodes}
+    for number, one in enumerate(scenario.incidents):
+        if one.gpu >= sizes[one.node]:
+            raise UserError(
+                f"incidents[{number}].gpu: {one.node} has no GPU {one.gpu}; "
+                f"it has 0 to {sizes[one.node] - 1}"
+            )
+        if (one.xid is None) == (one.event == "xid"):
+            raise UserError(
+                f"incidents[{number}].xid: an incident has either an xid or another event, "
+                f"got xid {one.xid} and event {one.event!r}"
+            )
 
 
 def _check_room(node: str, index: int, room: int, processes: list[PlannedProcess]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from simulator.incident_shape import EventSupport, GpuIncident
 from simulator.mig_shape import MigLayout
 
 Name = Annotated[
@@ -52,6 +53,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For how long the node has been up at the scenario's start."""
     labels: dict[str, str] = {}
     """The node object's labels."""
+    events: EventSupport = EventSupport()
+    """What its driver tells through NVML's event sets."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,3 +187,5 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pods."""
     host_processes: list[HostProcess] = field(default_factory=list)
     """Processes outside of every pod."""
+    incidents: list[GpuIncident] = field(default_factory=list)
+    """What goes wrong with the GPUs."""

@@ -4,7 +4,9 @@ Here the parts are put together. Two processes that start from the same scenario
 hold the same simulation, so they need not talk to one another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
@@ -12,6 +14,8 @@ from simulator import identities
 from simulator.clock import NodeClock, ScaledClock
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
 from simulator.identities import DerivedUids, Uids
+from simulator.incidents import plan_incidents
+from simulator.kmsg import SimulatedKmsg
 from simulator.nvml import SimulatedNvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
@@ -35,6 +39,8 @@ class SimulatedNode:
     """Its clock."""
     gpus: list[SimulatedGpu]
     """The truth behind its GPUs."""
+    open_kmsg: Callable[[], SimulatedKmsg]
+    """Opens its kernel's log at the end."""
 
 
 class Simulation:
@@ -103,6 +109,7 @@ class Simulation:
         seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * _NS)
         processes = [process for process in self.processes if process.node == node.name]
         gpus = self._make_gpus(node, processes)
+        incidents = plan_incidents(self.scenario, node)
         clock = NodeClock(self.clock, boot_time_ns=self.epoch_ns - uptime_ns)
         return SimulatedNode(
             name=node.name,
@@ -112,6 +119,8 @@ class Simulation:
                 epoch_ns=self.epoch_ns,
                 uptime_ns=uptime_ns,
                 sample_period_ns=round(self.scenario.sample_period_seconds * _NS),
+                incidents=incidents,
+                event_support=node.events,
             ),
             procfs=SimulatedProcfs(
                 processes,
@@ -123,6 +132,7 @@ class Simulation:
             ),
             clock=clock,
             gpus=gpus,
+            open_kmsg=partial(SimulatedKmsg, incidents, clock=clock, epoch_ns=self.epoch_ns),
         )
 
     def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:

@@ -8,6 +8,8 @@ import pynvml
 
 from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
+from simulator.incident_shape import EventSupport
+from simulator.incidents import PlannedIncident
 from simulator.windows import SamplingWindows
 
 
@@ -24,7 +26,8 @@ class Session:
 
     def __init__(
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
-        sample_period_ns: int,
+        sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen
     ) -> None:  # fmt: skip
         self._gpus = gpus
         self._clock = clock
@@ -33,6 +36,8 @@ class Session:
         self._windows = [
             SamplingWindows(gpu, period_ns=sample_period_ns, epoch_ns=epoch_ns) for gpu in gpus
         ]
+        self._incidents = incidents
+        self._event_support = event_support
         self._users = 0
         self._session = 0
 
