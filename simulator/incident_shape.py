@@ -43,5 +43,5 @@ class GpuIncident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """What the kernel's log says behind the XID's number."""
     times: Annotated[int, Meta(ge=1, le=100_000)] = 1
     """How often it happens, a millisecond after the other."""
-    told_by: Annotated[list[Literal["nvml", "kmsg"]], Meta(min_length=1)] = ["nvml", "kmsg"]
+    told_by: Literal["both", "nvml", "kmsg"] = "both"
     """Who tells of it; the kernel's log has XIDs only."""

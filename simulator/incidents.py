@@ -41,7 +41,7 @@ def _cuts(node: Node) -> list[GpuIncident]:
             gpu=index,
             at_seconds=cut.start_seconds,
             event="mig_change",
-            told_by=["nvml"],
+            told_by="nvml",
         )
         for index, group in enumerate(gpu_groups(node))
         for cut in group.mig

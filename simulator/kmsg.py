@@ -25,7 +25,7 @@ class SimulatedKmsg:
         now_ns = clock.time_ns() - epoch_ns
         self._boot_ns = now_ns - clock.boottime_ns()
         self._lines = [
-            one for one in incidents if "kmsg" in one.spec.told_by and one.spec.xid is not None
+            one for one in incidents if one.spec.told_by != "nvml" and one.spec.xid is not None
         ]
         self._read = sum(one.time_ns < now_ns for one in self._lines)
 

@@ -134,7 +134,7 @@ class Events(Session):
 def _is_told(one: PlannedIncident, events: EventSet) -> bool:
     gpu = one.spec.gpu
     return (
-        "nvml" in one.spec.told_by
+        one.spec.told_by != "kmsg"
         and bool(events.masks.get(gpu, 0) & _TYPES[one.spec.event])
         and one.time_ns >= events.since_ns[gpu]
     )
