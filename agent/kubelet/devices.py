@@ -14,7 +14,7 @@ from gpuledger.records import GpuFacts, MigInstance
 
 _OLD_MIG: Final = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<instance>\d+)/\d+")
 _GKE: Final = re.compile(r"nvidia(?P<minor>\d+)(/gi(?P<instance>\d+))?(/vgpu(?P<replica>\d+))?")
-_COUNTED: Final = re.compile(r"(?P<gpu>.+-.+?)(-_)?-(?P<replica>\d+)")
+_COUNTED: Final = re.compile(r"(?P<gpu>GPU-.+?)(-_)?-(?P<replica>\d+)")
 _CLAIMED_GPU: Final = re.compile(r"gpu-(?P<minor>\d+)")
 _CLAIMED_MIG: Final = re.compile(
     r"gpu-(?P<minor>\d+)-mig-(?P<profile>[a-z0-9-]+)-(?P<first>\d+)-(?P<second>\d+)"
@@ -91,7 +91,9 @@ def find_device(device_id: str, index: DeviceIndex) -> Place | Unresolved:
     return _find_counted(whole, index)
 
 
-def find_claimed(device_name: str, index: DeviceIndex, *, share_id: str | None) -> Place | Unresolved:
+def find_claimed(
+    device_name: str, index: DeviceIndex, *, share_id: str | None
+) -> Place | Unresolved:
     """Find the device that NVIDIA's driver for resource claims calls so."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
         return _place(index.by_minor.get(int(match["minor"])), index, replica=share_id)
@@ -134,10 +136,10 @@ def _find_counted(device_id: str, index: DeviceIndex) -> Place | Unresolved:
     HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) take the kubelet's choice as a
     count: which GPU it is, an annotation of the pod says. Where there is but one, it is that one.
     """
+    if not device_id.startswith("GPU-"):
+        return Unresolved.UNKNOWN_FORM
     match = _COUNTED.fullmatch(device_id)
-    if match is None or not device_id.startswith("GPU-"):
-        return Unresolved.UNKNOWN_GPU if device_id.startswith("GPU-") else Unresolved.UNKNOWN_FORM
-    if match["gpu"] not in index.uuids:
+    if match is None or match["gpu"] not in index.uuids:
         return Unresolved.UNKNOWN_GPU
     if len(index.uuids) > 1:
         return Unresolved.CHOSEN_ELSEWHERE

@@ -1,0 +1,141 @@
+"""What the kubelet has given to whom, kept fresh: asked again and again, and at once on demand.
+
+Nothing here knows gRPC or the forms of device ids.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from agent.kubelet.client import Kubelet, KubeletError
+from agent.kubelet.devices import DeviceIndex, Unresolved
+from agent.kubelet.holdings import Holding, allocate, find_holdings
+from agent.kubelet.messages import parse_answer
+from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS
+from agent.settings import KubeletSettings
+from gpuledger.clock import Clock
+from gpuledger.records import DeviceAllocation
+from gpuledger.service import Backoff, Check
+
+LEAST_SECONDS: Final = 1.0
+"""Between two questions, however many reasons there are to ask."""
+_NS: Final = 1_000_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+class Allocations:
+    """The devices of the node's containers, as the kubelet last said."""
+
+    def __init__(
+        self,
+        *,
+        kubelet: Kubelet,
+        clock: Clock,
+        check: Check,
+        backoff: Backoff,
+        settings: KubeletSettings,
+    ) -> None:
+        self._kubelet = kubelet
+        self._clock = clock
+        self._check = check
+        self._backoff = backoff
+        self._settings = settings
+        self._wanted = asyncio.Event()
+        self._answer = b""
+        self._answered_ns: int | None = None
+        self._holdings: Sequence[Holding] = ()
+        self._resolved: list[DeviceAllocation] = []
+        self._resolved_of: tuple[Sequence[Holding], DeviceIndex] | None = None
+        self._told_reason: str | None = None
+
+    def ask_soon(self) -> None:
+        """Have the kubelet asked within a second: something on the node has changed."""
+        self._wanted.set()
+
+    def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
+        """Give what is allocated, as far as it leads to a GPU; the list is not to be changed.
+
+        Empty where there is no answer, or where the last one is too old.
+        """
+        holdings = self._holdings if self._is_fresh() else ()
+        before = self._resolved_of
+        if before is None or before[0] is not holdings or before[1] != devices:
+            self._resolved_of = (holdings, devices)
+            self._resolve(holdings, devices)
+        return self._resolved
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            self._wanted.clear()
+            try:
+                self._take(await self._kubelet.list_pods())
+            except KubeletError as error:
+                self._fail(error)
+                await self._clock.sleep(max(LEAST_SECONDS, self._backoff.next_seconds()))
+            else:
+                self._backoff.reset()
+                await self._clock.sleep(LEAST_SECONDS)
+                await self._wait(self._settings.refresh_seconds - LEAST_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until it is time, or until somebody wants to know."""
+        if seconds <= 0 or self._wanted.is_set():
+            return
+        waits = [
+            asyncio.ensure_future(self._clock.sleep(seconds)),
+            asyncio.ensure_future(self._wanted.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    def _take(self, answer: bytes) -> None:
+        if self._answered_ns is None or answer != self._answer:
+            try:
+                pods = parse_answer(answer)
+            except ValueError as error:
+                raise KubeletError("malformed", f"no list of pods: {error}") from error
+            self._holdings = find_holdings(pods, self._settings.resource_names)
+            self._answer = answer
+        self._answered_ns = self._clock.monotonic_ns()
+        KUBELET_ANSWERS.inc()
+        self._check.ok(f"{len(self._holdings)} devices are with containers")
+        if self._told_reason:
+            _log.info("the kubelet answers again")
+        self._told_reason = None
+
+    def _fail(self, error: KubeletError) -> None:
+        KUBELET_ERRORS.labels(reason=error.reason).inc()
+        detail = f"the kubelet at {self._settings.socket}: {error}"
+        if error.reason != self._told_reason:
+            # Once a reason: a node may be without a kubelet for ever.
+            _log.warning("no allocations from the kubelet", reason=error.reason, detail=detail)
+            self._told_reason = error.reason
+        self._judge(detail)
+
+    def _judge(self, detail: str) -> None:
+        """Say how bad a failure is: not at all where nobody promised that there is a kubelet."""
+        if self._is_fresh():
+            self._check.ok(f"{detail}; the last answer still counts")
+        elif self._answered_ns is None and self._settings.enabled == "auto":
+            self._check.ok(f"{detail}; ticks have no allocations")
+        else:
+            self._check.failed(f"{detail}; ticks have no allocations")
+
+    def _is_fresh(self) -> bool:
+        if self._answered_ns is None:
+            return False
+        age_ns = self._clock.monotonic_ns() - self._answered_ns
+        return age_ns <= self._settings.keep_seconds * _NS
+
+    def _resolve(self, holdings: Sequence[Holding], devices: DeviceIndex) -> None:
+        self._resolved, unresolved = allocate(holdings, devices)
+        ALLOCATIONS.set(len(self._resolved))
+        for reason in Unresolved:
+            ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
