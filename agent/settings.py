@@ -60,6 +60,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     source: str = "auto"
     """Where readings come from: `nvml`, `simulated:FILE`, or `auto`, which is `nvml` after a look
     whether NVML answers."""
+    procfs_root: Path = Path("/proc")
+    """Where the machine's `/proc` is mounted."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
     """Time from one tick to the next."""
     first_tick_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25

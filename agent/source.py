@@ -44,7 +44,7 @@ def find_source(settings: AgentSettings) -> Source:
         return _simulated(settings)
     if settings.source == "auto":
         probe(pynvml)
-    return Source(nvml=pynvml, procfs=SystemProcfs(), clock=SystemClock())
+    return Source(nvml=pynvml, procfs=SystemProcfs(settings.procfs_root), clock=SystemClock())
 
 
 def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module

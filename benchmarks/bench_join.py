@@ -5,16 +5,14 @@
 
 import asyncio
 import gc
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, TypeVar
 
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.figure import Figure
+from benchmarks.parts import run_kafka
 from benchmarks.ticks import Fleet, node_name
 from enricher.join.books import book_tick
 from enricher.join.describe import DescriptionCache
@@ -26,16 +24,12 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder, encode
-from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.records.readings import PARTS
 from gpuledger.service import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES, partition_of_node
 from gpuledger.twins import encode_twin, twin_of
-from tests.real.parts.kafka import Kafka
-from tests.tools import catalogue
-from tests.tools.errors import MissingToolError
 
 NAME = "join"
 _NODES: Final = 400
@@ -56,28 +50,12 @@ def run() -> Iterator[Figure]:
     gc.freeze()
     steps = _measure_steps(fleet, ticks)
     floor = 1e6 / (steps["decode"] + steps["join"] + steps["encode"])
-    with _kafka() as kafka:
+    with run_kafka() as kafka:
         settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         joined, steps["poll"], steps["send"] = asyncio.run(_over_kafka(settings, fleet, ticks))
     yield Figure(name="join.over_kafka", value=joined, unit="ticks/s/core", reference=floor)
     for name in ("poll", "decode", "join", "encode", "send"):
         yield Figure(name=f"join.{name}", value=steps[name], unit=_MICROSECONDS)
-
-
-@contextmanager
-def _kafka() -> Iterator[Kafka]:
-    """Start a broker of this run's own."""
-    try:
-        distribution = catalogue.KAFKA.distribution()
-    except MissingToolError as error:
-        raise UnavailableError(str(error)) from error
-    with tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
-        part = Kafka(distribution=distribution, folder=Path(folder) / "kafka")
-        part.start()
-        try:
-            yield part
-        finally:
-            part.discard()
 
 
 def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:

@@ -39,6 +39,11 @@ class Deployable:
             environment={**settings, "GPULEDGER_HTTP__LISTEN": f"127.0.0.1:{port}"},
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def start(self) -> None:
         """Start it."""
         self._process.start()

@@ -1,0 +1,162 @@
+"""The agent as a process: CPU and memory with everything on, against 1 % of a core and 64 MiB.
+
+8 H100, 20 processes, a tick a second. NVML is a C library that answers what another process plays,
+so nvidia-ml-py and ctypes are measured and the playing is not. Kafka is real, `/metrics` is
+scraped every 15 s.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from benchmarks.figure import Figure
+from benchmarks.nvml_stub.build import build_stub
+from benchmarks.parts import run_kafka
+from gpuledger.bus.administration import create_topics
+from gpuledger.errors import UnavailableError
+from gpuledger.settings import KafkaSettings
+from tests.real.end_to_end.deployables import Deployable
+
+NAME = "agent"
+_NODE: Final = "bench-node"
+_GPUS: Final = 8
+_PODS: Final = 10
+_SECONDS: Final = 60.0
+_WARM_UP_SECONDS: Final = 20.0
+_SCRAPE_SECONDS: Final = 15.0
+_MOST_RATIO: Final = 0.01
+_MOST_BYTES: Final = 64 * 1024 * 1024
+_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_KIB: Final = 1024
+
+
+def run(*, seconds: float = _SECONDS) -> Iterator[Figure]:
+    """Measure for a while, after a warm-up."""
+    with tempfile.TemporaryDirectory(prefix="gpuledger-agent-") as name, run_kafka() as kafka:
+        folder = Path(name)
+        asyncio.run(create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)))
+        build_stub(folder)
+        with _playing(folder):
+            agent = _agent(folder, kafka.bootstrap_servers)
+            agent.start()
+            try:
+                agent.wait_until_ready()
+                yield from _measure(agent, seconds)
+            except Exception:
+                print(agent.log_tail(), file=sys.stderr)
+                raise
+            finally:
+                agent.stop()
+
+
+def scenario() -> dict[str, object]:
+    """Give a node with 8 GPUs and 20 processes in 10 pods; two pods share two of the GPUs."""
+    return {
+        "name": "bench",
+        "nodes": [{"name": _NODE, "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": _GPUS}}],
+        "pods": [
+            {
+                "namespace": "bench",
+                "name": f"worker-{number}",
+                "node": _NODE,
+                "containers": [
+                    {
+                        "name": "main",
+                        "processes": [
+                            {
+                                "command": f"python train.py --rank {rank}",
+                                "gpus": [(2 * number + rank) % _GPUS],
+                                "load": {"busy_ratio": 0.3},
+                                "memory_bytes": 8_000_000_000,
+                            }
+                            for rank in range(2)
+                        ],
+                    }
+                ],
+            }
+            for number in range(_PODS)
+        ],
+    }
+
+
+@contextmanager
+def _playing(folder: Path) -> Iterator[None]:
+    """Play the scenario in a process of its own."""
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario()))
+    (folder / "proc").mkdir()
+    command = [sys.executable, "-m", "benchmarks.nvml_stub.player", "--node", _NODE]
+    command += ["--scenario", str(folder / "scenario.yaml"), "--procfs", str(folder / "proc")]
+    command += ["--memory", str(folder / "memory")]
+    player = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
+    try:
+        if player.stdout is None or player.stdout.readline() != "ready\n":
+            raise UnavailableError("the player of the scenario did not start; see above")
+        yield
+    finally:
+        player.kill()
+        player.wait()
+
+
+def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
+    os.environ["LD_LIBRARY_PATH"] = str(folder)
+    os.environ["NVML_STUB_MEMORY"] = str(folder / "memory")
+    return Deployable(
+        name="agent",
+        command=["gpuledger-agent", "--source", "nvml"],
+        folder=folder,
+        environment={
+            "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
+            "NODE_NAME": _NODE,
+            "PROCFS_ROOT": str(folder / "proc"),
+        },
+    )
+
+
+def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:
+    _scrape_for(agent, _WARM_UP_SECONDS)
+    cpu, began = _cpu_seconds(agent.pid), time.monotonic()
+    early_bytes = _status_bytes(agent.pid, "VmRSS")
+    _scrape_for(agent, seconds)
+    ratio = (_cpu_seconds(agent.pid) - cpu) / (time.monotonic() - began)
+    rss = _status_bytes(agent.pid, "VmRSS")
+    yield Figure(name="agent_cpu_ratio", value=ratio, unit="cores", reference=_MOST_RATIO)
+    yield Figure(name="agent_rss_bytes", value=rss, unit="bytes", reference=_MOST_BYTES)
+    yield Figure(name="agent_rss_growth_bytes", value=rss - early_bytes, unit="bytes")
+    yield Figure(name="agent_rss_peak_bytes", value=_status_bytes(agent.pid, "VmHWM"), unit="bytes")
+    yield Figure(name="agent_pss_bytes", value=_pss_bytes(agent.pid), unit="bytes")
+    yield Figure(name="agent_threads", value=_status(agent.pid, "Threads"), unit="threads")
+
+
+def _scrape_for(agent: Deployable, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _SCRAPE_SECONDS))
+        agent.metrics()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _PER_SECOND
+
+
+def _status(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    return _status(pid, name) * _KIB
+
+
+def _pss_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * _KIB
