@@ -19,6 +19,7 @@ from tests.real.parts.kafka import Kafka, KafkaBroker, KafkaDistribution
 from tests.real.parts.kcat import Kcat
 from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubeconfig import read_kubeconfig
+from tests.real.parts.kubelet import KubeletServer
 from tests.real.parts.kubernetes import KubeApi
 from tests.real.parts.prometheus import (
     Prometheus,
@@ -142,6 +143,16 @@ def start_kube_api(starter: Starter) -> Callable[..., KubeApi]:
         folder = starter.new_folder("kubernetes")
         part = KubeApi(apiserver=apiserver, etcd=etcd, folder=folder, arguments=arguments)
         return starter.start(part)
+
+    return start
+
+
+@pytest.fixture
+def start_kubelet(starter: Starter) -> Callable[[], KubeletServer]:
+    binary = _found("kubelet")
+
+    def start() -> KubeletServer:
+        return starter.start(KubeletServer(binary=binary, folder=starter.new_folder("kubelet")))
 
     return start
 

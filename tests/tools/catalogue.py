@@ -24,6 +24,8 @@ KUBERNETES_LINKER_FLAGS = " ".join(
         "-X k8s.io/component-base/version.gitMinor=36",
     ]
 )
+# k8s.io/kubelet, whose pod-resources API the server beside its go.mod serves.
+KUBELET_API_VERSION = "0.36.3"
 PROMETHEUS_VERSION = "0.315.0"
 PROMETHEUS_TAGS = "netgo,remove_all_sd"
 
@@ -68,6 +70,7 @@ TOOLS: tuple[Tool, ...] = (
         given_by="VICTORIAMETRICS_URL",
     ),
     KAFKA,
+    GoTool(name="kubelet", version=KUBELET_API_VERSION, module="kubelet"),
     GoTool(
         name="etcd",
         version="3.6.5",

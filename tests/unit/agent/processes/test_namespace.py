@@ -34,7 +34,7 @@ class Files:
     ids=["machine", "a program of that name", "a program", "hidden", "empty", "cut"],
 )
 def test_only_the_machines_proc_shows_the_kernels_threads(
-    second: bytes | None, is_the_machines: bool
+    second: bytes | None, *, is_the_machines: bool
 ) -> None:
     assert shows_kernel_threads(Files(second)) == is_the_machines
     assert judge_procfs(Files(second)).is_on == is_the_machines
@@ -42,7 +42,7 @@ def test_only_the_machines_proc_shows_the_kernels_threads(
 
 @pytest.mark.parametrize("second", [MACHINE, PROGRAM, None])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_whoever_knows_better_decides(second: bytes | None, wanted: bool) -> None:
+def test_whoever_knows_better_decides(second: bytes | None, *, wanted: bool) -> None:
     assert judge_procfs(Files(second), wanted=wanted).is_on is wanted
 
 

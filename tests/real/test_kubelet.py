@@ -1,0 +1,146 @@
+"""The agent's question to the kubelet, put to Kubernetes' own API and gRPC's own server in Go."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kubelet.client import MOST_ANSWER_BYTES, KubeletError, SocketKubelet
+from agent.kubelet.messages import ClaimedDevice, Pod, parse_answer
+from tests.real.parts.kubelet import KubeletServer
+
+GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
+TRAINING: dict[str, Any] = {
+    "name": "llm-finetune-worker-0",
+    "namespace": "research",
+    "containers": [
+        {
+            "name": "pytorch",
+            "devices": [
+                {
+                    "resourceName": "nvidia.com/gpu",
+                    "deviceIds": [GPU, f"{GPU}::3"],
+                    "topology": {"nodes": [{"ID": "1"}]},
+                }
+            ],
+            "cpuIds": ["1", "2", "130"],
+            "memory": [{"memoryType": "memory", "size": "4294967296"}],
+            "dynamicResources": [
+                {
+                    "claimName": "one-gpu",
+                    "claimNamespace": "research",
+                    "claimResources": [
+                        {
+                            "cdiDevices": [{"name": "k8s.gpu.nvidia.com/claim=1-gpu-0"}],
+                            "driverName": "gpu.nvidia.com",
+                            "poolName": "gpu-node-1",
+                            "deviceName": "gpu-0",
+                            "shareId": "a1",
+                        }
+                    ],
+                }
+            ],
+        },
+        {"name": "sidecar"},
+    ],
+}
+
+
+def ask(socket: Path, *, deadline_seconds: float = 5.0) -> SocketKubelet:
+    return SocketKubelet(socket, deadline_seconds=deadline_seconds)
+
+
+async def reason_of(socket: Path, *, deadline_seconds: float = 5.0) -> str:
+    with pytest.raises(KubeletError) as caught:
+        await ask(socket, deadline_seconds=deadline_seconds).list_pods()
+    return caught.value.reason
+
+
+async def names_of(kubelet: SocketKubelet) -> Sequence[str]:
+    return [pod.name for pod in parse_answer(await kubelet.list_pods())]
+
+
+async def test_every_device_of_the_kubelets_answer_is_read(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    server.answer([TRAINING, {"name": "plain", "namespace": "default"}])
+    training, plain = parse_answer(await ask(server.socket).list_pods())
+
+    pytorch, sidecar = training.containers
+    assert (training.namespace, training.name) == ("research", "llm-finetune-worker-0")
+    assert [one.device_ids for one in pytorch.devices] == [[GPU, f"{GPU}::3"]]
+    assert [(one.namespace, one.name) for one in pytorch.claims] == [("research", "one-gpu")]
+    assert pytorch.claims[0].devices == [
+        ClaimedDevice(
+            driver_name="gpu.nvidia.com",
+            pool_name="gpu-node-1",
+            device_name="gpu-0",
+            share_id="a1",
+        )
+    ]
+    assert (sidecar.name, sidecar.devices, sidecar.claims) == ("sidecar", [], [])
+    assert plain == Pod(name="plain", namespace="default", containers=[])
+
+
+async def test_a_node_without_pods_has_an_empty_answer(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    assert await names_of(ask(start_kubelet().socket)) == []
+
+
+async def test_a_kubelet_that_is_restarted_is_asked_again_on_the_same_path(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    server.answer([TRAINING])
+    kubelet = ask(server.socket)
+    assert await names_of(kubelet) == ["llm-finetune-worker-0"]
+    server.kill()
+    assert await reason_of(server.socket) == "refused"
+    server.start()
+    assert await names_of(kubelet) == ["llm-finetune-worker-0"]
+    server.stop()
+    assert await reason_of(server.socket) == "missing"
+
+
+async def test_a_kubelet_that_does_not_answer_in_time_is_given_up(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    server.delay("30s")
+    assert await reason_of(server.socket, deadline_seconds=0.2) == "deadline"
+    server.resume()
+    assert await names_of(ask(server.socket)) == []
+
+
+async def test_a_refusal_is_told_in_the_kubelets_words(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    server.refuse("rejected by rate limit")
+    with pytest.raises(KubeletError, match="rejected by rate limit") as caught:
+        await ask(server.socket).list_pods()
+    assert caught.value.reason == "exhausted"
+
+
+async def test_an_answer_of_many_frames_is_read_whole(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    pods = [{**TRAINING, "name": f"pod-{number}"} for number in range(5_000)]
+    server.answer(pods)
+    answer = await ask(server.socket).list_pods()
+
+    assert len(answer) > MOST_ANSWER_BYTES / 4
+    assert [pod.name for pod in parse_answer(answer)] == [pod["name"] for pod in pods]
+
+
+async def test_an_answer_without_bounds_is_given_up(
+    start_kubelet: Callable[[], KubeletServer],
+) -> None:
+    server = start_kubelet()
+    server.answer([{"name": "x" * (MOST_ANSWER_BYTES // 4), "namespace": "n"}] * 5)
+
+    assert await reason_of(server.socket) == "too_large"
