@@ -17,7 +17,13 @@ from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from agent.reading.shares import ProcessUsage
 from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
-from gpuledger.records import ContainerRef, GpuProcess, NodeSample, ProcessRecord
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    GpuProcess,
+    NodeSample,
+    ProcessRecord,
+)
 
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_US: Final = 1_000
@@ -57,8 +63,10 @@ class Moment:
 class Sampler:
     """Makes the ticks of one node, one after the other."""
 
-    def __init__(self, *, node: str, procfs: Procfs) -> None:
+    def __init__(self, *, node: str, procfs: Procfs, reads_processes: bool = True) -> None:
+        """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
+        self._reads_processes = reads_processes
         self._boot_id = read_boot_id(procfs)
         self._table = ProcessTable(procfs=procfs, node=node, boot_id=self._boot_id)
         self._states: Mapping[str, GpuState] = {}
@@ -72,7 +80,12 @@ class Sampler:
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
     def sample(
-        self, answers: Sequence[GpuAnswers], *, asked_boottime_ns: int, at: Moment
+        self,
+        answers: Sequence[GpuAnswers],
+        *,
+        asked_boottime_ns: int,
+        at: Moment,
+        allocations: Sequence[DeviceAllocation] = (),
     ) -> Tick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
@@ -86,28 +99,38 @@ class Sampler:
             read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns)
             for answer in ordered
         ]
-        # A GPU that did not answer is forgotten: what it says next covers more than one interval.
-        self._states = {tick.reading.uuid: tick.state for tick in ticks}
+        # Of a GPU that did not answer only the counters are kept, so that their falls are seen:
+        # what it says next covers more than one interval.
+        kept = {uuid: state.forget() for uuid, state in self._states.items() if state.totals}
+        self._states = kept | {tick.reading.uuid: tick.state for tick in ticks}
         _count_dropped(ticks)
         if self._lag_ns is None:
             # Found once and kept, so that each tick begins where the one before ended.
             self._lag_ns = _lag_ns(ticks)
+        read = ticks if self._reads_processes else []
         roll = self._table.call(
-            {tick.reading.uuid: tick.state.processes.keys() for tick in ticks},
-            lingering={pid for tick in ticks for pid in tick.state.gone},
+            {tick.reading.uuid: tick.state.processes.keys() for tick in read},
+            lingering={pid for tick in read for pid in tick.state.gone},
             listed_boottime_ns=asked_boottime_ns,
             time_ns=at.time_ns,
         )
         self._untold.extend(roll.records)
-        return self._tick(ticks, roll, at, interval_ns) if before else None
+        return self._tick(ticks, roll, at, interval_ns, allocations) if before else None
 
-    def _tick(self, ticks: Sequence[GpuTick], roll: Roll, at: Moment, interval_ns: int) -> Tick:
+    def _tick(
+        self,
+        ticks: Sequence[GpuTick],
+        roll: Roll,
+        at: Moment,
+        interval_ns: int,
+        allocations: Sequence[DeviceAllocation],
+    ) -> Tick:
         self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
         containers = _Containers()
         processes = [
             process
             for place, tick in enumerate(ticks)
-            for usage in tick.usages
+            for usage in (tick.usages if self._reads_processes else ())
             for process in _describe(place, usage, roll, containers)
         ]
         TICKS.inc()
@@ -120,7 +143,7 @@ class Sampler:
             gpus=[tick.reading for tick in ticks],
             containers=containers.refs(),
             processes=processes,
-            allocations=[],
+            allocations=list(allocations),
         )
         records, self._untold = self._untold, []
         return Tick(sample=sample, processes=records)
@@ -192,7 +215,7 @@ def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:
 
 def _count_dropped(ticks: Sequence[GpuTick]) -> None:
     for tick in ticks:
-        for reading, count in tick.dropped_readings.items():
-            READINGS_DROPPED.labels(reading=reading).inc(count)
+        for (reading, reason), count in tick.dropped_readings.items():
+            READINGS_DROPPED.labels(reading=reading, reason=reason).inc(count)
         for reason, count in tick.dropped_samples.items():
             PROCESS_SAMPLES_DROPPED.labels(reason=reason).inc(count)

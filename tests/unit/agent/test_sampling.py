@@ -9,7 +9,13 @@ import pytest
 from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
 from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler, Tick
-from gpuledger.records import ContainerRef, NodeSample, ProcessChange, ProcessKind
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    NodeSample,
+    ProcessChange,
+    ProcessKind,
+)
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
 from simulator.simulation import SimulatedNode, Simulation
@@ -195,3 +201,31 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
         assert drawn == pytest.approx(gpu.joules(*since), abs=0.1)
         ran = sum((one.gpus[place].utilization_ratio or 0) * one.interval_ns for one in samples)
         assert ran == pytest.approx(gpu.device_busy_ns(*since), rel=0.01)
+
+
+def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
+    procfs: FakeProcfs,
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    sampler = Sampler(node="node-1", procfs=procfs, reads_processes=False)
+    sample(sampler, [answers(7)], 1)
+    tick = sample(sampler, [answers()], 2)
+    assert tick
+    assert (tick.processes, tick.sample.processes, tick.sample.containers) == ([], [], [])
+    assert [gpu.utilization_ratio for gpu in tick.sample.gpus] == [0.5]
+
+
+def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> None:
+    given = DeviceAllocation(
+        gpu_uuid="GPU-0",
+        device_id="GPU-0::1",
+        resource_name="nvidia.com/gpu",
+        namespace="serving",
+        pod="chat",
+        container="server",
+    )
+    sample(sampler, [answers()], 1)
+    at = moment(2)
+    tick = sampler.sample([answers()], asked_boottime_ns=at.boottime_ns, at=at, allocations=[given])
+    assert tick
+    assert tick.sample.allocations == [given]
