@@ -33,8 +33,8 @@ TICK_SECONDS: Final = Histogram(
 )
 READINGS_DROPPED: Final = Counter(
     "gpuledger_agent_readings_dropped",
-    "Values of the driver that cannot be true, left out of the tick.",
-    ["reading"],
+    "Values of the driver that cannot be true, left out of the tick, by reading and reason.",
+    ["reading", "reason"],
 )
 PROCESS_SAMPLES_DROPPED: Final = Counter(
     "gpuledger_agent_process_samples_dropped",
@@ -46,9 +46,33 @@ PROCESSES_UNREADABLE: Final = Counter(
     "Processes on a GPU that /proc did not show, counted each tick: gone already, or of another"
     " pid namespace.",
 )
+ACCOUNTS_LATE: Final = Counter(
+    "gpuledger_agent_accounts_late",
+    "The driver's accounts of processes that came when the process's end had been told without.",
+)
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",
     "Ticks that a GPU did not answer in time; they hold the other GPUs only.",
+)
+CALL_GROUPS_FAILED: Final = Counter(
+    "gpuledger_agent_call_groups_failed",
+    "Groups of questions that a GPU did not answer, by reason: `deadline`, `hangs` (its thread is"
+    " not back from an earlier tick), `error`, or `probe` (asked again, in vain).",
+    ["gpu", "group", "reason"],
+)
+BREAKER_OPEN: Final = Gauge(
+    "gpuledger_agent_breaker_open",
+    "1 where a group of questions is not put to a GPU but by single probes, as it failed too often.",
+    ["gpu", "group"],
+)
+THREADS_ABANDONED: Final = Gauge(
+    "gpuledger_agent_threads_abandoned", "Threads that hang in a call of the driver for ever."
+)
+GPUS_LOST: Final = Gauge(
+    "gpuledger_agent_gpus_lost", "GPUs that answered once and do not answer any more."
+)
+DRIVER_UP: Final = Gauge(
+    "gpuledger_agent_driver_up", "1 while the library is open and at least one GPU answers."
 )
 NVML_ERRORS: Final = Counter(
     "gpuledger_agent_nvml_errors",
@@ -83,4 +107,61 @@ ALLOCATIONS_UNRESOLVED: Final = Gauge(
 ATTRIBUTION: Final = Gauge(
     "gpuledger_agent_attribution",
     "1 while processes are read; 0 where /proc is not the whole machine's.",
+)
+INCIDENTS: Final = Counter(
+    "gpuledger_agent_incidents",
+    "Incidents told, by kind and by who said so: `nvml`, `kmsg` or `agent`.",
+    ["kind", "source"],
+)
+INCIDENTS_DUPLICATE: Final = Counter(
+    "gpuledger_agent_incidents_duplicate",
+    "XIDs that were told already, by who said so the second time.",
+    ["source"],
+)
+INCIDENTS_DROPPED: Final = Counter(
+    "gpuledger_agent_incidents_dropped",
+    "Incidents that came faster than they could be told, so that they were left out.",
+)
+EVENT_SET_FAILURES: Final = Counter(
+    "gpuledger_agent_event_set_failures",
+    "Times that the driver's events could not be waited for, by reason: `create`, `register` (one"
+    " GPU's) or `wait`.",
+    ["reason"],
+)
+KMSG_OVERRUNS: Final = Counter(
+    "gpuledger_agent_kmsg_overruns",
+    "Times that the kernel's log was overwritten before it was read.",
+)
+KMSG_FAILURES: Final = Counter(
+    "gpuledger_agent_kmsg_failures", "Times that the kernel's log could not be opened or read."
+)
+SPOOL_USABLE: Final = Gauge(
+    "gpuledger_agent_spool_usable",
+    "1 where the disk takes what the broker does not, 0 where it is in memory only.",
+)
+SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the spool's files.")
+SPOOL_TICKS: Final = Gauge(
+    "gpuledger_agent_spool_ticks", "Ticks and other messages that wait on the disk."
+)
+SPOOL_OLDEST_SECONDS: Final = Gauge(
+    "gpuledger_agent_spool_oldest_timestamp_seconds",
+    "Event time of the oldest that waits on the disk, seconds since the epoch; 0 where none does.",
+)
+SPOOL_WRITTEN: Final = Counter(
+    "gpuledger_agent_spool_ticks_written", "Ticks that were written to the disk."
+)
+SPOOL_DROPPED: Final = Counter(
+    "gpuledger_agent_spool_ticks_dropped",
+    "Ticks that were on the disk and will never be sent, by reason: bytes or age (the bounds),"
+    " damaged (a file that could not be read), hung (a disk that does not answer).",
+    ["reason"],
+)
+SPOOL_TORN: Final = Counter(
+    "gpuledger_agent_spool_torn",
+    "Files whose end was cut off at a start, as the write of it had not been finished.",
+)
+SPOOL_FAILURES: Final = Counter(
+    "gpuledger_agent_spool_failures",
+    "Refusals of the disk, by error, such as ENOSPC; what it refused stays in memory.",
+    ["error"],
 )

@@ -3,10 +3,12 @@
 Here live the value types between the seam to NVML and the pure core. Nothing is judged here.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from gpuledger.records import ProcessKind
+from gpuledger.records import GpuFacts, ProcessKind
 
 
 class CallGroup(Enum):
@@ -68,6 +70,54 @@ class ListedProcess:
     """The list."""
     memory_bytes: int | None
     """Device memory it holds; `None` where the driver does not say."""
+    gpu_instance: int | None = None
+    """Id of the GPU instance in which it runs, where the driver says one."""
+    compute_instance: int | None = None
+    """Id of the compute instance in that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceIdentity:
+    """One MIG instance of a GPU and what it has of the GPU; `None` is not known."""
+
+    uuid: str
+    """Its identity."""
+    parent_uuid: str
+    """The GPU's identity."""
+    place: int
+    """The driver's index of it among the GPU's instances."""
+    gpu_instance: int | None = None
+    """The driver's id of its GPU instance."""
+    compute_instance: int | None = None
+    """The driver's id of it in the GPU instance."""
+    profile: str | None = None
+    """Its profile, such as `1g.10gb`."""
+    gpu_slices: int | None = None
+    """Compute slices of its GPU instance."""
+    compute_slices: int | None = None
+    """Those of them that it has."""
+    multiprocessors: int | None = None
+    """Its streaming multiprocessors."""
+    memory_bytes: int | None = None
+    """Memory of its GPU instance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountedProcess:
+    """The driver's account of a process that is done with a GPU; `None` is not known."""
+
+    pid: int
+    """Process id in the node's pid namespace."""
+    started_us: int
+    """When it opened the GPU, by the node's clock since the epoch."""
+    lived_ms: int
+    """For how long it held the GPU open."""
+    gpu_percent: float | None
+    """Share of that time in which its kernels ran."""
+    memory_percent: float | None
+    """Share of that time in which it kept the memory controller busy."""
+    max_memory_bytes: int | None
+    """The most memory it held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +148,29 @@ class GpuAnswers:
     """Draw."""
     energy_millijoules: int | None = None
     """Counter since the driver was loaded."""
-    temperature_celsius: int | None = None
-    """Temperature of the die."""
-    sm_clock_megahertz: int | None = None
-    """Clock of the multiprocessors."""
-    memory_clock_megahertz: int | None = None
-    """Clock of the memory."""
+    readings: Mapping[str, Any] = field(default_factory=dict)
+    """The driver's values of the readings group, by the names of the catalogue, those it gives."""
+    profiling: Mapping[str, Any] = field(default_factory=dict)
+    """The same of the profiling group; lists of several engines' values included."""
+    profiling_ns: int | None = None
+    """The time that they are of."""
+    health: Mapping[str, Any] = field(default_factory=dict)
+    """The same of the health group; empty where it was not asked."""
+    facts: GpuFacts | None = None
+    """What is built into the GPU or set on it; asked with its health."""
     processes: tuple[ListedProcess, ...] | None = None
     """The compute, graphics and MPS lists, one after the other; `None` where one of them failed,
     as a process missing from half an answer has not ended."""
     process_samples: tuple[ProcessSample, ...] | None = None
     """Process samples newer than the last seen; empty where no process used the GPU."""
+    accounted: tuple[AccountedProcess, ...] | None = None
+    """Processes that are done with the GPU since some answers ago; the same one may come in
+    several answers. `None` where the driver keeps no accounts."""
+    mig_enabled: bool | None = None
+    """Whether MIG is on; `None` where the GPU has none."""
+    instances: tuple["GpuAnswers", ...] = ()
+    """The answers of its MIG instances."""
+    instance: InstanceIdentity | None = None
+    """Which instance it is, where these are an instance's answers."""
+    instance_profiling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the chip's counters measured of each instance, by its UUID: fields of `GpuAnswers`."""

@@ -14,6 +14,7 @@ from agent.nvml.calls import FailedError, UnsupportedError, none_where_absent
 from agent.nvml.fields import value_name
 from gpuledger.records import ProcessKind
 
+_NO_INSTANCE: Final = 0xFFFFFFFF
 _LISTS: Final = {
     ProcessKind.COMPUTE: "nvmlDeviceGetComputeRunningProcesses_v3",
     ProcessKind.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -60,8 +61,19 @@ def list_processes(asker: Asker) -> tuple[ListedProcess, ...] | None:
 
 def _listed(processes: Sequence[Any], kind: ProcessKind) -> list[ListedProcess]:
     return [
-        ListedProcess(pid=one.pid, kind=kind, memory_bytes=one.usedGpuMemory) for one in processes
+        ListedProcess(
+            pid=one.pid,
+            kind=kind,
+            memory_bytes=one.usedGpuMemory,
+            gpu_instance=_id(one.gpuInstanceId),
+            compute_instance=_id(one.computeInstanceId),
+        )
+        for one in processes
     ]
+
+
+def _id(given: int) -> int | None:
+    return None if given == _NO_INSTANCE else given
 
 
 def _samples(asker: Asker, kind: int, last_seen_us: int) -> tuple[Sample, ...] | None:

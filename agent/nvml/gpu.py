@@ -3,14 +3,21 @@
 Whether a value can be true is judged elsewhere. Safe to ask different GPUs from different threads.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pynvml
-
+from agent.nvml.accounting import Accounting
 from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
 from agent.nvml.asking import Asker
 from agent.nvml.books import ask_books
+from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.gpm import Gpm
+from agent.nvml.inquiry import Inquiry
+from agent.nvml.instance_counters import InstanceCounters
+from agent.nvml.inventory import Facts
+from agent.nvml.mig import Partition
 
 
 @dataclass(kw_only=True)
@@ -25,9 +32,22 @@ class Gpu:
     """Its identity."""
     index: int
     """The driver's index."""
+    peers: Sequence[tuple[str, Any]] = ()
+    """The node's other GPUs, as pairs of UUID and handle."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """The clock by which samples are far enough apart."""
 
     def __post_init__(self) -> None:
-        self.asker = Asker(library=self.library, handle=self.handle)
+        asker = self.asker = Asker(library=self.library, handle=self.handle)
+        self._readings = Inquiry(asker, CATALOGUE[CallGroup.READINGS])
+        self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
+        self._health = Inquiry(asker, CATALOGUE[CallGroup.HEALTH])
+        self._partition = Partition(asker=asker, uuid=self.uuid, index=self.index)
+        self._accounting = Accounting(asker=asker)
+        self._counters = InstanceCounters(
+            asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
+        )
+        self._facts = Facts(asker, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def answers_of(self, group: CallGroup, last_seen: LastSeen) -> dict[str, Any]:
         """Ask one group, by the fields of `GpuAnswers`.
@@ -35,10 +55,13 @@ class Gpu:
         Raises NvmlLostError where the library must be started again.
         """
         if group is CallGroup.BOOKS:
-            return ask_books(self.asker, last_seen)
+            return self._books(last_seen)
         if group is CallGroup.READINGS:
-            return self._readings()
-        return {}
+            return {"readings": self._readings.ask()}
+        if group is CallGroup.PROFILING:
+            return self._profiling()
+        facts = replace(self._facts.ask(), instances=self._partition.describe())
+        return {"health": self._health.ask(), "facts": facts}
 
     def answer(self, last_seen: LastSeen) -> GpuAnswers:
         """Ask everything; raises NvmlLostError where the library must be started again."""
@@ -47,10 +70,18 @@ class Gpu:
             given |= self.answers_of(group, last_seen)
         return GpuAnswers(uuid=self.uuid, index=self.index, **given)
 
-    def _readings(self) -> dict[str, Any]:
-        ask = self.asker.ask
-        return {
-            "temperature_celsius": ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
-            "sm_clock_megahertz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            "memory_clock_megahertz": ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
-        }
+    def close(self) -> None:
+        """Let go of what the library holds for it; the library must be open."""
+        self._gpm.close()
+        self._counters.close()
+
+    def _books(self, last_seen: LastSeen) -> dict[str, Any]:
+        books = ask_books(self.asker, last_seen)
+        books |= self._partition.ask(books)
+        if not books["mig_enabled"]:
+            books["accounted"] = self._accounting.ask(books["processes"])
+        return books
+
+    def _profiling(self) -> dict[str, Any]:
+        of_instances = self._counters.ask(self._partition.instances)
+        return {**self._gpm.ask(), "instance_profiling": of_instances}

@@ -3,47 +3,83 @@
 It takes any object with the functions of `pynvml`, the real module or the simulator's.
 """
 
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agent.nvml.calls import call_nvml
 from agent.nvml.gpu import Gpu
+from agent.nvml.inventory import ask_versions
 from gpuledger.errors import UnavailableError
+
+
+class _Found(NamedTuple):
+    """A GPU that answered."""
+
+    number: int
+    uuid: str
+    handle: Any
 
 
 class Nvml:
     """The library, from its start to its end."""
 
-    def __init__(self, library: Any) -> None:  # noqa: ANN401  # pynvml is an untyped module
-        self._library = library
+    def __init__(
+        self,
+        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        *,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.library = library
+        """The functions of `pynvml`, real or played."""
+        self._monotonic_ns = monotonic_ns
+        self._gpus: list[Gpu] = []
         self._is_open = False
         self.missing = 0
         """GPUs that the driver counts and that did not answer at the start."""
 
     def open(self) -> list[Gpu]:
         """Start the library and give the GPUs that answer; raises NvmlLostError."""
-        call_nvml(self._library, "nvmlInit")
+        call_nvml(self.library, "nvmlInit")
         self._is_open = True
-        count = call_nvml(self._library, "nvmlDeviceGetCount")
-        found = [self._find(index) for index in range(count)]
-        gpus = [gpu for gpu in found if gpu]
-        self.missing = count - len(gpus)
-        return gpus
+        count = call_nvml(self.library, "nvmlDeviceGetCount")
+        found = [place for index in range(count) if (place := self._find(index))]
+        self._gpus = [self._make(place, found) for place in found]
+        self.missing = count - len(self._gpus)
+        return self._gpus
+
+    def versions(self) -> Mapping[str, str | None]:
+        """Give the versions by the fields of `Inventory`; raises NvmlLostError."""
+        return ask_versions(self.library)
 
     def close(self) -> None:
         """Let go of the driver; a library that is lost has nothing to let go of."""
         if not self._is_open:
             return
         self._is_open = False
+        gpus, self._gpus = self._gpus, []
         try:
-            call_nvml(self._library, "nvmlShutdown")
+            for gpu in gpus:
+                gpu.close()
+            call_nvml(self.library, "nvmlShutdown")
         except UnavailableError:
             return
 
-    def _find(self, index: int) -> Gpu | None:
+    def _find(self, index: int) -> _Found | None:
         """Give the GPU at an index; one that is lost must not cost the others."""
         try:
-            handle = call_nvml(self._library, "nvmlDeviceGetHandleByIndex", index)
-            uuid = call_nvml(self._library, "nvmlDeviceGetUUID", handle)
+            handle = call_nvml(self.library, "nvmlDeviceGetHandleByIndex", index)
+            uuid = call_nvml(self.library, "nvmlDeviceGetUUID", handle)
         except UnavailableError:
             return None
-        return Gpu(library=self._library, handle=handle, uuid=uuid, index=index)
+        return _Found(number=index, uuid=uuid, handle=handle)
+
+    def _make(self, one: _Found, all_found: Sequence[_Found]) -> Gpu:
+        return Gpu(
+            library=self.library,
+            handle=one.handle,
+            uuid=one.uuid,
+            index=one.number,
+            peers=[(other.uuid, other.handle) for other in all_found if other is not one],
+            monotonic_ns=self._monotonic_ns,
+        )

@@ -11,7 +11,8 @@ from typing import Final
 
 from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess, Sample
 from agent.reading import plausibility
-from agent.reading.instant import drawn_joules, read_instant
+from agent.reading.instant import drawn_joules
+from agent.reading.parts import read_parts
 from agent.reading.plausibility import Sieve
 from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
 from agent.reading.timeline import (
@@ -24,6 +25,7 @@ from agent.reading.timeline import (
     learn_window_us,
     mean_percent,
 )
+from agent.reading.totals import Ledger, Totals
 from gpuledger.records import GpuReading
 
 _SILENCE_NS: Final = 5_000_000_000
@@ -49,6 +51,12 @@ class GpuState:
     """The processes that were there, by pid."""
     gone: Mapping[int, GoneProcess] = field(default_factory=dict)
     """The processes that ended and may have run in time that is not covered yet, by pid."""
+    totals: Totals = field(default_factory=dict)
+    """The counters, by field name."""
+
+    def forget(self) -> "GpuState":
+        """Give what is left of it after a tick in which the GPU did not answer: its counters."""
+        return GpuState(totals=self.totals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +69,8 @@ class GpuTick:
     """Its processes, those that ended and may have run in the covered time included."""
     state: GpuState
     """For the next tick."""
-    dropped_readings: Counter[str]
-    """Values that could not be true, by reading."""
+    dropped_readings: Counter[tuple[str, str]]
+    """Values that could not be true, by reading and reason."""
     dropped_samples: Counter[str]
     """Process samples left out, by reason."""
 
@@ -76,17 +84,19 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     """
     sieve = Sieve()
     was = before or GpuState()
+    ledger = Ledger(before=was.totals, interval_ns=interval_ns)
     cover = _Cover.find(answers, was, interval_ns=interval_ns, sieve=sieve)
     reading = GpuReading(
         uuid=answers.uuid,
         index=answers.index,
         model=answers.model,
-        utilization_ratio=cover.mean(cover.gpu, answers.percent, "utilization", sieve),
+        utilization_ratio=cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve),
         memory_utilization_ratio=cover.mean(
-            cover.memory, answers.memory_percent, "memory_utilization", sieve
+            cover.memory, answers.memory_percent, "memory_utilization_ratio", sieve
         ),
-        **read_instant(answers, sieve),
+        **read_parts(answers, ledger=ledger, sieve=sieve),
         energy_joules=drawn_joules(was.energy_millijoules, answers, interval_ns, sieve),
+        resets=ledger.fell or None,
     )
     running = list_processes(
         answers.processes, was.processes, memory_bytes=reading.memory_total_bytes, sieve=sieve
@@ -102,7 +112,10 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     return GpuTick(
         reading=reading,
         usages=shares.usages,
-        state=_move_on(answers, was, cover, shares, running, interval_ns=interval_ns),
+        state=replace(
+            _move_on(answers, was, cover, shares, running, interval_ns=interval_ns),
+            totals=ledger.after,
+        ),
         dropped_readings=sieve.dropped,
         dropped_samples=shares.dropped,
     )
@@ -122,8 +135,8 @@ class _Cover:
     def find(
         cls, answers: GpuAnswers, was: GpuState, *, interval_ns: int, sieve: Sieve
     ) -> "_Cover":
-        gpu = _plausible(answers.samples, "utilization", sieve)
-        memory = _plausible(answers.memory_samples, "memory_utilization", sieve)
+        gpu = _plausible(answers.samples, "utilization_ratio", sieve)
+        memory = _plausible(answers.memory_samples, "memory_utilization_ratio", sieve)
         seen = was.last_seen
         window_us = learn_window_us(gpu, before_us=seen.gpu_us, known_us=was.gpu_window_us)
         time, stretch = was.time, None

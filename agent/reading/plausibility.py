@@ -1,29 +1,65 @@
-"""Which values of the driver can be true. Pure: what cannot be is left out and named.
+"""Which values of the driver can be true. Pure: what cannot be is left out, counted and named.
 
 Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number may reach the books.
 """
 
+import math
 from collections import Counter
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
+
+from agent.nvml.questions import Unit
 
 PERCENT: Final = (0, 100)
-TEMPERATURE_CELSIUS: Final = (-20, 150)
 POWER_MILLIWATTS: Final = (0, 3_000_000)
-CLOCK_MEGAHERTZ: Final = (0, 20_000)
 MEMORY_BYTES: Final = (0, 1 << 48)
-ENERGY_MILLIJOULES: Final = (0, 1 << 62)
 TIMESTAMP_US: Final = (0, 1 << 62)
 
 
 class Sieve:
-    """Keeps what can be true and counts, by reading, what cannot."""
+    """Keeps what can be true and counts, by reading and reason, what cannot."""
 
     def __init__(self) -> None:
-        self.dropped: Counter[str] = Counter()
+        self.dropped: Counter[tuple[str, str]] = Counter()
+
+    def drop(self, reading: str, reason: str) -> None:
+        """Count a value that is left out."""
+        self.dropped[reading, reason] += 1
 
     def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
         """Give the value, or `None` where it was absent or lies outside the limits."""
         if value is None or limits[0] <= value <= limits[1]:
             return value
-        self.dropped[reading] += 1
+        self.drop(reading, "out_of_range")
         return None
+
+    def believe(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
+        """Tell whether a value can be true by its unit alone; an absent one is not counted."""
+        if value is None:
+            return False
+        reason = _reason_against(value, unit)
+        if reason:
+            self.drop(reading, reason)
+        return reason is None
+
+
+def _reason_against(value: Any, unit: Unit) -> str | None:  # noqa: ANN401  # whatever the driver says
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "not_a_number"
+    if unit.choices:
+        return None if value in unit.choices else "unknown"
+    return None if unit.low <= value <= unit.high else "out_of_range"
+
+
+def convert(value: Any, unit: Unit) -> Any:  # noqa: ANN401  # of the field's type
+    """Give a value that can be true in our unit, of the type of its field."""
+    if unit.choices:
+        return unit.choices[value]
+    if unit.over is not None:
+        return value * unit.times / unit.over
+    return int(value) * unit.times
+
+
+def all_numbers(values: Any) -> Collection[float]:  # noqa: ANN401  # whatever the driver says
+    """Give a list of values as such; one that is none counts as empty."""
+    return values if isinstance(values, list | tuple) else ()

@@ -113,9 +113,9 @@ def list_processes(
     merged: dict[int, ListedProcess] = {}
     for process in listed:
         if process.pid == 0:
-            sieve.dropped["pid"] += 1
+            sieve.drop("process_pid", "out_of_range")
             continue
-        held = sieve.keep(process.memory_bytes, limits, reading="process_memory")
+        held = sieve.keep(process.memory_bytes, limits, reading="process_memory_bytes")
         sane = replace(process, memory_bytes=held)
         other = merged.get(process.pid)
         merged[process.pid] = _merge(other, sane) if other else sane

@@ -134,10 +134,10 @@ def test_energy_is_absent_where_there_is_no_difference(
         ("memory_used_bytes", 2**64 - 1, "memory_used_bytes"),
         ("memory_reserved_bytes", 2**64 - 1, "memory_reserved_bytes"),
         ("power_milliwatts", 3_000_001, "power_watts"),
-        ("temperature_celsius", 151, "temperature_celsius"),
-        ("temperature_celsius", -21, "temperature_celsius"),
-        ("sm_clock_megahertz", 2**32 - 1, "sm_clock_hertz"),
-        ("memory_clock_megahertz", 2**32 - 1, "memory_clock_hertz"),
+        ("readings", {"temperature_celsius": 151}, "temperature_celsius"),
+        ("readings", {"temperature_celsius": -21}, "temperature_celsius"),
+        ("readings", {"sm_clock_hertz": 2**32 - 1}, "sm_clock_hertz"),
+        ("readings", {"memory_clock_hertz": 2**32 - 1}, "memory_clock_hertz"),
         ("energy_millijoules", 2**64 - 1, "energy_total_joules"),
     ],
 )
@@ -152,12 +152,12 @@ def test_a_value_that_cannot_be_true_is_absent_and_counted(
 def test_more_memory_in_use_than_there_is_cannot_be_true() -> None:
     tick = read(replace(BLANK, memory_total_bytes=100, memory_used_bytes=101))
     assert tick.reading.memory_used_bytes is None
-    assert dict(tick.dropped_readings) == {"memory_used": 1}
+    assert dict(tick.dropped_readings) == {("memory_used_bytes", "out_of_range"): 1}
 
 
 def test_the_limits_themselves_can_be_true() -> None:
     full = replace(
-        BLANK, samples=samples(100), temperature_celsius=150, memory_total_bytes=9,
+        BLANK, samples=samples(100), readings={"temperature_celsius": 150}, memory_total_bytes=9,
         memory_used_bytes=9, power_milliwatts=0,
     )  # fmt: skip
     assert not read(full).dropped_readings

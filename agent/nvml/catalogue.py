@@ -1,0 +1,242 @@
+"""Every reading with the question it comes from: add a line, and it is asked, judged and published.
+
+The readings that are booked are asked in `books` and stand here for what can be true of them.
+`nvmlDeviceGetPcieThroughput` is not asked at all: it sleeps 20 ms for each direction, and the
+counters (fields 197 and 198) and the chip's own metrics tell the same without.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pynvml as nvml
+
+from agent.nvml import questions as q
+from agent.nvml.answers import CallGroup
+from agent.nvml.questions import Call, FieldValue, Metric, Question, Reading, Unit
+
+_ALL_LINKS: Final = 0xFFFFFFFF
+
+
+def _row(name: str, unit: Unit, *asked: Question, since: str = "") -> Reading:
+    return Reading(name=name, unit=unit, asked=asked, since=since)
+
+
+_MEMORY: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
+_BOOKS: Final = (
+    _row(
+        "utilization_ratio",
+        q.RATIO,
+        Call("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
+        Call("nvmlDeviceGetUtilizationRates", part="gpu"),
+    ),
+    _row(
+        "memory_utilization_ratio",
+        q.RATIO,
+        Call("nvmlDeviceGetSamples", (nvml.NVML_MEMORY_UTILIZATION_SAMPLES,)),
+        Call("nvmlDeviceGetUtilizationRates", part="memory"),
+    ),
+    _row("memory_total_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "total")),
+    _row("memory_used_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "used")),
+    _row("memory_reserved_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "reserved")),
+    _row("power_watts", q.MILLIWATTS, Call("nvmlDeviceGetPowerUsage")),
+    _row(
+        "energy_total_joules",
+        q.MILLIJOULES,
+        Call("nvmlDeviceGetTotalEnergyConsumption"),
+        since="Volta",
+    ),
+)
+
+
+def _clock(name: str, kind: int) -> Reading:
+    return _row(name, q.MEGAHERTZ, Call("nvmlDeviceGetClockInfo", (kind,)))
+
+
+_INSTANT: Final = (
+    _row(
+        "temperature_celsius",
+        q.CELSIUS,
+        Call("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
+        Call("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
+    ),
+    _row("memory_temperature_celsius", q.CELSIUS, FieldValue(82), since="HBM"),
+    _clock("sm_clock_hertz", nvml.NVML_CLOCK_SM),
+    _clock("memory_clock_hertz", nvml.NVML_CLOCK_MEM),
+    _row("power_instant_watts", q.MILLIWATTS, FieldValue(186), since="Ampere"),
+    _row("encoder_utilization_ratio", q.RATIO, Call("nvmlDeviceGetEncoderUtilization", (), 0)),
+    _row("decoder_utilization_ratio", q.RATIO, Call("nvmlDeviceGetDecoderUtilization", (), 0)),
+    _row("performance_state", q.PERFORMANCE_STATE, Call("nvmlDeviceGetPerformanceState")),
+)
+
+
+def _throttled(name: str, field: int, since: str = "") -> Reading:
+    return _row(f"throttling.{name}_seconds_total", q.NANOSECONDS, FieldValue(field), since=since)
+
+
+_THROTTLING: Final = (
+    _row(
+        "throttling.reasons",
+        q.BITS,
+        Call("nvmlDeviceGetCurrentClocksEventReasons"),
+        Call("nvmlDeviceGetCurrentClocksThrottleReasons"),
+    ),
+    _throttled("power", 74),
+    _throttled("thermal", 75),
+    _throttled("sync_boost", 76),
+    _throttled("board_limit", 77),
+    _throttled("low_utilization", 78),
+    _throttled("reliability", 79),
+    _throttled("software_thermal", 269),
+    _throttled("hardware_thermal", 270),
+    _throttled("power_brake", 271),
+)
+_TRAFFIC: Final = (
+    _row("traffic.pcie_sent_bytes_total", q.PCIE_BYTES, FieldValue(197), since="Hopper"),
+    _row("traffic.pcie_received_bytes_total", q.PCIE_BYTES, FieldValue(198), since="Hopper"),
+    _row(
+        "traffic.nvlink_sent_bytes_total", q.KIBIBYTES, FieldValue(138, _ALL_LINKS), since="Ampere"
+    ),
+    _row(
+        "traffic.nvlink_received_bytes_total",
+        q.KIBIBYTES,
+        FieldValue(139, _ALL_LINKS),
+        since="Ampere",
+    ),
+)
+
+
+def _active(name: str, metric: int) -> Reading:
+    row = Metric(metric)
+    return _row(f"profiling.{name}_active_ratio", q.RATIO, row, since="Hopper")
+
+
+def _engines(name: str, metric: int, count: int) -> Reading:
+    row = Metric(metric, count)
+    return _row(f"profiling.{name}_active_ratios", q.RATIO, row, since="Hopper")
+
+
+def _flow(name: str, metric: int) -> Reading:
+    name = f"profiling.{name}_bytes_per_second"
+    return _row(name, q.MEBIBYTES_PER_SECOND, Metric(metric), since="Hopper")
+
+
+_PROFILING: Final = (
+    _active("graphics_engine", nvml.NVML_GPM_METRIC_GRAPHICS_UTIL),
+    _active("sm", nvml.NVML_GPM_METRIC_SM_UTIL),
+    _row(
+        "profiling.sm_occupancy_ratio",
+        q.RATIO,
+        Metric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
+        since="Hopper",
+    ),
+    _active("tensor", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
+    _active("tensor_dfma", nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL),
+    _active("tensor_hmma", nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL),
+    _active("tensor_imma", nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL),
+    _active("dram", nvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
+    _active("fp64", nvml.NVML_GPM_METRIC_FP64_UTIL),
+    _active("fp32", nvml.NVML_GPM_METRIC_FP32_UTIL),
+    _active("fp16", nvml.NVML_GPM_METRIC_FP16_UTIL),
+    _active("integer", nvml.NVML_GPM_METRIC_INTEGER_UTIL),
+    _flow("pcie_sent", nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
+    _flow("pcie_received", nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+    _flow("nvlink_sent", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
+    _flow("nvlink_received", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
+    _flow("c2c_sent", nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC),
+    _flow("c2c_received", nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC),
+    _engines("nvdec", nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
+    _engines("nvjpg", nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
+    _engines("nvofa", nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
+)
+
+
+def _health(name: str, unit: Unit, *asked: Question, since: str = "") -> Reading:
+    return _row(f"health.{name}", unit, *asked, since=since)
+
+
+def _ecc(kind: int, since: int) -> Call:
+    return Call("nvmlDeviceGetTotalEccErrors", (kind, since))
+
+
+def _sram(name: str, unit: Unit, part: str) -> Reading:
+    call = Call("nvmlDeviceGetSramEccErrorStatus", (), part, "c_nvmlEccSramErrorStatus_v1_t")
+    return _health(f"sram_{name}", unit, call, since="Ampere")
+
+
+def _rows(name: str, unit: Unit, part: int) -> Reading:
+    call = Call("nvmlDeviceGetRemappedRows", (), part)
+    return _health(f"remapped_rows_{name}", unit, call, since="Ampere")
+
+
+def _banks(part: str) -> Reading:
+    call = Call("nvmlDeviceGetRowRemapperHistogram", (), part)
+    return _health(f"remap_banks_{part}", q.COUNT, call, since="Ampere")
+
+
+def _fabric(name: str, unit: Unit, part: str) -> Reading:
+    call = Call("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
+    return _health(f"fabric_{name}", unit, call, since="Hopper")
+
+
+_HEALTH: Final = (
+    _health("recovery_action", q.RECOVERY, FieldValue(230)),
+    _health("ecc_corrected_volatile_total", q.EVER, _ecc(0, nvml.NVML_VOLATILE_ECC)),
+    _health("ecc_uncorrected_volatile_total", q.EVER, _ecc(1, nvml.NVML_VOLATILE_ECC)),
+    _health("ecc_corrected_aggregate_total", q.EVER, _ecc(0, nvml.NVML_AGGREGATE_ECC)),
+    _health("ecc_uncorrected_aggregate_total", q.EVER, _ecc(1, nvml.NVML_AGGREGATE_ECC)),
+    _sram("corrected_total", q.EVER, "aggregateCor"),
+    _sram("uncorrected_parity_total", q.EVER, "aggregateUncParity"),
+    _sram("uncorrected_secded_total", q.EVER, "aggregateUncSecDed"),
+    _sram("threshold_exceeded", q.FLAG, "bThresholdExceeded"),
+    _health("retired_pages_single_bit", q.COUNT, FieldValue(29), since="until Volta"),
+    _health("retired_pages_double_bit", q.COUNT, FieldValue(30), since="until Volta"),
+    _health("retired_pages_pending", q.FLAG, FieldValue(31), since="until Volta"),
+    _rows("correctable", q.COUNT, 0),
+    _rows("uncorrectable", q.COUNT, 1),
+    _rows("pending", q.FLAG, 2),
+    _rows("failed", q.FLAG, 3),
+    *(_banks(part) for part in ("max", "high", "partial", "low", "none")),
+    _health("pcie_replays_total", q.EVER, Call("nvmlDeviceGetPcieReplayCounter")),
+    _health("nvlink_crc_flit_errors_total", q.EVER, FieldValue(38)),
+    _health("nvlink_crc_data_errors_total", q.EVER, FieldValue(45)),
+    _health("nvlink_replays_total", q.EVER, FieldValue(52)),
+    _health("nvlink_recoveries_total", q.EVER, FieldValue(59)),
+    _fabric("state", q.FABRIC_STATE, "state"),
+    _fabric("status", q.NUMBER, "status"),
+    _fabric("health_mask", q.BITS, "healthMask"),
+    _health("pcie_link_generation", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkGeneration")),
+    _health("pcie_link_width", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkWidth")),
+    _health("bar1_used_bytes", q.MEMORY_BYTES, Call("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
+    _health("fan_speed_ratio", q.RATIO, Call("nvmlDeviceGetFanSpeed")),
+    _health("vgpu_license_status", q.COUNT, Call("nvmlDeviceGetGridLicensableFeatures_v4")),
+    _health("c2c_links", q.NUMBER, FieldValue(170), since="Hopper"),
+)
+
+
+def _power(name: str, call: str, part: int | None = None) -> Reading:
+    name = f"limits.power_limit_{name}_watts"
+    return _row(name, q.MILLIWATTS, Call(f"nvmlDeviceGet{call}", (), part))
+
+
+def _heat(name: str, threshold: int) -> Reading:
+    call = Call("nvmlDeviceGetTemperatureThreshold", (threshold,))
+    return _row(f"limits.temperature_{name}_celsius", q.CELSIUS, call, since="until Hopper")
+
+
+_LIMITS: Final = (
+    _power("enforced", "EnforcedPowerLimit"),
+    _power("requested", "PowerManagementLimit"),
+    _power("default", "PowerManagementDefaultLimit"),
+    _power("min", "PowerManagementLimitConstraints", 0),
+    _power("max", "PowerManagementLimitConstraints", 1),
+    _heat("slowdown", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    _heat("shutdown", nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+)
+
+CATALOGUE: Final[Mapping[CallGroup, Sequence[Reading]]] = {
+    CallGroup.BOOKS: _BOOKS,
+    CallGroup.READINGS: (*_INSTANT, *_THROTTLING, *_TRAFFIC),
+    CallGroup.PROFILING: _PROFILING,
+    CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
+}
+"""The readings by the group in which they are asked."""

@@ -1,0 +1,82 @@
+"""A group of the catalogue put to one device: all its calls, and its numbered fields in one call.
+
+Each reading is asked for by the first of its questions that the device supports.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Final
+
+from agent.nvml.asking import Asker
+from agent.nvml.fields import ask_fields
+from agent.nvml.questions import Call, FieldValue, Question, Reading
+
+_LICENSES: Final = "nvmlDeviceGetGridLicensableFeatures_v4"
+_Wanted = list[tuple[str, Callable[[Any], Any]]]
+
+
+class Inquiry:
+    """One group's questions to one device."""
+
+    def __init__(self, asker: Asker, readings: Sequence[Reading]) -> None:
+        self._asker = asker
+        self._readings = readings
+        self._plan()
+
+    def ask(self) -> dict[str, Any]:
+        """Give the driver's values by our names, those that it gives; raises NvmlLostError."""
+        given: dict[str, Any] = {}
+        for call, wanted in self._calls:
+            answer = _put(self._asker, call)
+            if answer is not None:
+                for name, take in wanted:
+                    given[name] = take(answer)
+        given |= ask_fields(self._asker, self._fields)
+        if self._asker.refusals != self._refusals:
+            self._plan()
+        return given
+
+    def _plan(self) -> None:
+        """Lay out the questions that are not refused, each call once."""
+        self._refusals = self._asker.refusals
+        calls: dict[tuple[Any, ...], tuple[Call, _Wanted]] = {}
+        self._fields: list[tuple[str, FieldValue]] = []
+        for reading in self._readings:
+            question = self._question(reading)
+            if isinstance(question, Call):
+                calls.setdefault(question.key, (question, []))[1].append(
+                    (reading.name, _taker(question))
+                )
+            elif isinstance(question, FieldValue):
+                self._fields.append((reading.name, question))
+        self._calls = list(calls.values())
+
+    def _question(self, reading: Reading) -> Question | None:
+        possible = (one for one in reading.asked if not self._asker.is_refused(one.key))
+        return next(possible, None)
+
+
+def _put(asker: Asker, call: Call) -> Any:  # noqa: ANN401  # as the library has it
+    if call.fills:
+        return asker.fill(call.name, call.fills)
+    return asker.ask(call.name, *call.arguments)
+
+
+def _taker(call: Call) -> Callable[[Any], Any]:
+    if call.name == _LICENSES:
+        return _license_status
+    if isinstance(call.part, int):
+        return itemgetter(call.part)
+    return attrgetter(call.part) if call.part else _whole
+
+
+def _whole(answer: Any) -> Any:  # noqa: ANN401  # as the library has it
+    return answer
+
+
+def _license_status(features: Any) -> int | None:  # noqa: ANN401  # a ctypes struct
+    """Give 1 where any licensed feature is licensed, `None` where none can be."""
+    if not features.isGridLicenseSupported:
+        return None
+    count = features.licensableFeaturesCount
+    return int(any(one.featureState for one in features.gridLicensableFeatures[:count]))

@@ -1,0 +1,112 @@
+"""From the driver's values to the parts of a reading, by the catalogue. Pure.
+
+Every value is judged by its unit, a counter also by what it was before.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from agent.nvml.answers import CallGroup, GpuAnswers
+from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.questions import Metric, Reading, Unit
+from agent.reading.plausibility import Sieve, all_numbers, convert
+from agent.reading.totals import Ledger
+from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
+
+_PARTS: Final = {
+    "profiling": GpuProfiling,
+    "traffic": GpuTraffic,
+    "throttling": GpuThrottling,
+    "health": GpuHealth,
+    "limits": GpuLimits,
+}
+# Longer than this many ticks apart, two samples are not of this tick.
+_LONGEST_PROFILING: Final = 1.5
+
+
+class _Row(NamedTuple):
+    name: str
+    part: str
+    field: str
+    unit: Unit
+    is_list: bool
+
+
+def _row(reading: Reading) -> _Row:
+    part, _, field = reading.name.rpartition(".")
+    question = reading.asked[0]
+    is_list = isinstance(question, Metric) and question.count is not None
+    return _Row(reading.name, part, field, reading.unit, is_list)
+
+
+_ROWS: Final = {group: [_row(one) for one in rows] for group, rows in CATALOGUE.items()}
+
+
+def read_parts(answers: GpuAnswers, *, ledger: Ledger, sieve: Sieve) -> dict[str, Any]:
+    """Give the fields of `GpuReading` that come from the catalogue, parts included."""
+    found: dict[str, dict[str, Any]] = {}
+    for group, raw in _raw(answers, ledger.interval_ns).items():
+        for row in _ROWS[group]:
+            value = raw.get(row.name)
+            if value is not None and (ours := _read(row, value, ledger, sieve)) is not None:
+                found.setdefault(row.part, {})[row.field] = ours
+    _correct_memory(found.get("", {}), sieve)
+    _correct_fabric(found.get("health", {}))
+    given = found.pop("", {})
+    return given | {part: _PARTS[part](**values) for part, values in found.items() if values}
+
+
+def _raw(answers: GpuAnswers, interval_ns: int) -> Mapping[CallGroup, Mapping[str, Any]]:
+    books = {
+        "memory_total_bytes": answers.memory_total_bytes,
+        "memory_used_bytes": answers.memory_used_bytes,
+        "memory_reserved_bytes": answers.memory_reserved_bytes,
+        "power_watts": answers.power_milliwatts,
+        "energy_total_joules": answers.energy_millijoules,
+    }
+    is_of_this_tick = (answers.profiling_ns or 0) <= _LONGEST_PROFILING * interval_ns
+    return {
+        CallGroup.BOOKS: books,
+        CallGroup.READINGS: answers.readings,
+        CallGroup.PROFILING: answers.profiling if is_of_this_tick else {},
+        CallGroup.HEALTH: answers.health,
+    }
+
+
+def _read(row: _Row, value: Any, ledger: Ledger, sieve: Sieve) -> Any:  # noqa: ANN401  # of the field's type
+    if row.is_list:
+        return _read_list(row, all_numbers(value), sieve)
+    if not sieve.believe(value, row.unit, reading=row.name):
+        return None
+    if row.unit.is_total:
+        value = ledger.enter(row.field, int(value), row.unit)
+        if value is None:
+            sieve.drop(row.name, "leap")
+            return None
+    return convert(value, row.unit)
+
+
+def _read_list(row: _Row, values: Iterable[Any], sieve: Sieve) -> list[Any] | None:
+    """Give the values before the first that cannot be true, as a place is an engine's number."""
+    kept = []
+    for value in values:
+        if not sieve.believe(value, row.unit, reading=row.name):
+            break
+        kept.append(convert(value, row.unit))
+    return kept or None
+
+
+def _correct_memory(found: dict[str, Any], sieve: Sieve) -> None:
+    """Leave out more memory than there is."""
+    total = found.get("memory_total_bytes")
+    for name in ("memory_used_bytes", "memory_reserved_bytes"):
+        if total is not None and found.get(name, 0) > total:
+            sieve.drop(name, "out_of_range")
+            del found[name]
+
+
+def _correct_fabric(found: dict[str, Any]) -> None:
+    """Leave out what only a GPU that has joined its fabric can say."""
+    if found.get("fabric_state") != "completed":
+        found.pop("fabric_status", None)
+        found.pop("fabric_health_mask", None)
