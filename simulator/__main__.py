@@ -1,4 +1,4 @@
-"""`python -m simulator`: the scenario's API server, the driver of a real one, and the truth.
+"""`python -m simulator`: the scenario's API server, a kubelet, the driver of a real API, the truth.
 
 Here lives the wiring of the simulator as processes of their own.
 """
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"simulator: {error}\n")
         return 2
     configure_logs(LogSettings())
-    commands = {"kube-api": _kube_api, "drive": _drive, "truth": _truth}
+    commands = {"kube-api": _kube_api, "kubelet": _kubelet, "drive": _drive, "truth": _truth}
     return commands[options.command](simulation, options)
 
 
@@ -46,6 +46,20 @@ def _kube_api(simulation: Simulation, options: argparse.Namespace) -> int:
             if options.kubeconfig:
                 write_kubeconfig(options.kubeconfig, url)
             _say({"url": url, "epoch_ns": simulation.epoch_ns})
+            await asyncio.Event().wait()
+
+    return run_until_signalled(work)
+
+
+def _kubelet(simulation: Simulation, options: argparse.Namespace) -> int:
+    # gRPC is loaded only where somebody asks over a socket.
+    from simulator.kubelet.server import serve_kubelet  # noqa: PLC0415  # see above
+
+    kubelet = simulation.node(options.node).kubelet
+
+    async def work() -> None:
+        async with serve_kubelet(kubelet, options.socket, logs=options.logs):
+            _say({"socket": str(options.socket), "epoch_ns": simulation.epoch_ns})
             await asyncio.Event().wait()
 
     return run_until_signalled(work)
@@ -75,13 +89,19 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("kube-api", help="serve the scenario's Kubernetes API")
     drive = commands.add_parser("drive", help="play the scenario's pods into a real API server")
     truth = commands.add_parser("truth", help="print what each pod used, one JSON object a line")
-    for command in (serve, drive, truth):
+    kubelet = commands.add_parser("kubelet", help="serve a node's kubelet on a Unix socket")
+    for command in (serve, kubelet, drive, truth):
         _add_common(command)
     serve.add_argument(
         "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s"
     )
     serve.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="write a kubeconfig that leads here"
+    )
+    kubelet.add_argument("--node", required=True, help="whose kubelet")
+    kubelet.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where")
+    kubelet.add_argument(
+        "--logs", type=Path, metavar="FOLDER", help="link the containers' logs there, by name alone"
     )
     drive.add_argument("--kubeconfig", type=Path, required=True, metavar="FILE", help="which one")
     truth.add_argument("--start-seconds", type=float, default=0.0, help="default: 0")

@@ -10,6 +10,7 @@ from gpuledger.clock import Clock
 from simulator.plan import PlannedPod, PlannedProcess
 
 _TICK_NS: Final = 10_000_000
+_KTHREADD: Final = b"2 (kthreadd) S 0 0 0 0 -1 2129984 " + b"0 " * 8 + b"20 0 1 0 1 0 0\n"
 _V1_CONTROLLERS: Final = (
     "12:pids",
     "11:memory",
@@ -32,8 +33,11 @@ class SimulatedProcfs:
         boot_id: str,
         cgroup_driver: str,
         uid_of: Callable[[PlannedPod], str | None],
+        host_pid: bool = True,
     ) -> None:
-        self._processes = {process.pid: process for process in processes}
+        # In a container's own namespace the machine's processes have no numbers at all.
+        self._processes = {process.pid: process for process in processes} if host_pid else {}
+        self._host_pid = host_pid
         self._clock = clock
         self._epoch_ns = epoch_ns
         self._boot_id = boot_id
@@ -50,6 +54,8 @@ class SimulatedProcfs:
         """Give a file's bytes; raises FileNotFoundError where there is none at this time."""
         if path == "/proc/sys/kernel/random/boot_id":
             return f"{self._boot_id}\n".encode()
+        if path == "/proc/2/stat" and self._host_pid:
+            return _KTHREADD
         parts = path.split("/")
         if len(parts) != 4 or parts[1] != "proc" or not parts[2].isdigit():  # noqa: PLR2004  # "/proc/PID/FILE"
             raise FileNotFoundError(path)

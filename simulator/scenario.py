@@ -15,9 +15,10 @@ import yaml
 
 from gpuledger.errors import UserError
 from simulator.device import describe_gpu, gpu_groups
+from simulator.kubelet_shape import Device
 from simulator.mig import Cut, cut_at
 from simulator.plan import PlannedProcess, plan_pods, plan_processes
-from simulator.scenario_shape import Scenario
+from simulator.scenario_shape import GpuGroup, Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 
@@ -51,6 +52,7 @@ def parse_scenario(content: object) -> Scenario:
     _check_names(scenario)
     _check_pods(scenario)
     _check_gpus(scenario)
+    _check_devices(scenario)
     _check_incidents(scenario)
     return scenario
 
@@ -145,6 +147,26 @@ def _check_gpus(scenario: Scenario) -> None:
             _check_room(node.name, index, room, here)
             for process in here:
                 _check_instance(process, f"GPU {index} of {node.name}", facts.cuts)
+
+
+def _check_devices(scenario: Scenario) -> None:
+    """Check that the GPUs and instances which the kubelet gives away are there."""
+    groups = {node.name: gpu_groups(node) for node in scenario.nodes}
+    for pod in plan_pods(scenario, epoch_ns=0):
+        for container in pod.spec.containers:
+            for device in container.devices or ():
+                try:
+                    _check_device(device, groups[pod.spec.node], pod.start_ns)
+                except UserError as error:
+                    raise UserError(f"{pod.key} {container.name}: devices: {error}") from error
+
+
+def _check_device(device: Device, groups: list[GpuGroup], start_ns: int) -> None:
+    if device.gpu >= len(groups):
+        raise UserError(f"no GPU {device.gpu}; the node has 0 to {len(groups) - 1}")
+    cut = cut_at(describe_gpu(groups[device.gpu], uuid="", index=device.gpu).cuts, start_ns)
+    if device.instance is not None and device.instance >= len(cut.instances if cut else ()):
+        raise UserError(f"GPU {device.gpu} has no instance {device.instance} when the pod starts")
 
 
 def _check_incidents(scenario: Scenario) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from simulator.incident_shape import EventSupport, GpuIncident
+from simulator.kubelet_shape import Device
 from simulator.mig_shape import MigLayout
 
 Name = Annotated[
@@ -53,6 +54,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For how long the node has been up at the scenario's start."""
     labels: dict[str, str] = {}
     """The node object's labels."""
+    host_pid: bool = True
+    """Whether the agent sees the machine's processes, or those of its own container alone."""
     events: EventSupport = EventSupport()
     """What its driver tells through NVML's event sets."""
 
@@ -118,6 +121,8 @@ class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its image."""
     processes: list[Process] = []
     """Its processes on GPUs."""
+    devices: list[Device] | None = None
+    """What the kubelet gave it; absent: the GPUs that its processes use."""
 
 
 class Controller(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
 from simulator.identities import DerivedUids, Uids
 from simulator.incidents import plan_incidents
 from simulator.kmsg import SimulatedKmsg
+from simulator.kubelet import SimulatedKubelet
 from simulator.nvml import SimulatedNvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
@@ -39,6 +40,8 @@ class SimulatedNode:
     """Its clock."""
     gpus: list[SimulatedGpu]
     """The truth behind its GPUs."""
+    kubelet: SimulatedKubelet
+    """Its kubelet."""
     open_kmsg: Callable[[], SimulatedKmsg]
     """Opens its kernel's log at the end."""
 
@@ -129,9 +132,18 @@ class Simulation:
                 boot_id=identities.run_uuid(seed, self.epoch_ns, f"boot/{node.name}"),
                 cgroup_driver=node.cgroup_driver,
                 uid_of=self.given_uid,
+                host_pid=node.host_pid,
             ),
             clock=clock,
             gpus=gpus,
+            kubelet=SimulatedKubelet(
+                self.pods,
+                gpus,
+                node=node.name,
+                clock=clock,
+                epoch_ns=self.epoch_ns,
+                uid_of=self.given_uid,
+            ),
             open_kmsg=partial(SimulatedKmsg, incidents, clock=clock, epoch_ns=self.epoch_ns),
         )
 

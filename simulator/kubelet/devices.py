@@ -1,0 +1,112 @@
+"""Which container was given which device, under which id.
+
+What the scenario leaves open follows from what runs: a container has the GPUs that its processes
+use, and where several containers use one, each has a share of it, as by time-slicing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from simulator.device import SimulatedGpu
+from simulator.kubelet_shape import Device
+from simulator.mig import Instance
+from simulator.plan import PlannedPod
+from simulator.scenario_shape import Container
+
+CLAIM_DRIVER = "gpu.nvidia.com"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenDevice:
+    """A device of a container, as the kubelet names it."""
+
+    resource: str
+    """The resource; of a claim, the driver."""
+    device_id: str
+    """The id."""
+    claim: str | None
+    """The claim's name, where one gave it."""
+
+
+Place = tuple[int, int | None]
+"""A GPU's index, and an instance's position in its cut."""
+
+
+def hand_out(
+    pods: Sequence[PlannedPod], gpus: Sequence[SimulatedGpu]
+) -> dict[tuple[str, str], list[GivenDevice]]:
+    """Give the devices of a node's containers, by the pod's key and the container's name."""
+    users = _users(pods)
+    return {
+        (pod.key, container.name): [
+            _name(device, gpus[device.gpu], pod)
+            for device in _devices(container, (pod.key, container.name), users)
+        ]
+        for pod in pods
+        for container in pod.spec.containers
+    }
+
+
+def _users(pods: Iterable[PlannedPod]) -> Mapping[Place, list[tuple[str, str]]]:
+    users: dict[Place, list[tuple[str, str]]] = {}
+    for pod in pods:
+        for container in pod.spec.containers:
+            for place in _places(container):
+                users.setdefault(place, []).append((pod.key, container.name))
+    return users
+
+
+def _places(container: Container) -> list[Place]:
+    return sorted(
+        {(gpu, process.instance) for process in container.processes for gpu in process.gpus},
+        key=lambda place: (place[0], place[1] or 0),
+    )
+
+
+def _devices(
+    container: Container, who: tuple[str, str], users: Mapping[Place, list[tuple[str, str]]]
+) -> list[Device]:
+    if container.devices is not None:
+        return container.devices
+    return [
+        Device(
+            gpu=gpu,
+            instance=instance,
+            replica=users[gpu, instance].index(who) if len(users[gpu, instance]) > 1 else None,
+        )
+        for gpu, instance in _places(container)
+    ]
+
+
+def _name(device: Device, gpu: SimulatedGpu, pod: PlannedPod) -> GivenDevice:
+    cut = gpu.cut(pod.start_ns)
+    instance = cut.instances[device.instance] if cut and device.instance is not None else None
+    if device.claim:
+        name = _claimed_name(gpu, instance)
+        return GivenDevice(resource=CLAIM_DRIVER, device_id=name, claim=device.claim)
+    default = f"nvidia.com/mig-{instance.profile}" if instance else "nvidia.com/gpu"
+    return GivenDevice(
+        resource=device.resource or default, device_id=_id(device, gpu, instance), claim=None
+    )
+
+
+def _id(device: Device, gpu: SimulatedGpu, instance: Instance | None) -> str:
+    uuid, replica = gpu.facts.uuid, device.replica
+    if device.ids == "gke":
+        part = f"/gi{instance.gpu_instance}" if instance else ""
+        return f"nvidia{gpu.facts.index}{part}" + ("" if replica is None else f"/vgpu{replica}")
+    if device.ids in ("hami", "gpu-mem"):
+        return f"{uuid}{'-_' if device.ids == 'gpu-mem' else ''}-{replica or 0}"
+    if instance and device.ids == "old-mig":
+        uuid = f"MIG-{uuid}/{instance.gpu_instance}/{instance.compute_instance}"
+    elif instance:
+        uuid = instance.uuid
+    return uuid if replica is None else f"{uuid}::{replica}"
+
+
+def _claimed_name(gpu: SimulatedGpu, instance: Instance | None) -> str:
+    name = f"gpu-{gpu.facts.index}"
+    if instance is None:
+        return name
+    # NVIDIA's number of the profile and the place on the GPU are not played.
+    return f"{name}-mig-{instance.profile.replace('.', '')}-0-0"

@@ -1,0 +1,75 @@
+"""Protobuf's own reading and writing of the kubelet's answer: what ours is held against.
+
+The messages are those of Kubernetes' `pkg/apis/podresources/v1/api.proto`, whole but for what no
+answer to List holds.
+"""
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_TEXT, _INT, _SIZE = _FIELD.TYPE_STRING, _FIELD.TYPE_INT64, _FIELD.TYPE_UINT64
+_MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
+    "ListPodResourcesResponse": [("pod_resources", 1, "PodResources", True)],
+    "PodResources": [
+        ("name", 1, _TEXT, False),
+        ("namespace", 2, _TEXT, False),
+        ("containers", 3, "ContainerResources", True),
+        ("cpu_ids", 4, _INT, True),
+        ("memory", 5, "ContainerMemory", True),
+    ],
+    "ContainerResources": [
+        ("name", 1, _TEXT, False),
+        ("devices", 2, "ContainerDevices", True),
+        ("cpu_ids", 3, _INT, True),
+        ("memory", 4, "ContainerMemory", True),
+        ("dynamic_resources", 5, "DynamicResource", True),
+    ],
+    "ContainerMemory": [
+        ("memory_type", 1, _TEXT, False),
+        ("size", 2, _SIZE, False),
+        ("topology", 3, "TopologyInfo", False),
+    ],
+    "ContainerDevices": [
+        ("resource_name", 1, _TEXT, False),
+        ("device_ids", 2, _TEXT, True),
+        ("topology", 3, "TopologyInfo", False),
+    ],
+    "TopologyInfo": [("nodes", 1, "NUMANode", True)],
+    "NUMANode": [("ID", 1, _INT, False)],
+    "DynamicResource": [
+        ("claim_name", 2, _TEXT, False),
+        ("claim_namespace", 3, _TEXT, False),
+        ("claim_resources", 4, "ClaimResource", True),
+    ],
+    "ClaimResource": [
+        ("cdi_devices", 1, "CDIDevice", True),
+        ("driver_name", 2, _TEXT, False),
+        ("pool_name", 3, _TEXT, False),
+        ("device_name", 4, _TEXT, False),
+        ("share_id", 5, _TEXT, False),
+    ],
+    "CDIDevice": [("name", 1, _TEXT, False)],
+}
+
+
+def _make() -> Any:  # noqa: ANN401  # a class made at run time
+    file = descriptor_pb2.FileDescriptorProto(name="api.proto", package="v1", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, repeated in fields:
+            label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
+            made = message.field.add(name=field, number=number, label=label)
+            if isinstance(kind, str):
+                made.type, made.type_name = _FIELD.TYPE_MESSAGE, f".v1.{kind}"
+            else:
+                made.type = kind  # type: ignore[assignment]  # the enum's members are ints
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("v1.ListPodResourcesResponse")
+    )
+
+
+ListPodResourcesResponse = _make()
