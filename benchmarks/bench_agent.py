@@ -60,9 +60,15 @@ def run(*, seconds: float = _SECONDS) -> Iterator[Figure]:
 
 def scenario() -> dict[str, object]:
     """Give a node with 8 GPUs and 20 processes in 10 pods; two pods share two of the GPUs."""
+    node = {
+        "name": _NODE,
+        "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": _GPUS},
+        # The agent reads this machine's clocks, so processes must start by them.
+        "uptime_seconds": time.clock_gettime(time.CLOCK_BOOTTIME),
+    }
     return {
         "name": "bench",
-        "nodes": [{"name": _NODE, "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": _GPUS}}],
+        "nodes": [node],
         "pods": [
             {
                 "namespace": "bench",

@@ -1,4 +1,4 @@
-"""Makes the stub: its functions from the list in Python, the library with the machine's compiler."""
+"""Makes the stub: its functions from the list, the library with the machine's compiler."""
 
 import shutil
 import subprocess
