@@ -165,3 +165,7 @@ SPOOL_FAILURES: Final = Counter(
     "Refusals of the disk, by error, such as ENOSPC; what it refused stays in memory.",
     ["error"],
 )
+PROCESS_SERIES_DROPPED: Final = Counter(
+    "gpuledger_agent_process_series_dropped",
+    "Processes left out of /metrics, counted each tick: there were more than are to be shown.",
+)

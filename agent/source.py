@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.nvml.driver import Worker
 from agent.nvml.library import Nvml
+from agent.nvml.worker import Worker
 from agent.processes.procfs import Procfs, SystemProcfs
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock, SystemClock
@@ -50,7 +50,7 @@ def find_source(settings: AgentSettings) -> Source:
 def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = Nvml(library)
-    worker: Worker[Any] = Worker("nvml-probe")
+    worker = Worker("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)
     except UnavailableError as error:

@@ -3,7 +3,7 @@
 Here live the driver's names of errors; its exceptions go no further than this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import pynvml
@@ -14,17 +14,6 @@ from gpuledger.errors import UnavailableError
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
-# After these no handle is good any more; only a new start of the library helps.
-_LOST: Final = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_GPU_IS_LOST,
-        pynvml.NVML_ERROR_RESET_REQUIRED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        pynvml.NVML_ERROR_UNKNOWN,
-    }
-)
 _UNSUPPORTED: Final = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -33,6 +22,7 @@ _UNSUPPORTED: Final = frozenset(
     }
 )
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
+_WAITING: Final = "nvmlEventSetWait"
 # nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
 
@@ -41,12 +31,39 @@ class NvmlLostError(UnavailableError):
     """The library, or a GPU, is lost until the library is started again."""
 
 
+class LibraryLostError(NvmlLostError):
+    """No handle is good any more."""
+
+
+class DriverNotLoadedError(LibraryLostError):
+    """There is no driver now."""
+
+
+class GpuLostError(NvmlLostError):
+    """One GPU is lost; the handles of the others may be good."""
+
+
 class UnsupportedError(UnavailableError):
     """The driver does not give this, now or later."""
 
 
 class FailedError(UnavailableError):
     """The driver did not give this, now."""
+
+
+class NothingHappenedError(FailedError):
+    """A wait for events ended without one, as most do."""
+
+
+# After these only a new start of the library helps.
+_LOST: Final[Mapping[int, type[NvmlLostError]]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: LibraryLostError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverNotLoadedError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: LibraryLostError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: GpuLostError,
+    pynvml.NVML_ERROR_UNKNOWN: GpuLostError,
+}
 
 
 def none_where_absent(take: Callable[[], T]) -> T | None:
@@ -79,9 +96,12 @@ def call_nvml(library: Any, name: str, *arguments: Any, empty: Any = None) -> An
 
 def _translate(name: str, error: Any) -> UnavailableError:  # noqa: ANN401  # pynvml is untyped
     message = f"{name}: {error}"
+    if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
+        return NothingHappenedError(message)
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
     NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()
-    if error.value in _LOST or name in _STARTING:
-        return NvmlLostError(message)
-    return FailedError(message)
+    lost = _LOST.get(error.value)
+    if name in _STARTING:
+        return (DriverNotLoadedError if lost is DriverNotLoadedError else LibraryLostError)(message)
+    return (lost or FailedError)(message)

@@ -1,184 +1,225 @@
-"""The driver, asked from asyncio: one thread a GPU, a deadline for all, a new start when lost.
+"""The driver, asked from asyncio: opened, asked each tick, and opened again where that helps.
 
 NVML calls can block for seconds or for ever, and a blocked thread cannot be ended. So a GPU that
 hangs costs its own readings, never the tick of the others, and its thread does not keep the
 process alive. What to ask and what an answer means is decided elsewhere.
 """
 
-import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
-from queue import SimpleQueue
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
-from agent.metrics import GPU_DEADLINES_MISSED, NVML_STARTS
+from agent.metrics import DRIVER_UP
 from agent.nvml.answers import GpuAnswers, LastSeen
-from agent.nvml.calls import NvmlLostError
+from agent.nvml.calls import DriverNotLoadedError, NvmlLostError
+from agent.nvml.crew import Crew
 from agent.nvml.gpu import Gpu
+from agent.nvml.gpu_thread import slow_backoff
 from agent.nvml.library import Nvml
+from agent.nvml.losses import Losses, Tell, tell_nobody
+from agent.nvml.restarts import LibraryKeeper, LibraryUser, Retry
+from agent.nvml.round import wait_for
+from agent.nvml.unbind import Wish
 from gpuledger.clock import Clock
+from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
 
-T = TypeVar("T")
 _log = structlog.get_logger(__name__)
+# How long an unbinding gets before the driver is asked for again.
+_UNBINDING_SECONDS: Final = 5.0
 
 
-class Worker(Generic[T]):
-    """A thread that does one thing after the other; it ends with the process, hanging or not."""
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What an inventory says of a node's driver and GPUs."""
 
-    def __init__(self, name: str) -> None:
-        self._work: SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = SimpleQueue()
-        self._last: Future[T] | None = None
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the last thing is not done yet."""
-        return self._last is not None and not self._last.done()
-
-    def start(self, do: Callable[[], T]) -> Future[T]:
-        """Have `do` done after what was started before."""
-        self._last = Future()
-        self._work.put((do, self._last))
-        return self._last
-
-    def end(self) -> None:
-        """Let the thread end once it is done."""
-        self._work.put(None)
-
-    def _run(self) -> None:
-        while (given := self._work.get()) is not None:
-            do, future = given
-            try:
-                future.set_result(do())
-            except BaseException as error:  # noqa: BLE001  # whoever waits for the result is told
-                future.set_exception(error)
+    versions: Mapping[str, str | None]
+    """The versions by the fields of `Inventory`."""
+    gpus: Sequence[GpuFacts]
+    """The GPUs in the driver's order, those included that are lost."""
 
 
 class Driver:
     """The GPUs of a node: opened, asked, and opened again when they were lost."""
 
     def __init__(
-        self, nvml: Nvml, *, clock: Clock, check: Check, deadline_seconds: float, backoff: Backoff
+        self,
+        nvml: Nvml,
+        *,
+        clock: Clock,
+        check: Check,
+        deadline_seconds: float,
+        backoff: Backoff,
+        lost_gpu_backoff: Backoff | None = None,
+        health_seconds: float = 10.0,
+        tell: Tell = tell_nobody,
+        users: Sequence[LibraryUser] = (),
     ) -> None:
         self._nvml = nvml
         self._clock = clock
         self._check = check
         self._deadline_seconds = deadline_seconds
-        self._backoff = backoff
-        self._library: Worker[Sequence[Gpu]] = Worker("nvml")
+        self._keeper = LibraryKeeper(nvml, users=users)
+        self._losses = Losses(tell)
+        self._crew = Crew(
+            losses=self._losses, deadline_seconds=deadline_seconds, health_seconds=health_seconds
+        )
+        self._start_retry = Retry(backoff)
+        self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
         self._opening: Future[Sequence[Gpu]] | None = None
-        self._gpus: list[tuple[Gpu, Worker[GpuAnswers]]] = []
-        self._lost: str | None = "not started yet"
-        self._next_start_ns = 0
+        self._closed: str | None = "not started yet"
+        self._was_lost = False
+        self._is_unbound = False
+        self._worked_seconds = time.monotonic()
+        self._inventory: NodeFacts | None = None
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing has worked: no GPU answered, though there should be one."""
+        return time.monotonic() - self._worked_seconds
+
+    @property
+    def detail(self) -> str:
+        """What is to be said of the driver now."""
+        return self._check.detail
+
+    @property
+    def known(self) -> Sequence[str]:
+        """The UUIDs of all GPUs that answered once."""
+        return self._losses.known
 
     async def ask(self, last_seen: Mapping[str, LastSeen]) -> list[GpuAnswers] | None:
         """Give the answers of the GPUs that answered in time; `None` without a working library."""
-        if self._nvml.missing and self._clock.monotonic_ns() >= self._next_start_ns:
-            self._lost = f"{self._nvml.missing} GPUs do not answer"
-        if self._lost is not None and not await self._start_again():
+        self._heed(self._keeper.look())
+        if self._closed is not None and not await self._start():
+            DRIVER_UP.set(0)
             return None
-        asked = [
-            worker.start(partial(gpu.answer, last_seen.get(gpu.uuid, LastSeen())))
-            for gpu, worker in self._gpus
-            if not worker.is_busy
-        ]
-        await _wait(asked, self._deadline_seconds)
-        answers = [answer for future in asked if (answer := self._result(future)) is not None]
-        silent = {gpu.uuid for gpu, _ in self._gpus} - {answer.uuid for answer in answers}
-        self._report(silent)
+        answers = await self._crew.ask(last_seen, self._clock.monotonic_ns())
+        if self._crew.library_lost:
+            self._lose_library(self._crew.library_lost)
+        self._report({answer.uuid for answer in answers})
+        self._restart_where_it_helps()
         return answers
 
-    def close(self) -> None:
-        """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        if not self._is_hanging():
-            self._library.start(self._close_library)
-        self._end_workers()
-        self._library.end()
+    def inventory(self) -> NodeFacts | None:
+        """Give what the node is built of, where that is news."""
+        gpus = sorted(self._crew.facts.values(), key=lambda facts: facts.index)
+        inventory = NodeFacts(versions=self._keeper.versions, gpus=gpus)
+        if not gpus or inventory == self._inventory:
+            return None
+        self._inventory = inventory
+        return inventory
 
-    async def _start_again(self) -> bool:
+    def close(self) -> "Future[None] | None":
+        """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
+        closing = None if self._crew.is_stuck else self._keeper.close()
+        self._crew.end()
+        self._keeper.end()
+        return closing
+
+    async def _start(self) -> bool:
         """Start the library; tells whether it answers now. A start may outlive many calls."""
         if self._opening is None:
-            if self._clock.monotonic_ns() < self._next_start_ns or self._is_hanging():
+            if not self._start_retry.is_due(self._clock.monotonic_ns()):
                 return False
-            self._end_workers()
-            self._opening = self._library.start(self._open_library)
-        await _wait([self._opening], self._deadline_seconds)
+            self._opening = self._keeper.open()
+        await wait_for(self._opening, self._deadline_seconds)
         if not self._opening.done():
             self._check.failed("nvmlInit does not return")
             return False
         opening, self._opening = self._opening, None
-        wait_seconds = self._backoff.next_seconds()
-        self._next_start_ns = self._clock.monotonic_ns() + round(wait_seconds * 1e9)
-        return self._use(opening)
-
-    def _use(self, opening: "Future[Sequence[Gpu]]") -> bool:
+        self._start_retry.tried(self._clock.monotonic_ns())
         try:
-            found = opening.result()
+            self._use(opening.result())
         except NvmlLostError as error:
-            self._lost = str(error)
-            self._check.failed(self._lost)
-            _log.warning("nvml_does_not_answer", detail=self._lost)
-            return False
-        self._gpus = [(gpu, Worker(f"gpu-{gpu.index}")) for gpu in found]
-        self._lost = None
-        _log.info("nvml_started", gpus=len(found))
-        return True
+            self._take_down_failure(error)
+        return self._closed is None
 
-    def _result(self, future: "Future[GpuAnswers]") -> GpuAnswers | None:
-        if not future.done():
-            return None
-        try:
-            return future.result()
-        except NvmlLostError as error:
-            self._lost = str(error)
-            return None
+    def _use(self, found: Sequence[Gpu]) -> None:
+        """Begin to ask the GPUs of a new start."""
+        self._crew.begin(found, self._clock.monotonic_ns())
+        reason, self._closed = self._closed, None
+        was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
+        _log.info("nvml_started", gpus=len(found), unbind_unheard=self._keeper.unbind_unheard)
+        there = {gpu.uuid for gpu in found}
+        for uuid in self._losses.known:
+            if uuid not in there:
+                self._losses.lose(uuid, "not there when the library was started again")
+        if was_lost:
+            self._losses.tell_all("driver_reloaded", f"before: {reason}")
 
-    def _report(self, silent: set[str]) -> None:
-        if self._lost is not None:
-            _log.warning("nvml_lost", detail=self._lost)
-            self._check.failed(self._lost)
+    def _take_down_failure(self, error: NvmlLostError) -> None:
+        if self._is_unbound and isinstance(error, DriverNotLoadedError):
+            # As it should be while a driver is exchanged, so no reason to give up.
+            self._worked_seconds = time.monotonic()
+            self._check.failed(f"the driver was unbound: {error}")
+            return
+        self._was_lost = bool(self._losses.known)
+        self._closed = str(error)
+        self._check.failed(self._closed)
+        _log.warning("nvml_does_not_answer", detail=self._closed)
+
+    def _heed(self, wish: Wish) -> None:
+        """Do what the driver wishes for."""
+        if self._closed is not None or wish is Wish.NOTHING:
+            return
+        if wish is Wish.LOOK_AGAIN:
+            self._restart("the driver was bound to a GPU")
+            return
+        self._losses.tell_all("driver_unbound", "the agent has closed the library")
+        self._is_unbound = True
+        self._lose_library("the driver was unbound")
+        self._check.failed("the driver was unbound")
+        self._keeper.close()
+        self._start_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
+
+    def _lose_library(self, reason: str) -> None:
+        """Take down that no handle is good any more."""
+        self._closed = reason
+        self._was_lost = True
+        self._crew.end()
+        _log.warning("nvml_lost", detail=reason)
+
+    def _restart(self, reason: str) -> None:
+        """Begin a new start now, so that with luck it is over before the next tick."""
+        self._closed = self._closed or reason
+        self._crew.end()
+        self._opening = self._keeper.open()
+
+    def _restart_where_it_helps(self) -> None:
+        now_ns, missing = self._clock.monotonic_ns(), self._missing()
+        if not self._start_retry.is_due(now_ns):
+            return
+        if self._closed is not None:
+            self._restart(self._closed)
+        elif self._crew.is_silent:
+            self._restart("no GPU answers")
+        elif missing and self._lost_gpu_retry.is_due(now_ns):
+            self._lost_gpu_retry.tried(now_ns)
+            self._restart(missing)
+        elif not missing:
+            self._start_retry.all_is_well(now_ns)
+            self._lost_gpu_retry.all_is_well(now_ns)
+
+    def _missing(self) -> str:
+        """Say how many GPUs only a new start could bring back; empty where there are none."""
+        count = max(self._nvml.missing, len(self._losses.lost.keys() - self._crew.uuids))
+        return f"{count} GPUs do not answer" if count else ""
+
+    def _report(self, answered: set[str]) -> None:
+        silent, missing = self._crew.uuids - answered, self._missing()
+        if answered or not (silent or missing):
+            self._worked_seconds = time.monotonic()
+        DRIVER_UP.set(bool(answered))
+        if self._closed is not None:
+            self._check.failed(self._closed)
         elif silent:
-            GPU_DEADLINES_MISSED.inc(len(silent))
             self._check.failed(f"no answer in time from {', '.join(sorted(silent))}")
-        elif self._nvml.missing:
-            self._check.failed(f"{self._nvml.missing} GPUs do not answer")
+        elif missing:
+            self._check.failed(missing)
         else:
-            self._backoff.reset()
-            self._check.ok(f"{len(self._gpus)} GPUs")
-
-    def _is_hanging(self) -> bool:
-        return any(worker.is_busy for _, worker in self._gpus)
-
-    def _end_workers(self) -> None:
-        for _, worker in self._gpus:
-            worker.end()
-        self._gpus = []
-
-    def _open_library(self) -> Sequence[Gpu]:
-        self._nvml.close()
-        NVML_STARTS.inc()
-        return self._nvml.open()
-
-    def _close_library(self) -> Sequence[Gpu]:
-        self._nvml.close()
-        return []
-
-
-async def _wait(futures: Sequence[Future[T]], seconds: float) -> None:
-    """Wait until all are done, or for `seconds` of the machine's time; what is late goes on."""
-    waiting = [asyncio.wrap_future(future) for future in futures]
-    for one in waiting:
-        one.add_done_callback(_look_at_error)
-    if waiting:
-        await asyncio.wait(waiting, timeout=seconds)
-
-
-def _look_at_error(done: "asyncio.Future[T]") -> None:
-    """Keep asyncio from reporting the error of a call that nobody waits for any more."""
-    if not done.cancelled():
-        done.exception()
+            self._check.ok(", without ".join([f"{len(answered)} GPUs", *self._crew.open_groups]))

@@ -3,6 +3,7 @@
 It takes any object with the functions of `pynvml`, the real module or the simulator's.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,12 +59,12 @@ class Nvml:
             return
         self._is_open = False
         gpus, self._gpus = self._gpus, []
-        try:
-            for gpu in gpus:
+        for gpu in gpus:
+            with contextlib.suppress(UnavailableError):
                 gpu.close()
+        # However the GPUs ended: a library that is not shut down is not started anew either.
+        with contextlib.suppress(UnavailableError):
             call_nvml(self.library, "nvmlShutdown")
-        except UnavailableError:
-            return
 
     def _find(self, index: int) -> _Found | None:
         """Give the GPU at an index; one that is lost must not cost the others."""

@@ -33,6 +33,13 @@ class Bench:
         answers = await self.driver.ask({})
         return None if answers is None else sorted(answer.uuid for answer in answers)
 
+    def thread_is_back(self, uuid: str) -> None:
+        """Wait until a GPU's thread has done what it was handed."""
+        (thread,) = [one for one in self.driver._crew._threads if one.gpu.uuid == uuid]
+        back = threading.Event()
+        thread.hand(back.set)
+        assert back.wait(5)
+
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
@@ -50,7 +57,7 @@ async def test_all_gpus_answer(bench: Bench) -> None:
 
 async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> None:
     await bench.ask()
-    bench.driver._deadline_seconds = 0.05
+    bench.driver._crew._deadline_seconds = 0.05
     bench.gpus[0].hangs = threading.Event()
     assert await bench.ask() == ["GPU-1"]
     assert bench.check == Check(is_ok=False, detail="no answer in time from GPU-0")
@@ -58,10 +65,8 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     assert bench.library.inits == 1
     hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None
     hanging.set()
-    (worker,) = [worker for gpu, worker in bench.driver._gpus if gpu.uuid == "GPU-0"]
-    assert worker._last
-    worker._last.result(timeout=5)
-    bench.driver._deadline_seconds = 5
+    bench.thread_is_back("GPU-0")
+    bench.driver._crew._deadline_seconds = 5
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.check.is_ok
 
@@ -78,6 +83,7 @@ async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) ->
     bench.gpus[0].lost = False
     assert await bench.ask() == ["GPU-1"]
     bench.clock.advance(60)
+    assert await bench.ask() == ["GPU-1"]
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.library.inits == 3
     assert bench.check.is_ok
@@ -103,7 +109,7 @@ async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(
 async def test_the_end_lets_go_of_the_driver(bench: Bench) -> None:
     await bench.ask()
     assert bench.library.open
-    bench.driver.close()
-    assert bench.driver._library._last
-    bench.driver._library._last.result(timeout=5)
+    closing = bench.driver.close()
+    assert closing
+    closing.result(timeout=5)
     assert not bench.library.open

@@ -1,0 +1,64 @@
+"""When to ask again what did not answer. Pure: it is told what happened and what time it is."""
+
+from enum import Enum
+from typing import Final
+
+from gpuledger.service import Backoff
+
+MOST_FAILURES: Final = 3
+"""Failures one after the other after which a breaker opens."""
+
+
+class Turn(Enum):
+    """What may be done now."""
+
+    ASK = "ask"
+    """Ask, and wait for the answer."""
+    PROBE = "probe"
+    """Ask once, and let nothing wait for the answer."""
+    SKIP = "skip"
+    """Do not ask."""
+
+
+class Breaker:
+    """Opens where something fails again and again; then lets single probes through, ever rarer."""
+
+    def __init__(self, *, backoff: Backoff, most_failures: int = MOST_FAILURES) -> None:
+        self._backoff = backoff
+        self._most_failures = most_failures
+        self._failures = 0
+        self._retry_ns: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is asked by probes only."""
+        return self._retry_ns is not None
+
+    def turn(self, now_ns: int) -> Turn:
+        """Tell what may be done now; a probe has to be followed by `succeeded` or `failed`."""
+        if self._retry_ns is None:
+            return Turn.ASK
+        return Turn.SKIP if now_ns < self._retry_ns else Turn.PROBE
+
+    def succeeded(self) -> None:
+        """Close: it answered in its time."""
+        self._failures = 0
+        self._retry_ns = None
+        self._backoff.reset()
+
+    def failed(self, now_ns: int) -> bool:
+        """Count a failure; tells whether it opened by it."""
+        self._failures += 1
+        was_open = self.is_open
+        if was_open or self._failures >= self._most_failures:
+            self._wait(now_ns)
+        return self.is_open and not was_open
+
+    def trip(self, now_ns: int) -> bool:
+        """Open at once: another failure would cost too much; tells whether it opened by it."""
+        was_open = self.is_open
+        self._wait(now_ns)
+        return not was_open
+
+    def _wait(self, now_ns: int) -> None:
+        self._retry_ns = now_ns + round(self._backoff.next_seconds() * 1e9)

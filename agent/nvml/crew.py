@@ -1,0 +1,119 @@
+"""The threads of a node's GPUs: asked together once a tick, and what became of each.
+
+How the library is opened, and when again, is decided elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from agent.metrics import GPU_DEADLINES_MISSED
+from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.nvml.calls import GpuLostError, NvmlLostError
+from agent.nvml.gpu import Gpu
+from agent.nvml.gpu_thread import Abandoned, GpuThread, HealthTimes, slow_backoff
+from agent.nvml.losses import Losses
+from agent.nvml.round import Round
+from gpuledger.records import GpuFacts
+
+
+class Crew:
+    """Asks all GPUs of an open library."""
+
+    def __init__(self, *, losses: Losses, deadline_seconds: float, health_seconds: float) -> None:
+        self._losses = losses
+        self._deadline_seconds = deadline_seconds
+        self._health_ns = round(health_seconds * 1e9)
+        self._abandoned = Abandoned()
+        self._threads: list[GpuThread] = []
+        self._round: Round | None = None
+        self.library_lost: str | None = None
+        """Why no handle is good any more, where the last answers said so."""
+        self.facts: dict[str, GpuFacts] = {}
+        """What is known of each GPU, by UUID."""
+
+    @property
+    def uuids(self) -> set[str]:
+        """The GPUs that are asked, be it by probes."""
+        return {thread.gpu.uuid for thread in self._threads}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there are GPUs, and none of them answers."""
+        return bool(self._threads) and all(thread.is_silent for thread in self._threads)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call hangs."""
+        return any(thread.is_stuck for thread in self._threads)
+
+    @property
+    def open_groups(self) -> list[str]:
+        """What is not asked of which GPU, for people."""
+        return [
+            f"{group.value} of {thread.gpu.uuid}"
+            for thread in self._threads
+            for group in thread.open_groups
+        ]
+
+    def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
+        """Begin with the handles of a new start; one whose threads all hang is left out."""
+        self.library_lost = None
+        self._abandoned.show()
+        self._threads = [
+            self._thread(gpu, now_ns + place * self._health_ns // len(found), now_ns)
+            for place, gpu in enumerate(found)
+            if not self._abandoned.is_full(gpu.uuid)
+        ]
+
+    def end(self) -> None:
+        """Let the threads go; those that hang are abandoned."""
+        for thread in self._threads:
+            thread.end()
+        self._threads = []
+
+    async def ask(self, last_seen: Mapping[str, LastSeen], now_ns: int) -> list[GpuAnswers]:
+        """Give the answers of the GPUs that answered in time."""
+        asked = []
+        for thread in self._threads:
+            seen = last_seen.get(thread.gpu.uuid, LastSeen())
+            question = thread.next_question(seen, last=self._round, now_ns=now_ns)
+            if question:
+                asked.append((thread, question))
+        self._round = Round(deadline_seconds=self._deadline_seconds)
+        self._round.ask([(question, thread.hand) for thread, question in asked])
+        await self._round.wait()
+        judged = [self._judge(thread, self._round, now_ns) for thread, _ in asked]
+        answers = [answer for answer in judged if answer]
+        GPU_DEADLINES_MISSED.inc(len(self._threads) - len(answers))
+        self._take_down_silence()
+        return answers
+
+    def _judge(self, thread: GpuThread, ended: Round, now_ns: int) -> GpuAnswers | None:
+        uuid = thread.gpu.uuid
+        try:
+            answer = thread.judge(ended, now_ns)
+        except GpuLostError as error:
+            self._losses.lose(uuid, str(error))
+            thread.end()
+            self._threads.remove(thread)
+            return None
+        except NvmlLostError as error:
+            self.library_lost = str(error)
+            return None
+        if answer:
+            self._losses.answered(uuid)
+            self.facts[uuid] = answer.facts or self.facts[uuid]
+        return answer
+
+    def _take_down_silence(self) -> None:
+        for thread in self._threads:
+            if thread.is_silent and not self.library_lost:
+                self._losses.lose(thread.gpu.uuid, "its calls do not return in time")
+
+    def _thread(self, gpu: Gpu, health_ns: int, now_ns: int) -> GpuThread:
+        return GpuThread(
+            gpu,
+            abandoned=self._abandoned,
+            backoff=slow_backoff,
+            health=HealthTimes(origin_ns=health_ns, period_ns=self._health_ns),
+            now_ns=now_ns,
+        )

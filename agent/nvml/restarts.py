@@ -1,0 +1,114 @@
+"""Starts of the library, the first one and those after a loss: in a thread of its own, never soon.
+
+A start can take seconds, or hang. When one is wanted is decided elsewhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Final, Protocol
+
+import structlog
+
+from agent.metrics import NVML_STARTS
+from agent.nvml.gpu import Gpu
+from agent.nvml.library import Nvml
+from agent.nvml.unbind import SystemEvents, Wish
+from agent.nvml.worker import Worker
+from gpuledger.service import Backoff
+
+_log = structlog.get_logger(__name__)
+_CALM_NS: Final = 60_000_000_000
+
+
+class LibraryUser(Protocol):
+    """Someone else who calls the library while it is open; called in the library's thread."""
+
+    def opened(self, gpus: Sequence[Gpu]) -> None:
+        """Begin: the library is open and these handles are good."""
+
+    def closing(self) -> None:
+        """Stop calling it, and free what is not a handle, within about a second."""
+
+
+class Retry:
+    """When something may be tried again; the wait begins anew after a calm minute."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._tried_ns: int | None = None
+        self._due_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """Tell whether it may be tried."""
+        return self._tried_ns is None or now_ns >= self._due_ns
+
+    def tried(self, now_ns: int) -> None:
+        """Begin the wait before the next time."""
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
+
+    def wait(self, now_ns: int, seconds: float) -> None:
+        """Do not try for `seconds`."""
+        self._tried_ns = now_ns
+        self._due_ns = now_ns + round(seconds * 1e9)
+
+    def all_is_well(self, now_ns: int) -> None:
+        """Forget earlier failures, unless they are so fresh that it may fail again at once."""
+        if self._tried_ns is not None and now_ns - self._tried_ns > _CALM_NS:
+            self._backoff.reset()
+            self._tried_ns = None
+
+
+class LibraryKeeper:
+    """Opens and closes the library, and hears what the driver says of itself."""
+
+    def __init__(self, nvml: Nvml, *, users: Sequence[LibraryUser]) -> None:
+        self._nvml = nvml
+        self._users = users
+        self._events = SystemEvents(nvml.library)
+        self._worker = Worker("nvml")
+        self._looking: Future[Wish] | None = None
+        self.versions: Mapping[str, str | None] = {}
+        """The node's versions by the fields of `Inventory`, as they were at the last start."""
+
+    @property
+    def unbind_unheard(self) -> str | None:
+        """Why the driver's unbinding is not heard of; `None` where it is."""
+        return self._events.refused
+
+    def open(self) -> "Future[Sequence[Gpu]]":
+        """Begin a start; the result is the GPUs that answer, or NvmlLostError."""
+        return self._worker.start(self._open)
+
+    def close(self) -> "Future[None]":
+        """Begin to let go of the driver."""
+        return self._worker.start(self._close)
+
+    def end(self) -> None:
+        """Let the thread end."""
+        self._worker.end()
+
+    def look(self) -> Wish:
+        """Give what the driver has wished for since; looks again meanwhile, waits for nothing."""
+        wish = Wish.NOTHING
+        if self._looking and self._looking.done():
+            wish, self._looking = self._looking.result(), None
+        if self._looking is None and self._events.is_open:
+            self._looking = self._worker.start(self._events.look)
+        return wish
+
+    def _open(self) -> Sequence[Gpu]:
+        self._close()
+        NVML_STARTS.inc()
+        gpus = self._nvml.open()
+        self.versions = self._nvml.versions()
+        self._events.open()
+        for user in self._users:
+            user.opened(gpus)
+        return gpus
+
+    def _close(self) -> None:
+        for user in self._users:
+            user.closing()
+        self._events.close()
+        self._nvml.close()

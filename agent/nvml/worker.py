@@ -1,0 +1,74 @@
+"""Threads that may hang: they are handed work, and the process never waits for them.
+
+A call that hangs in the driver cannot be ended, so neither can its thread: it is abandoned, and
+ends by itself if the call ever returns. What the work is, is not known here.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+# Enough for ctypes and the driver's own frames, and too small for the kernel to back a stack
+# with a huge page of 2 MiB.
+_STACK_BYTES: Final = 512 * 1024
+_stack_size = threading.Lock()
+
+
+class Worker:
+    """A thread that does one thing after the other; it ends with the process, hanging or not."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = _start_thread(self._run, name=name)
+        self._last: Future[object] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last thing that was started is not done yet."""
+        return self._last is not None and not self._last.done()
+
+    def hand(self, do: Callable[[], object]) -> None:
+        """Have `do` done after what was handed over before; it must not raise."""
+        self._work.put(do)
+
+    def start(self, do: Callable[[], T]) -> "Future[T]":
+        """Have `do` done after what was handed over before; gives where its result will be."""
+        future: Future[T] = Future()
+        self._last = future  # type: ignore[assignment]  # a future of anything is waited for alike
+        self.hand(lambda: _fill(future, do))
+        return future
+
+    def end(self) -> None:
+        """Let the thread end once it is done."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (do := self._work.get()) is not None:
+            do()
+
+
+def _fill(future: "Future[T]", do: Callable[[], T]) -> None:
+    try:
+        future.set_result(do())
+    except BaseException as error:  # noqa: BLE001  # whoever waits for the result is told
+        future.set_exception(error)
+
+
+def _start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with _stack_size:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
