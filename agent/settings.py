@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from agent.exposition.settings import ExpositionSettings
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 
 
@@ -52,6 +53,34 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Where the runtime links the containers' logs; the links' names tell pod and container."""
 
 
+class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where incidents are looked for, beside the driver's own events."""
+
+    kmsg: Path | None = None
+    """The kernel's log, `/dev/kmsg`, read for XIDs that never reach the driver's events; absent
+    means not at all, as reading it needs CAP_SYSLOG on most nodes. A simulated node has its own
+    log, whatever the path."""
+
+
+class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The disk that takes the ticks while Kafka is away."""
+
+    folder: str = "/var/lib/gpuledger/spool"
+    """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
+    the agent makes only one for its node inside it."""
+    most_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
+    """The most that may lie there; then the oldest is dropped, an eighth at a time at most."""
+    most_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
+    """What is older is dropped rather than sent."""
+    least_free_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 2**30
+    """Free space that is left to others: below it nothing is written."""
+    after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
+    """How long a tick waits in memory for Kafka before it goes to the disk."""
+    catch_up_factor: Annotated[float, msgspec.Meta(ge=2, le=1000)] = 50.0
+    """How many times faster than they were made waiting ticks are sent at most; by chance down to
+    half of it, so that a fleet's return does not flood the brokers."""
+
+
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that `gpuledger-agent` can be told."""
 
@@ -74,15 +103,24 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kubelet: KubeletSettings = KubeletSettings()
     """The node's kubelet."""
     queue_ticks: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
-    """Ticks kept while Kafka is away; then the oldest is dropped."""
+    """Ticks kept in memory while neither Kafka nor the spool takes them; then the oldest is
+    dropped."""
+    spool: SpoolSettings = SpoolSettings()
+    """Where ticks wait while Kafka is away."""
     flush_seconds: Annotated[float, msgspec.Meta(ge=0, le=5)] = 4.0
     """At the end: how long to try to publish what is queued."""
+    no_kafka: bool = False
+    """Whether to do without Kafka: nothing is published, the readings are shown on `/metrics`."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-agent")
     """The brokers."""
+    exposition: ExpositionSettings = ExpositionSettings()
+    """What `/metrics` shows of the node's GPUs."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9820")
     """Health and metrics."""
     log: LogSettings = LogSettings()
     """Logs."""
+    incidents: IncidentsSettings = IncidentsSettings()
+    """What is watched for incidents."""
     simulator: SimulatorSettings = SimulatorSettings()
     """The played scenario."""
 

@@ -1,1 +1,1 @@
-"""The node's own `/metrics`: the names that dcgm-exporter's users know, and our own."""
+"""What the node shows on `/metrics`: its GPUs, containers and processes, from records alone."""

@@ -1,13 +1,13 @@
 """The health pages over HTTP: `/livez`, `/readyz`, `/metrics`. They show; they decide nothing."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import orjson
 from aiohttp import web
 from prometheus_client import REGISTRY
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpuledger.errors import UserError
 from gpuledger.service.readiness import Readiness
@@ -16,15 +16,21 @@ from gpuledger.settings.address import parse_listen
 # A probe that hangs must not use up the time that a deployable has for its own end.
 _SHUTDOWN_SECONDS: Final = 1.0
 _READINESS: Final = web.AppKey("readiness", Readiness)
+Page = Callable[[], bytes]
+"""Gives metrics in the Prometheus text format."""
 
 
 @asynccontextmanager
-async def serve_health(*, listen: str, readiness: Readiness) -> AsyncIterator[str]:
+async def serve_health(
+    *, listen: str, readiness: Readiness, page: Page | None = None
+) -> AsyncIterator[str]:
     """Serve the pages while the context is open; gives the bound `host:port`.
 
-    Raises `UserError` where the address cannot be listened on.
+    `page` is written behind the process's own metrics. Raises `UserError` where the address cannot
+    be listened on.
     """
-    runner = web.AppRunner(_app(readiness), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    app = _app(readiness, page)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
         await _listen(runner, listen)
@@ -45,12 +51,12 @@ async def _listen(runner: web.AppRunner, listen: str) -> None:
         ) from error
 
 
-def _app(readiness: Readiness) -> web.Application:
+def _app(readiness: Readiness, page: Page | None) -> web.Application:
     app = web.Application()
     app[_READINESS] = readiness
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
-    app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/metrics", _metrics_with(page) if page else _metrics)
     return app
 
 
@@ -71,3 +77,16 @@ async def _readyz(request: web.Request) -> web.Response:
 async def _metrics(request: web.Request) -> web.Response:
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return web.Response(body=encode(REGISTRY), headers={"Content-Type": content_type})
+
+
+def _metrics_with(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Answer in the text format whatever is asked for: OpenMetrics has no counters without _total.
+
+    A client that prefers another format takes this one too, as the content type says what it is.
+    """
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = generate_latest(REGISTRY) + page()
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    return metrics

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from gpuledger import __version__
-from gpuledger.service.health import serve_health
+from gpuledger.service.health import Page, serve_health
 from gpuledger.service.lifecycle import run_until_signalled
 from gpuledger.service.logs import configure_logs
 from gpuledger.service.readiness import Readiness
@@ -30,13 +30,23 @@ class ServiceSettings(Protocol):
 S = TypeVar("S", bound=ServiceSettings)
 
 
-def run_service(main: Callable[[S, Readiness], Awaitable[None]], *, settings: S) -> int:
-    """Run `main` with logs and health pages until a signal; give the exit code."""
+def run_service(
+    main: Callable[[S, Readiness], Awaitable[None]],
+    *,
+    settings: S,
+    page: Page | None = None,
+) -> int:
+    """Run `main` with logs and health pages until a signal; give the exit code.
+
+    `page` is written behind the process's own metrics on `/metrics`.
+    """
     configure_logs(settings.log)
     readiness = Readiness()
 
     async def work() -> None:
-        async with serve_health(listen=settings.http.listen, readiness=readiness) as address:
+        async with serve_health(
+            listen=settings.http.listen, readiness=readiness, page=page
+        ) as address:
             _log.info("started", version=__version__, http=address)
             try:
                 await main(settings, readiness)

@@ -41,6 +41,8 @@ class Option:
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
     """The values that `--help` names; the setting's type decides what is accepted."""
+    is_flag: bool = False
+    """Whether it takes no value and makes its setting true."""
 
 
 def load_settings(
@@ -107,6 +109,8 @@ def _parser(
     )
     for option in options:
         details: dict[str, Any] = {"help": option.help, "metavar": "|".join(option.choices) or None}
+        if option.is_flag:
+            details = {"help": option.help, "action": "store_const", "const": "true"}
         if not option.name.startswith("-"):
             details["nargs"] = "?"
         else:

@@ -1,0 +1,87 @@
+"""The list of metrics to show, in dcgm-exporter's format: `FIELD, gauge|counter|label, help`.
+
+Here a file is read, and every mistake in it named by file, line and reason.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, get_args
+
+from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
+from gpuledger.errors import UserError
+
+_COLUMNS: Final = 3
+_KINDS: Final = get_args(Kind)
+
+
+class Counter(NamedTuple):
+    """One line of the list: a field, as what it is shown, and its help text."""
+
+    field: Field
+    """The field."""
+    kind: str
+    """`gauge`, `counter` or `label`."""
+    meaning: str
+    """The help text."""
+
+
+def default_counters() -> tuple[Counter, ...]:
+    """Give what dcgm-exporter shows without a file."""
+    return tuple(
+        Counter(field, field.kind, field.meaning) for field in all_fields() if field.is_default
+    )
+
+
+def read_counters(path: Path) -> tuple[Counter, ...]:
+    """Read a list; raises `UserError` naming file, line and reason."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"exposition.counters_file: cannot read {path}: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"exposition.counters_file: {path} is no UTF-8 text") from error
+    return tuple(parse_counters(text.splitlines(), name=str(path)))
+
+
+def parse_counters(lines: Iterable[str], *, name: str) -> Iterator[Counter]:
+    """Parse the lines of a list called `name`; raises `UserError`."""
+    seen: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            counter = _parse(line)
+            if counter.field.old in seen:
+                raise ValueError(f"{counter.field.old} is in the list twice")  # noqa: TRY301  # all named below
+        except (ValueError, csv.Error) as error:
+            raise UserError(f"{name}:{number}: {error}") from error
+        seen.add(counter.field.old)
+        yield counter
+
+
+def _parse(line: str) -> Counter:
+    cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
+    if len(cells) != _COLUMNS:
+        raise ValueError(
+            f"expected 3 columns (field, type, help), got {len(cells)};"
+            " a help text with commas needs double quotes"
+        )
+    name, kind, meaning = cells
+    field = find_field(name)
+    if field is None:
+        raise ValueError(_unknown(name))
+    if kind not in _KINDS:
+        raise ValueError(f"{name}: expected one of {', '.join(_KINDS)}, got {kind!r}")
+    if field.is_text and kind != "label":
+        raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
+    if field.unit == "window" and kind == "label":
+        raise ValueError(f"{name} has several values: its type cannot be label")
+    return Counter(field, kind, meaning)
+
+
+def _unknown(name: str) -> str:
+    nearest = nearest_name(name)
+    return f"this agent has no field {name!r}" + (f"; the nearest is {nearest}" if nearest else "")

@@ -1,0 +1,118 @@
+"""A GPU or a MIG instance as the node knows it now, and how a table's path reads a value of it.
+
+Here live the values that are made of two readings. Which readings are too old is `view`'s business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+from agent.exposition.events import GpuEvents
+from agent.exposition.units import Converted, unit_of
+from gpuledger.records import (
+    GpuFacts,
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+    Inventory,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """All that is known of one device; a part is absent where it is not known, or no more."""
+
+    reading: GpuReading
+    """The newest reading."""
+    profiling: GpuProfiling | None = None
+    """The newest of the chip's own counters."""
+    traffic: GpuTraffic | None = None
+    """The newest byte counters."""
+    throttling: GpuThrottling | None = None
+    """The newest throttling."""
+    health: GpuHealth | None = None
+    """The newest health."""
+    limits: GpuLimits | None = None
+    """The newest limits."""
+    facts: GpuFacts | None = None
+    """What is built into the GPU, or into the GPU of which this is an instance."""
+    node: Inventory | None = None
+    """What the node is built of."""
+    events: GpuEvents | None = None
+    """What happened to the GPU; absent on an instance."""
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The UUID of the GPU that this is, or of which this is an instance."""
+        return self.reading.parent_uuid or self.reading.uuid
+
+
+Read = Callable[[Device], Converted]
+
+
+def read_at(path: str, unit: str = "") -> Read:
+    """Make a function that reads `part.field` of a device; `None` where it is absent.
+
+    Raises KeyError for a unit or a derived value that there is none of.
+    """
+    part_name, _, name = path.partition(".")
+    convert = unit_of(unit)
+    if part_name == "derived":
+        part_of: Callable[[Device], Any] = lambda device: device  # noqa: E731  # one of two
+        get: Callable[[Any], Any] = DERIVED[name]
+    else:
+        part_of, get = attrgetter(part_name), attrgetter(name)
+
+    def read(device: Device) -> Converted:
+        part = part_of(device)
+        value = None if part is None else get(part)
+        return None if value is None else convert(value)
+
+    return read
+
+
+def _memory_free_bytes(device: Device) -> int | None:
+    reading = device.reading
+    if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
+        return None
+    reserved = reading.memory_reserved_bytes or 0
+    return max(0, reading.memory_total_bytes - reading.memory_used_bytes - reserved)
+
+
+def _memory_used_ratio(device: Device) -> float | None:
+    free, used = _memory_free_bytes(device), device.reading.memory_used_bytes
+    return None if not used or free is None else used / (used + free)
+
+
+def _nvlink_bytes_total(device: Device) -> int | None:
+    traffic = device.traffic
+    if traffic is None or traffic.nvlink_sent_bytes_total is None:
+        return None
+    received = traffic.nvlink_received_bytes_total
+    return None if received is None else traffic.nvlink_sent_bytes_total + received
+
+
+_FABRIC_CODES: Final = {"not_supported": 0, "not_started": 1, "in_progress": 2}
+_FABRIC_SUCCESS: Final = 3
+_FABRIC_FAILURE: Final = 4
+
+
+def _fabric_code(device: Device) -> int | None:
+    health = device.health
+    if health is None or health.fabric_state is None:
+        return None
+    if health.fabric_state == "completed":
+        return _FABRIC_FAILURE if health.fabric_status else _FABRIC_SUCCESS
+    return _FABRIC_CODES.get(health.fabric_state)
+
+
+DERIVED: Final[dict[str, Callable[[Device], float | None]]] = {
+    "memory_free_bytes": _memory_free_bytes,
+    "memory_used_ratio": _memory_used_ratio,
+    "nvlink_bytes_total": _nvlink_bytes_total,
+    "fabric_code": _fabric_code,
+}

@@ -1,0 +1,70 @@
+"""The node's page as a whole: the parts that the settings ask for, written once a tick at most.
+
+Here lives what a scrape costs: the text is made when it is asked for, and kept until there is a
+newer tick or its values are too old.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from agent.exposition.counters import default_counters, read_counters
+from agent.exposition.dcgm import DcgmPage
+from agent.exposition.own import write_own
+from agent.exposition.processes import write_processes
+from agent.exposition.settings import ExpositionSettings
+from agent.exposition.view import NodeView, Snapshot
+from gpuledger.clock import Clock
+
+_KEEP_NS: Final = 1_000_000_000
+
+
+class NodePage:
+    """Writes what a view holds in the Prometheus text format."""
+
+    def __init__(self, view: NodeView, *, settings: ExpositionSettings, clock: Clock) -> None:
+        """Read the list of counters; raises `UserError` where there is a mistake in it."""
+        self._view = view
+        self._settings = settings
+        self._clock = clock
+        self._dcgm = _dcgm(settings)
+        self._written = b""
+        self._written_of = -1
+        self._written_ns = 0
+
+    def __call__(self) -> bytes:
+        """Give the page; empty before the first tick."""
+        now_ns = self._clock.monotonic_ns()
+        is_old = now_ns - self._written_ns > _KEEP_NS
+        if self._written_of != self._view.version or is_old:
+            self._written = self._write()
+            self._written_of, self._written_ns = self._view.version, now_ns
+        return self._written
+
+    def _write(self) -> bytes:
+        now = self._view.snapshot()
+        text = bytearray()
+        for lines in self._parts(now) if now else ():
+            for line in lines:
+                text += line.encode()
+        return bytes(text)
+
+    def _parts(self, now: Snapshot) -> Iterator[Iterator[str]]:
+        if self._dcgm:
+            yield self._dcgm.write(now)
+        if self._settings.own_names:
+            yield write_own(now)
+        if self._settings.process_series:
+            yield write_processes(now, most=self._settings.most_process_series)
+
+
+def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
+    if settings.names == "none":
+        return None
+    file = settings.counters_file
+    return DcgmPage(
+        read_counters(file) if file else default_counters(),
+        names=settings.names,
+        host_label=settings.host_label,
+        window_seconds=settings.window_seconds,
+        pod_series=settings.pod_series,
+    )

@@ -1,0 +1,33 @@
+"""The settings of the node's page. Loading them is `gpuledger.settings`' business."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the node shows of its GPUs on `/metrics`."""
+
+    names: Literal["old", "new", "both", "none"] = "old"
+    """Which of DCGM's names to show: those that dcgm-exporter has always had, those of DCGM 4.6,
+    both together, or none."""
+    own_names: bool = True
+    """Whether to show `gpuledger_…` metrics of GPUs and containers, in base units."""
+    counters_file: Path | None = None
+    """DCGM's fields to show, a list in dcgm-exporter's format; absent means its default list."""
+    host_label: Literal["hostname", "Hostname", "none"] = "hostname"
+    """The label of DCGM's metrics that names the node; `Hostname` before dcgm-exporter 4.9."""
+    pod_series: bool = True
+    """Whether a GPU that no one container has to itself gets a series of `DCGM_FI_DEV_GPU_UTIL`,
+    `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own."""
+    process_series: bool = False
+    """Whether to show single processes: `nvidia_pid_pod` and `gpuledger_process_…`."""
+    most_process_series: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256
+    """The most processes shown, those that hold most memory first; the others are counted."""
+    stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
+    """For how long a GPU that does not answer any more is still shown, and no less than 3 ticks."""
+    slow_stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+    """For how long health and limits, which are asked every few seconds, are still shown."""
+    window_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
+    """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`."""

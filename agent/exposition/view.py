@@ -1,0 +1,200 @@
+"""What the node knows now, for its page: each tick replaces it, and what is too old goes.
+
+Here readings age. A GPU that has been silent for some ticks is not shown any more, a slow reading
+is kept until its next one but not for ever, and an instance goes with its layout.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from agent.exposition.devices import Device
+from agent.exposition.events import GpuEvents
+from agent.exposition.holders import ContainerName, ContainerNames
+from gpuledger.clock import Clock
+from gpuledger.records import (
+    GpuFacts,
+    GpuReading,
+    Incident,
+    Inventory,
+    NodeSample,
+    ProcessChange,
+    ProcessRecord,
+)
+
+_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
+_SLOW_PARTS: Final = ("health", "limits")
+_MOST_GPUS: Final = 256
+
+
+class NoNames:
+    """Knows no container."""
+
+    def name_of(self, container_id: str) -> ContainerName | None:  # noqa: ARG002  # it knows none
+        """Give `None`."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What the page says at one instant."""
+
+    sample: NodeSample
+    """The newest tick."""
+    devices: list[Device]
+    """What is known of each device that is not silent."""
+    names: ContainerNames
+    """Who knows the tick's containers."""
+    commands: Mapping[int, str]
+    """The kernel's name of each process, by pid."""
+    since_ns: int
+    """Where the window of recent events begins, by the clock that never goes back."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was read of one device, each part with the time at which it was."""
+
+    reading: GpuReading
+    seen_ns: int
+    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+
+    def take(self, reading: GpuReading, now_ns: int) -> None:
+        self.reading, self.seen_ns = reading, now_ns
+        for name in (*_FAST_PARTS, *_SLOW_PARTS):
+            part = getattr(reading, name)
+            if part is not None:
+                self.parts[name] = (now_ns, part)
+
+    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Give the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
+        return {
+            name: part
+            for name, (read_ns, part) in self.parts.items()
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
+        }
+
+
+class NodeView:
+    """The newest of everything, as far as it is not too old."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        stale_seconds: float,
+        slow_stale_seconds: float,
+        window_seconds: float = 300.0,
+    ) -> None:
+        self._clock = clock
+        self._stale_ns = round(stale_seconds * 1e9)
+        self._slow_stale_ns = round(slow_stale_seconds * 1e9)
+        self._window_ns = round(window_seconds * 1e9)
+        self._sample: NodeSample | None = None
+        self._kept: dict[str, _Kept] = {}
+        self._events: dict[str, GpuEvents] = {}
+        self._commands: dict[int, str] = {}
+        self._inventory: Inventory | None = None
+        self._facts: Mapping[str, GpuFacts] = {}
+        self._names: ContainerNames = NoNames()
+        self.version = 0
+        """Rises with whatever is shown."""
+
+    def show(
+        self,
+        sample: NodeSample,
+        *,
+        inventory: Inventory | None = None,
+        incidents: Iterable[Incident] = (),
+        names: ContainerNames | None = None,
+        processes: Iterable[ProcessRecord] = (),
+    ) -> None:
+        """Take a tick with what else is known then; `inventory` and `names` stay until new ones."""
+        now_ns = self._clock.monotonic_ns()
+        self.version += 1
+        self._sample = sample
+        self._names = names or self._names
+        if inventory is not None and inventory is not self._inventory:
+            self._inventory = inventory
+            self._facts = {gpu.uuid: gpu for gpu in inventory.gpus}
+        for reading in sample.gpus:
+            self._take(reading, now_ns)
+        self._forget(sample, now_ns)
+        for incident in incidents:
+            self.tell(incident)
+        for record in processes:
+            self._know(record)
+
+    def tell(self, incident: Incident) -> None:
+        """Count an incident."""
+        self.version += 1
+        events = self._events_of(incident.gpu_uuid)
+        if events:
+            events.note_incident(incident, at_ns=self._clock.monotonic_ns())
+
+    def snapshot(self) -> Snapshot | None:
+        """Give what is not too old now; `None` before the first tick."""
+        if self._sample is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
+        kept.sort(key=_place)
+        return Snapshot(
+            sample=self._sample,
+            devices=[self._device(one, now_ns) for one in kept],
+            names=self._names,
+            commands=self._commands,
+            since_ns=now_ns - self._window_ns,
+        )
+
+    def _take(self, reading: GpuReading, now_ns: int) -> None:
+        kept = self._kept.get(reading.uuid)
+        if kept is None:
+            kept = self._kept[reading.uuid] = _Kept(reading, now_ns)
+        kept.take(reading, now_ns)
+        if reading.throttling and reading.throttling.reasons is not None:
+            events = self._events_of(reading.uuid)
+            if events:
+                events.note_reasons(reading.throttling.reasons, at_ns=now_ns)
+
+    def _forget(self, sample: NodeSample, now_ns: int) -> None:
+        """Drop what is silent for too long, and instances that their GPU has no more."""
+        present = {reading.uuid for reading in sample.gpus}
+        self._kept = {
+            uuid: one
+            for uuid, one in self._kept.items()
+            if uuid in present
+            or (one.reading.parent_uuid not in present and one.seen_ns >= now_ns - self._stale_ns)
+        }
+
+    def _events_of(self, uuid: str) -> GpuEvents | None:
+        if uuid not in self._events and len(self._events) < _MOST_GPUS:
+            self._events[uuid] = GpuEvents()
+        return self._events.get(uuid)
+
+    def _know(self, record: ProcessRecord) -> None:
+        if record.change is ProcessChange.ENDED:
+            self._commands.pop(record.pid, None)
+        elif record.command:
+            self._commands[record.pid] = record.command
+
+    def _device(self, kept: _Kept, now_ns: int) -> Device:
+        reading = kept.reading
+        is_gpu = reading.parent_uuid is None
+        return Device(
+            reading=reading,
+            facts=self._facts.get(reading.parent_uuid or reading.uuid),
+            node=self._inventory,
+            events=self._events.setdefault(reading.uuid, GpuEvents()) if is_gpu else None,
+            **kept.fresh_parts(
+                fast_ns=now_ns - self._stale_ns, slow_ns=now_ns - self._slow_stale_ns
+            ),
+        )
+
+
+def _place(kept: _Kept) -> tuple[int, int, int]:
+    """Give where a device stands: by the GPU's index, behind it its instances."""
+    reading = kept.reading
+    if reading.parent_uuid is None:
+        return reading.index, -1, -1
+    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
