@@ -1,4 +1,4 @@
-"""The agent at work: ask the GPUs once a tick, queue the tick, publish the queue.
+"""The agent at work: ask the GPUs once a tick, put the tick into the outbox, publish the outbox.
 
 Here the parts are put together for one node; several nodes may run in one process.
 """
@@ -14,9 +14,11 @@ from agent.metrics import TICK_SECONDS, TICKS_LATE
 from agent.nvml.driver import Driver
 from agent.nvml.library import Nvml
 from agent.processes.procfs import Procfs
+from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import pack
 from agent.publishing.publisher import Publisher, flush
 from agent.publishing.queue import TickQueue
+from agent.publishing.spool import Spool
 from agent.sampling import Moment, Sampler, Tick
 from agent.schedule import Schedule
 from agent.settings import AgentSettings
@@ -39,13 +41,14 @@ async def run_agent(
     readiness: Readiness,
 ) -> None:
     """Sample and publish one node until cancelled; what is queued then gets a last chance."""
-    queue = TickQueue(most_ticks=settings.queue_ticks)
+    outbox = _outbox(settings, clock, readiness)
     publisher = Publisher(
         node=settings.node_name,
         bus=bus,
-        queue=queue,
+        outbox=outbox,
         check=readiness.check("kafka"),
         backoff=Backoff(),
+        catch_up_factor=settings.spool.catch_up_factor,
     )
     driver = Driver(
         Nvml(nvml),
@@ -58,16 +61,19 @@ async def run_agent(
         driver=driver,
         sampler=_sampler(settings, procfs),
         clock=clock,
-        queue=queue,
+        outbox=outbox,
         check=readiness.check("procfs"),
         settings=settings,
     )
     publishing = asyncio.create_task(publisher.run(), name="publishing")
+    spilling = asyncio.create_task(outbox.run(), name="spilling")
     try:
-        await _first_to_fail(asyncio.create_task(sampling.run(), name="sampling"), publishing)
+        await _first_to_fail(
+            asyncio.create_task(sampling.run(), name="sampling"), publishing, spilling
+        )
     finally:
         driver.close()
-        await flush(publisher, publishing, seconds=settings.flush_seconds)
+        await flush(publisher, outbox, publishing, spilling, seconds=settings.flush_seconds)
 
 
 @dataclass(kw_only=True)
@@ -80,7 +86,7 @@ class Sampling:
     """Who makes ticks of the answers."""
     clock: Clock
     """Whose ticks they are."""
-    queue: TickQueue
+    outbox: Outbox
     """Where they go."""
     check: Check
     """Whether `/proc` shows the processes."""
@@ -104,7 +110,7 @@ class Sampling:
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def take(self) -> bool:
-        """Take one tick into the queue; tells whether the driver answered at all."""
+        """Take one tick into the outbox; tells whether the driver answered at all."""
         began_seconds = time.perf_counter()
         asked_boottime_ns = self.clock.boottime_ns()
         answers = await self.driver.ask(self.sampler.last_seen())
@@ -119,8 +125,18 @@ class Sampling:
         return True
 
     def _put(self, tick: Tick) -> None:
-        self.queue.put(pack(tick))
+        self.outbox.put(pack(tick))
         _check_processes(self.check, tick.sample)
+
+
+def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outbox:
+    spool = Spool(settings.spool, node=settings.node_name, now_ns=clock.time_ns)
+    return Outbox(
+        queue=TickQueue(most_ticks=settings.queue_ticks),
+        spool=spool if settings.spool.folder else None,
+        check=readiness.check("spool"),
+        after_seconds=settings.spool.after_seconds,
+    )
 
 
 def _sampler(settings: AgentSettings, procfs: Procfs) -> Sampler:

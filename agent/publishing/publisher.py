@@ -1,11 +1,13 @@
-"""From the queue to the broker, in order, again and again until the broker has acknowledged.
+"""From the outbox to the broker, in order, again and again until the broker has acknowledged.
 
-Here lives the loop that publishes. A tick is taken out of the queue once and kept in hand until
-both of its topics are acknowledged, so nothing is lost and nothing overtakes.
+Here lives the loop that publishes. What is taken out of the outbox is kept in hand until all of
+its topics are acknowledged, so nothing is lost and nothing overtakes.
 """
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Final
 
@@ -19,8 +21,9 @@ from agent.metrics import (
     PUBLISH_FAILURES,
     TICKS_PUBLISHED,
 )
-from agent.publishing.parcels import Parcel
-from agent.publishing.queue import TickQueue
+from agent.publishing.outbox import Outbox
+from agent.publishing.pace import pause_seconds
+from agent.publishing.parcels import Parcel, time_ms
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusUnavailableError, TopicsError
@@ -42,31 +45,30 @@ class Publisher:
     """Publishes one node's ticks."""
 
     def __init__(
-        self, *, node: str, bus: Bus, queue: TickQueue, check: Check, backoff: Backoff
+        self,
+        *,
+        node: str,
+        bus: Bus,
+        outbox: Outbox,
+        check: Check,
+        backoff: Backoff,
+        catch_up_factor: float,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
         self._bus = bus
-        self._queue = queue
+        self._outbox = outbox
         self._check = check
         self._backoff = backoff
-        self._hand: dict[str, list[Message]] = {}
-        self._emptied = asyncio.Event()
+        self._catch_up_factor = catch_up_factor
+        self._chance = chance
+        self._times_ms: list[int] = []
+        self._unsent: dict[str, list[Message]] = {}
+        self._hurry = asyncio.Event()
 
-    @property
-    def left(self) -> int:
-        """How many ticks are not acknowledged yet."""
-        return len(self._queue) + len(self._hand.get(SAMPLES.name, ()))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything that was queued is acknowledged."""
-        return not (self._queue or self._hand)
-
-    async def drained(self) -> None:
-        """Wait until everything that was queued is acknowledged."""
-        while not self.is_done:
-            self._emptied.clear()
-            await self._emptied.wait()
+    def hurry(self) -> None:
+        """Send what is left without any pause."""
+        self._hurry.set()
 
     async def run(self) -> None:
         """Publish for ever; a broker that does not answer is asked again, with a back-off."""
@@ -82,7 +84,7 @@ class Publisher:
                 _log.warning(
                     "bus_unavailable",
                     detail=str(error),
-                    queued=len(self._queue),
+                    in_memory=self._outbox.in_memory,
                     again=wait_seconds,
                 )
                 await asyncio.sleep(wait_seconds)
@@ -93,14 +95,25 @@ class Publisher:
         partition = partition_of_node(self._node, partitions=partitions)
         self._check.ok()
         while True:
-            if not self._hand:
-                self._hand = _by_topic(await self._queue.take(at_most=_BATCH_TICKS))
-            for topic in tuple(self._hand):
-                await producer.publish(topic, partition, self._hand[topic])
-                _PUBLISHED[topic].inc(len(self._hand.pop(topic)))
+            if not self._times_ms:
+                parcels = await self._outbox.take(at_most=_BATCH_TICKS)
+                self._unsent = _by_topic(parcels)
+                self._times_ms = [time_ms(parcel) for parcel in parcels]
+            for topic in tuple(self._unsent):
+                await producer.publish(topic, partition, self._unsent[topic])
+                _PUBLISHED[topic].inc(len(self._unsent.pop(topic)))
+            await self._outbox.sent()
+            times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
             self._check.ok()
-            self._emptied.set()
+            await self._pause(times_ms)
+
+    async def _pause(self, times_ms: Sequence[int]) -> None:
+        seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
 
 
 def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
@@ -125,13 +138,25 @@ def _of_lawful_size(messages: Sequence[Message]) -> list[Message]:
     return lawful
 
 
-async def flush(publisher: Publisher, publishing: "asyncio.Task[None]", *, seconds: float) -> None:
-    """Give the publisher `seconds` to send what is left, then end it; what remains is logged."""
-    draining = asyncio.create_task(publisher.drained())
-    both = {draining, publishing}
-    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in both:
+async def flush(
+    publisher: Publisher, outbox: Outbox, *tasks: "asyncio.Task[None]", seconds: float
+) -> None:
+    """Give the publisher `seconds` to send what is in memory, then end its tasks.
+
+    What remains is brought to the disk; what cannot be is logged. Where the disk holds something
+    already, its turn would come first, and it waits for the next start as well as the rest.
+    """
+    publisher.hurry()
+    draining = asyncio.create_task(outbox.drained())
+    if not outbox.is_on_disk:
+        waited_for = {draining, *tasks}
+        await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, *tasks):
         task.cancel()
-    await asyncio.wait(both, timeout=_CLOSING_SECONDS)
-    if not publisher.is_done:
-        _log.warning("stopped_with_unpublished_ticks", queued=publisher.left)
+    await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING_SECONDS):
+            await outbox.keep()
+    if outbox.in_memory:
+        _log.warning("stopped_with_unpublished_ticks", lost=outbox.in_memory)
+    outbox.close()

@@ -1,13 +1,22 @@
 """The agent's queue in memory: parcels between sampling, which does not wait, and what may.
 
-Bounded: when it is full the oldest parcel goes, counted. No broker and no disk here.
+Bounded: when it is full the oldest parcel goes, counted. No broker, no disk and no waiting here.
 """
 
-import asyncio
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from agent.metrics import QUEUE_TICKS, TICKS_DROPPED
 from agent.publishing.parcels import Parcel
+
+
+class Waiting(NamedTuple):
+    """A parcel, and since when it waits."""
+
+    since_seconds: float
+    """On the caller's own clock."""
+    parcel: Parcel
 
 
 class TickQueue:
@@ -15,28 +24,39 @@ class TickQueue:
 
     def __init__(self, *, most_ticks: int) -> None:
         self._most_ticks = most_ticks
-        self._parcels: deque[Parcel] = deque()
-        self._filled = asyncio.Event()
+        self._waiting: deque[Waiting] = deque()
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._waiting)
 
-    def put(self, parcel: Parcel) -> None:
+    @property
+    def oldest_since_seconds(self) -> float | None:
+        """Since when the oldest parcel waits; `None` where none does."""
+        return self._waiting[0].since_seconds if self._waiting else None
+
+    def put(self, waiting: Waiting) -> None:
         """Add the newest parcel; where there is no room the oldest one is dropped and counted."""
-        if len(self._parcels) >= self._most_ticks:
-            self._parcels.popleft()
-            TICKS_DROPPED.inc()
-        else:
-            QUEUE_TICKS.inc()
-        self._parcels.append(parcel)
-        self._filled.set()
+        self._waiting.append(waiting)
+        QUEUE_TICKS.inc()
+        self._keep_within_bounds()
 
-    async def take(self, *, at_most: int) -> list[Parcel]:
-        """Wait for a parcel, then take the oldest ones, in their order."""
-        await self._filled.wait()
-        count = min(at_most, len(self._parcels))
-        taken = [self._parcels.popleft() for _ in range(count)]
+    def take(self, *, at_most: int) -> list[Waiting]:
+        """Take the oldest parcels, in their order."""
+        count = min(at_most, len(self._waiting))
+        taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)
-        if not self._parcels:
-            self._filled.clear()
         return taken
+
+    def put_back(self, taken: Iterable[Waiting]) -> None:
+        """Put what was taken in front of all others again."""
+        before = len(self._waiting)
+        self._waiting.extendleft(reversed(list(taken)))
+        QUEUE_TICKS.inc(len(self._waiting) - before)
+        self._keep_within_bounds()
+
+    def _keep_within_bounds(self) -> None:
+        dropped = max(0, len(self._waiting) - self._most_ticks)
+        for _ in range(dropped):
+            self._waiting.popleft()
+        TICKS_DROPPED.inc(dropped)
+        QUEUE_TICKS.dec(dropped)

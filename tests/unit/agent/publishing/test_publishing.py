@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from agent.metrics import MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
+from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
 from agent.publishing.publisher import Publisher, flush
-from agent.publishing.queue import TickQueue
+from agent.publishing.queue import TickQueue, Waiting
 from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
@@ -70,21 +71,28 @@ def parcel(number: int, processes: int = 0) -> Parcel:
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
 
-def publisher_of(bus: FakeBus, queue: TickQueue, check: Check | None = None) -> Publisher:
-    return Publisher(
-        node=NODE,
-        bus=bus,
-        queue=queue,
-        check=check or Check(),
-        backoff=Backoff(first_seconds=0.0001, most_seconds=0.0001),
+def outbox_in_memory(most_ticks: int = 9) -> Outbox:
+    return Outbox(
+        queue=TickQueue(most_ticks=most_ticks), spool=None, check=Check(), after_seconds=0
     )
 
 
-async def publish_all(bus: FakeBus, queue: TickQueue, check: Check | None = None) -> None:
-    publisher = publisher_of(bus, queue, check)
+def publisher_of(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> Publisher:
+    return Publisher(
+        node=NODE,
+        bus=bus,
+        outbox=outbox,
+        check=check or Check(),
+        backoff=Backoff(first_seconds=0.0001, most_seconds=0.0001),
+        catch_up_factor=50,
+    )
+
+
+async def publish_all(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> None:
+    publisher = publisher_of(bus, outbox, check)
     publishing = asyncio.create_task(publisher.run())
-    await flush(publisher, publishing, seconds=5)
-    assert publisher.is_done
+    await flush(publisher, outbox, publishing, seconds=5)
+    assert not outbox.in_memory
 
 
 def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
@@ -117,24 +125,24 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
     assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
 
-async def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
+def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     dropped, waiting = TICKS_DROPPED._value.get(), QUEUE_TICKS._value.get()
     queue = TickQueue(most_ticks=3)
     for number in range(5):
-        queue.put(parcel(number))
+        queue.put(Waiting(0.0, parcel(number)))
     assert len(queue) == 3
     assert QUEUE_TICKS._value.get() - waiting == 3
-    taken = await queue.take(at_most=9)
-    assert [one[0][1].value for one in taken] == [b"2", b"3", b"4"]
+    taken = queue.take(at_most=9)
+    assert [one.parcel[0][1].value for one in taken] == [b"2", b"3", b"4"]
     assert TICKS_DROPPED._value.get() - dropped == 2
     assert QUEUE_TICKS._value.get() == waiting
 
 
 async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
-    bus, queue = FakeBus(), TickQueue(most_ticks=999)
+    bus, outbox = FakeBus(), outbox_in_memory(999)
     for number in range(100):
-        queue.put(parcel(number, processes=number % 2))
-    await publish_all(bus, queue)
+        outbox.put(parcel(number, processes=number % 2))
+    await publish_all(bus, outbox)
     assert bus.values(SAMPLES.name) == [b"%d" % number for number in range(100)]
     assert bus.values(PROCESSES.name) == [b"%d" % number for number in range(1, 100, 2)]
     assert {partition for _, partition, _ in bus.published} == {PARTITION}
@@ -146,44 +154,44 @@ async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_orde
 async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
     error: Exception, refusals: int
 ) -> None:
-    bus, queue, check = FakeBus(), TickQueue(most_ticks=9), Check()
+    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [error] * refusals
     for number in range(3):
-        queue.put(parcel(number, processes=1))
-    await publish_all(bus, queue, check)
+        outbox.put(parcel(number, processes=1))
+    await publish_all(bus, outbox, check)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0", b"1", b"2"]
     assert bus.producers == refusals + 1
     assert check.is_ok
 
 
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
-    bus, queue = FakeBus(), TickQueue(most_ticks=9)
+    bus, outbox = FakeBus(), outbox_in_memory()
     bus.published.append(("before", 0, []))  # so that only the process records are refused
     bus.refuse_after_asking = [BusUnavailableError("away")]
-    queue.put(parcel(0, processes=1))
-    await publish_all(bus, queue)
+    outbox.put(parcel(0, processes=1))
+    await publish_all(bus, outbox)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
     assert bus.producers == 2
 
 
 async def test_the_last_chance_is_bounded() -> None:
-    bus, queue, check = FakeBus(), TickQueue(most_ticks=9), Check()
+    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
-    queue.put(parcel(0))
-    publisher = publisher_of(bus, queue, check)
+    outbox.put(parcel(0))
+    publisher = publisher_of(bus, outbox, check)
     publishing = asyncio.create_task(publisher.run())
-    await flush(publisher, publishing, seconds=0.05)
+    await flush(publisher, outbox, publishing, seconds=0.05)
     assert publishing.cancelled()
-    assert publisher.left == 1
+    assert outbox.in_memory == 1
     assert check == Check(is_ok=False, detail="no broker at localhost:9092")
 
 
 async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
     refused = MESSAGES_TOO_LARGE._value.get()
-    bus, queue = FakeBus(), TickQueue(most_ticks=9)
+    bus, outbox = FakeBus(), outbox_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
-    queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
-    queue.put(parcel(1))
-    await publish_all(bus, queue)
+    outbox.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
+    outbox.put(parcel(1))
+    await publish_all(bus, outbox)
     assert bus.values(SAMPLES.name) == [b"1"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 2

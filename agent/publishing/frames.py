@@ -1,0 +1,68 @@
+"""Parcels to the bytes of a frame and back: what stands in the spool's files.
+
+A frame is a few ticks: a head, and behind it the parcels in msgpack, compressed with zstd. Its
+length and its CRC-32 tell whether it is whole. No file is opened here.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from agent.publishing.parcels import Parcel, time_ms
+from gpuledger.errors import GpuledgerError
+
+_HEAD: Final = struct.Struct("<IIIq")
+HEAD_BYTES: Final = _HEAD.size
+_CHECKED_FROM: Final = 8  # behind the length and the checksum itself
+_LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
+_DECODER: Final = msgspec.msgpack.Decoder(list[Parcel])
+
+
+class DamagedError(GpuledgerError):
+    """A frame is not what was once written."""
+
+
+class Head(NamedTuple):
+    """What a frame says of itself."""
+
+    body_bytes: int
+    checksum: int
+    parcels: int
+    """How many parcels are in it."""
+    newest_ms: int
+    """The event time of the newest one, milliseconds since the epoch."""
+
+
+def pack_frame(parcels: Sequence[Parcel]) -> bytes:
+    """Make a frame of at least one parcel."""
+    import cramjam  # noqa: PLC0415  # aiokafka brings it; an agent without Kafka carries neither
+
+    body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels), _LEVEL))
+    newest_ms = max(map(time_ms, parcels))
+    unchecked = _HEAD.pack(len(body), 0, len(parcels), newest_ms)
+    checksum = zlib.crc32(body, zlib.crc32(unchecked[_CHECKED_FROM:]))
+    return _HEAD.pack(len(body), checksum, len(parcels), newest_ms) + body
+
+
+def read_head(data: bytes) -> Head | None:
+    """Read a head; `None` where there are too few bytes for one, or nothing but zeros."""
+    if len(data) < HEAD_BYTES:
+        return None
+    head = Head._make(_HEAD.unpack_from(data))
+    return head if head.body_bytes and head.parcels else None
+
+
+def unpack_frame(data: bytes) -> list[Parcel]:
+    """Give the parcels of a whole frame; raises `DamagedError` where it is not one."""
+    import cramjam  # noqa: PLC0415  # as in pack_frame
+
+    head = read_head(data)
+    if head is None or zlib.crc32(data[_CHECKED_FROM:]) != head.checksum:
+        raise DamagedError("its checksum does not fit")
+    try:
+        return _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
+    except (cramjam.DecompressionError, msgspec.DecodeError) as error:
+        raise DamagedError(f"it holds what this version does not know: {error}") from error

@@ -1,0 +1,149 @@
+"""One file of the spool: a head that says what of it is sent, and frames behind it.
+
+Here lives the reading and writing of a file. Each write is one frame at the end of the file, or
+the position in its head; whatever a crash leaves of a frame is cut off when the file is opened.
+Nothing is synced: what the kernel took outlives the process, and a machine that lost power lost
+its last seconds anyway. Errors: any method may raise `OSError`.
+"""
+
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.publishing.frames import HEAD_BYTES, DamagedError, read_head, unpack_frame
+from agent.publishing.parcels import Parcel
+
+_MAGIC: Final = b"gpuledger spool\1"
+_POSITION: Final = struct.Struct("<Q")
+START: Final = len(_MAGIC) + _POSITION.size
+"""Where the first frame begins."""
+_OURS_ALONE: Final = 0o600
+
+
+class Frame(NamedTuple):
+    """Where a frame stands, and what is in it."""
+
+    start: int
+    end: int
+    parcels: int
+    newest_ms: int
+
+
+@dataclass
+class Segment:
+    """One file, and those of its frames that are not sent."""
+
+    path: Path
+    """The file; its name is its number."""
+    size_bytes: int = START
+    """Its length."""
+    frames: deque[Frame] = field(default_factory=deque)
+    """The frames that are not sent, oldest first."""
+    torn_bytes: int = 0
+    """What was cut off its end when it was opened."""
+
+    @property
+    def number(self) -> int:
+        """Its place among the files."""
+        return int(self.path.stem)
+
+    @property
+    def parcels(self) -> int:
+        """How many parcels are not sent."""
+        return sum(frame.parcels for frame in self.frames)
+
+    @classmethod
+    def create(cls, path: Path) -> "Segment":
+        """Make an empty file that nobody else may read."""
+        with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            _write(file, _MAGIC + _POSITION.pack(START), at=0)
+        return cls(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Segment":
+        """Find the frames of a file; what is no whole frame ends it and is cut off."""
+        with _opened(path, os.O_RDWR) as file:
+            length = os.fstat(file).st_size
+            head = os.pread(file, START, 0)
+            is_ours = len(head) == START and head.startswith(_MAGIC)
+            frames = list(_scan(file, length)) if is_ours else []
+            end = frames[-1].end if frames else START
+            if end < length:
+                os.ftruncate(file, end)
+        (position,) = _POSITION.unpack(head[len(_MAGIC) :]) if is_ours else (START,)
+        unsent = [frame for frame in frames if frame.start >= position]
+        # A position that is no border was never written by us: rather twice than not at all.
+        known = {START, *(frame.end for frame in frames)}
+        return cls(
+            path,
+            size_bytes=end,
+            frames=deque(unsent if position in known else frames),
+            torn_bytes=max(0, length - end) if is_ours else length,
+        )
+
+    def append(self, frame: bytes, *, parcels: int, newest_ms: int) -> int:
+        """Write a frame at the end, whole or not at all; give where it ends."""
+        start = self.size_bytes
+        with _opened(self.path, os.O_WRONLY) as file:
+            try:
+                _write(file, frame, at=start)
+            except OSError:
+                # Fails where the disk does; then the frame is cut off at the next start.
+                with suppress(OSError):
+                    os.ftruncate(file, start)
+                raise
+        self.size_bytes = start + len(frame)
+        self.frames.append(Frame(start, self.size_bytes, parcels, newest_ms))
+        return self.size_bytes
+
+    def read(self, frame: Frame) -> list[Parcel]:
+        """Give what is in a frame; raises `DamagedError` where it is not whole."""
+        with _opened(self.path, os.O_RDONLY) as file:
+            data = os.pread(file, frame.end - frame.start, frame.start)
+        parcels = unpack_frame(data)
+        if len(data) != frame.end - frame.start:
+            raise DamagedError("it is shorter than it was")
+        return parcels
+
+    def save_position(self) -> None:
+        """Write into the head where the first unsent frame begins."""
+        position = self.frames[0].start if self.frames else self.size_bytes
+        with _opened(self.path, os.O_WRONLY) as file:
+            _write(file, _POSITION.pack(position), at=len(_MAGIC))
+
+    def delete(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+
+def _scan(file: int, length: int) -> Iterator[Frame]:
+    """Find the frames by their heads; their bodies are checked when they are read."""
+    start = START
+    while head := read_head(os.pread(file, HEAD_BYTES, start)):
+        end = start + HEAD_BYTES + head.body_bytes
+        if end > length:
+            return
+        yield Frame(start, end, head.parcels, head.newest_ms)
+        start = end
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _OURS_ALONE)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write(file: int, data: bytes, *, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, at)
+        at += written
+        left = left[written:]

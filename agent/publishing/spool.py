@@ -1,0 +1,284 @@
+"""The line of parcels on disk: what could not be sent, oldest first, within its bounds.
+
+Here live the folder, its files in their order, and what is dropped when they are too many or too
+old. All of it blocks: `outbox` runs it in a thread. Errors: `OSError`.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import structlog
+
+from agent.metrics import (
+    SPOOL_BYTES,
+    SPOOL_DROPPED,
+    SPOOL_FAILURES,
+    SPOOL_OLDEST_SECONDS,
+    SPOOL_TICKS,
+    SPOOL_TORN,
+    SPOOL_WRITTEN,
+)
+from agent.publishing.frames import DamagedError, pack_frame
+from agent.publishing.parcels import Parcel, time_ms
+from agent.publishing.segment import START, Segment
+from agent.settings import SpoolSettings
+
+_SEGMENT_BYTES: Final = 4 * 2**20
+_FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
+_SUFFIX: Final = ".spool"
+_OURS_ALONE: Final = 0o700
+_NS_PER_MS: Final = 1_000_000
+_log = structlog.get_logger(__name__)
+
+
+class Mark(NamedTuple):
+    """A place in the spool: all that stands before it is meant."""
+
+    segment: int
+    position: int
+
+
+class Spool:
+    """The folder of one node in a spool's folder."""
+
+    def __init__(self, settings: SpoolSettings, *, node: str, now_ns: Callable[[], int]) -> None:
+        self._settings = settings
+        # A folder for each node: what another node's agent left is not sent in this one's name.
+        self._folder = Path(settings.folder) / _file_name(node)
+        self._now_ns = now_ns
+        self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
+        self._segments: list[Segment] = []
+        self._writing: Segment | None = None
+        self._last_number = 0
+        self._lent: Mark | None = None
+        self._lock: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits here."""
+        return not self._segments
+
+    @property
+    def parcels(self) -> int:
+        """How many parcels wait here."""
+        return sum(segment.parcels for segment in self._segments)
+
+    def open(self) -> None:
+        """Find what an earlier agent left; once it has succeeded, calling again does nothing."""
+        if self._lock is None:
+            lock = self._locked_folder()
+            try:
+                self._load()
+            except BaseException:
+                os.close(lock)
+                raise
+            self._lock = lock
+            self._show()
+
+    def close(self) -> None:
+        """Let another process open it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def append(self, parcels: Sequence[Parcel]) -> Mark:
+        """Write parcels behind all others, whole or not at all; give the place behind them."""
+        self.open()
+        self._refuse_where_space_is_low()
+        frame = pack_frame(parcels)
+        self._drop_old()
+        self._make_room(len(frame))
+        mark = self._append(frame, parcels)
+        SPOOL_WRITTEN.inc(len(parcels))
+        self._show()
+        return mark
+
+    def lend(self, mark: Mark) -> None:
+        """Take note that somebody holds what stands before a place: it is not lost when dropped."""
+        self._lent = mark
+
+    def read(self, *, at_most: int) -> tuple[list[Parcel], Mark] | None:
+        """Give the oldest parcels without forgetting them; `None` where there are none.
+
+        They are at most `at_most`, or one frame. A file that cannot be read is left out, counted.
+        """
+        self.open()
+        self._drop_old()
+        found = None
+        while self._segments and not found:
+            found = self._read_from(self._segments[0], at_most)
+        self._show()
+        return found
+
+    def forget(self, mark: Mark) -> None:
+        """Take everything before a place for sent."""
+        self._lent = None
+        while self._segments and self._segments[0].number <= mark.segment:
+            segment = self._segments[0]
+            is_last = segment.number == mark.segment
+            while segment.frames and not (is_last and segment.frames[0].end > mark.position):
+                segment.frames.popleft()
+            if segment.frames:
+                self._tolerate(segment.save_position)
+                break
+            self._remove(segment)
+        self._show()
+
+    def _locked_folder(self) -> int:
+        if not self._folder.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such folder", str(self._folder.parent))
+        self._folder.mkdir(mode=_OURS_ALONE, exist_ok=True)
+        lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._refuse_where_not_writable()
+        except OSError as error:
+            os.close(lock)
+            if error.errno == errno.EWOULDBLOCK:
+                raise BlockingIOError(
+                    errno.EWOULDBLOCK, "another agent uses it", str(self._folder)
+                ) from error
+            raise
+        return lock
+
+    def _refuse_where_not_writable(self) -> None:
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "not writable", str(self._folder))
+
+    def _load(self) -> None:
+        paths = sorted(path for path in self._folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+        loaded = [segment for path in paths for segment in self._loaded(path)]
+        self._last_number = int(paths[-1].stem) if paths else 0
+        self._segments = loaded
+        for segment in [one for one in loaded if not one.frames]:
+            self._remove(segment)
+        if not self.is_empty:
+            _log.info("spool_found", ticks=self.parcels, folder=str(self._folder))
+
+    def _loaded(self, path: Path) -> Iterator[Segment]:
+        try:
+            segment = Segment.load(path)
+        except OSError as error:
+            count_failure(error)
+            return
+        if segment.torn_bytes:
+            SPOOL_TORN.inc()
+            _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
+        yield segment
+
+    def _read_from(self, segment: Segment, at_most: int) -> tuple[list[Parcel], Mark] | None:
+        parcels: list[Parcel] = []
+        end = START
+        try:
+            for frame in segment.frames:
+                if parcels and len(parcels) + frame.parcels > at_most:
+                    break
+                parcels += segment.read(frame)
+                end = frame.end
+        except (DamagedError, OSError) as error:
+            if not parcels:
+                self._skip(segment, error)
+                return None
+        return parcels, Mark(segment.number, end)
+
+    def _skip(self, segment: Segment, error: Exception) -> None:
+        if isinstance(error, OSError):
+            count_failure(error)
+        _log.error("spool_damaged", file=segment.path.name, lost=segment.parcels, detail=str(error))
+        self._drop(segment, reason="damaged")
+
+    def _drop_old(self) -> None:
+        oldest_ms = self._now_ns() // _NS_PER_MS - self._settings.most_age_seconds * 1000
+        while self._segments and self._segments[0].frames[0].newest_ms < oldest_ms:
+            segment = self._segments[0]
+            frame = segment.frames.popleft()
+            if not self._is_lent(segment, frame.end):
+                SPOOL_DROPPED.labels(reason="age").inc(frame.parcels)
+            if not segment.frames:
+                self._remove(segment)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        if needed_bytes + START > self._settings.most_bytes:
+            raise OSError(errno.EFBIG, "larger than the whole spool may be", str(self._folder))
+        most_bytes = self._settings.most_bytes - needed_bytes - START
+        while self._segments and self._bytes() > most_bytes:
+            self._drop(self._segments[0], reason="bytes")
+
+    def _drop(self, segment: Segment, *, reason: str) -> None:
+        lost = sum(
+            frame.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
+        )
+        SPOOL_DROPPED.labels(reason=reason).inc(lost)
+        self._remove(segment)
+
+    def _is_lent(self, segment: Segment, end: int) -> bool:
+        return self._lent is not None and Mark(segment.number, end) <= self._lent
+
+    def _append(self, frame: bytes, parcels: Sequence[Parcel]) -> Mark:
+        segment = self._writing
+        if segment is None or segment.size_bytes + len(frame) > self._segment_bytes:
+            segment = self._new_segment()
+        newest_ms = max(map(time_ms, parcels))
+        try:
+            end = segment.append(frame, parcels=len(parcels), newest_ms=newest_ms)
+        except OSError:
+            if segment is not self._writing:
+                self._tolerate(segment.delete)
+            raise
+        if segment is not self._writing:
+            self._writing = segment
+            self._segments.append(segment)
+        return Mark(segment.number, end)
+
+    def _new_segment(self) -> Segment:
+        # Counted on also where it fails: a file that may be there is not made again.
+        self._last_number += 1
+        return Segment.create(self._folder / f"{self._last_number:012d}{_SUFFIX}")
+
+    def _remove(self, segment: Segment) -> None:
+        self._segments.remove(segment)
+        if segment is self._writing:
+            self._writing = None
+        self._tolerate(segment.delete)
+
+    def _refuse_where_space_is_low(self) -> None:
+        disk = os.statvfs(self._folder)
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if free_bytes < self._settings.least_free_bytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{free_bytes} bytes are free there, and spool.least_free_bytes leaves the last"
+                f" {self._settings.least_free_bytes} to others",
+                str(self._folder),
+            )
+
+    def _bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    def _tolerate(self, action: Callable[[], None]) -> None:
+        """Do what is only for a later start: where it fails, that one sends something twice."""
+        try:
+            action()
+        except OSError as error:
+            count_failure(error)
+
+    def _show(self) -> None:
+        SPOOL_BYTES.set(self._bytes())
+        SPOOL_TICKS.set(self.parcels)
+        oldest_ms = 0 if self.is_empty else self._segments[0].frames[0].newest_ms
+        SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)
+
+
+def count_failure(error: OSError) -> None:
+    """Count what the disk refused, by the name of its error."""
+    SPOOL_FAILURES.labels(error=errno.errorcode.get(error.errno or 0, "unknown")).inc()
+
+
+def _file_name(node: str) -> str:
+    quoted = quote(node, safe="")
+    return quoted if quoted.strip(".") else f"%{quoted}"
