@@ -5,22 +5,21 @@ decided elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
 from agent.nvml.answers import GpuAnswers, LastSeen
-from agent.processes.cgroup import Location
-from agent.processes.procfs import UNREADABLE, Procfs, read_boot_id
+from agent.processes.endings import Endings
+from agent.processes.entries import Containers, describe
+from agent.processes.procfs import Procfs, read_boot_id
 from agent.processes.table import ProcessTable, Roll
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
-from agent.reading.shares import ProcessUsage
+from agent.reading.rows import find_vanished, lay_out, layout_of
 from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import (
-    ContainerRef,
     DeviceAllocation,
-    GpuProcess,
     NodeSample,
     ProcessRecord,
 )
@@ -69,7 +68,9 @@ class Sampler:
         self._reads_processes = reads_processes
         self._boot_id = read_boot_id(procfs)
         self._table = ProcessTable(procfs=procfs, node=node, boot_id=self._boot_id)
+        self._endings = Endings(procfs=procfs, node=node, boot_id=self._boot_id)
         self._states: Mapping[str, GpuState] = {}
+        self._layout: Mapping[str, frozenset[str]] = {}
         self._before: Moment | None = None
         self._untold: list[ProcessRecord] = []
         self._seq = 0
@@ -94,14 +95,19 @@ class Sampler:
         """
         before, self._before = self._before, at
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
-        ordered = sorted(answers, key=lambda answer: answer.index)
         ticks = [
             read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns)
-            for answer in ordered
+            for answer in lay_out(answers)
         ]
+        vanished = find_vanished(self._layout, answers)
+        self._layout = {**self._layout, **layout_of(answers)}
         # Of a GPU that did not answer only the counters are kept, so that their falls are seen:
         # what it says next covers more than one interval.
-        kept = {uuid: state.forget() for uuid, state in self._states.items() if state.totals}
+        kept = {
+            uuid: state.forget()
+            for uuid, state in self._states.items()
+            if state.totals and uuid not in vanished
+        }
         self._states = kept | {tick.reading.uuid: tick.state for tick in ticks}
         _count_dropped(ticks)
         if self._lag_ns is None:
@@ -109,12 +115,18 @@ class Sampler:
             self._lag_ns = _lag_ns(ticks)
         read = ticks if self._reads_processes else []
         roll = self._table.call(
-            {tick.reading.uuid: tick.state.processes.keys() for tick in read},
+            {
+                **dict.fromkeys(vanished, ()),
+                **{tick.reading.uuid: tick.state.processes.keys() for tick in read},
+            },
             lingering={pid for tick in read for pid in tick.state.gone},
             listed_boottime_ns=asked_boottime_ns,
             time_ns=at.time_ns,
         )
-        self._untold.extend(roll.records)
+        accounts = {tick.reading.uuid: tick.accounts for tick in read}
+        self._untold += self._endings.settle(
+            roll, accounts, time_ns=at.time_ns, boottime_ns=at.boottime_ns
+        )
         return self._tick(ticks, roll, at, interval_ns, allocations) if before else None
 
     def _tick(
@@ -126,12 +138,12 @@ class Sampler:
         allocations: Sequence[DeviceAllocation],
     ) -> Tick:
         self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
-        containers = _Containers()
+        containers = Containers()
         processes = [
             process
             for place, tick in enumerate(ticks)
             for usage in (tick.usages if self._reads_processes else ())
-            for process in _describe(place, usage, roll, containers)
+            for process in describe(place, usage, roll, containers)
         ]
         TICKS.inc()
         sample = NodeSample(
@@ -147,64 +159,6 @@ class Sampler:
         )
         records, self._untold = self._untold, []
         return Tick(sample=sample, processes=records)
-
-
-@dataclass
-class _Containers:
-    """The tick's container table: each container once, in the order of first mention."""
-
-    _places: dict[tuple[str | None, str | None], int] = field(default_factory=dict)
-
-    def place(self, location: Location) -> int | None:
-        """Give the position of a container; `None` for the host."""
-        if not location.in_container:
-            return None
-        identity = (location.container_id, location.pod_uid)
-        return self._places.setdefault(identity, len(self._places))
-
-    def refs(self) -> list[ContainerRef]:
-        return [ContainerRef(container_id=one, pod_uid=uid) for one, uid in self._places]
-
-
-def _describe(
-    gpu: int, usage: ProcessUsage, roll: Roll, containers: _Containers
-) -> list[GpuProcess]:
-    """Give the process's entry; two entries where its pid passed from one process to another.
-
-    The driver's samples of such a pid may be of either, so none of the two gets them.
-    """
-    pid = usage.process.pid
-    if not usage.ended and roll.was_recycled(pid):
-        return [
-            _entry(gpu, usage, roll, containers, ended=False, is_measured=False),
-            _entry(gpu, usage, roll, containers, ended=True, is_measured=False),
-        ]
-    return [_entry(gpu, usage, roll, containers, ended=usage.ended, is_measured=True)]
-
-
-def _entry(
-    gpu: int,
-    usage: ProcessUsage,
-    roll: Roll,
-    containers: _Containers,
-    *,
-    ended: bool,
-    is_measured: bool,
-) -> GpuProcess:
-    pid = usage.process.pid
-    known = (roll.before if ended else roll.now).get(pid)
-    facts = known.certain_facts if known else UNREADABLE
-    return GpuProcess(
-        gpu=gpu,
-        pid=pid,
-        started_boottime_ns=facts.started_boottime_ns,
-        container=containers.place(facts.location),
-        kind=usage.process.kind,
-        memory_used_bytes=None if ended else usage.process.memory_bytes,
-        sm_utilization_ratio=usage.sm_ratio if is_measured else None,
-        memory_utilization_ratio=usage.memory_ratio if is_measured else None,
-        ended=True if ended else None,
-    )
 
 
 def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:

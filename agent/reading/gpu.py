@@ -11,9 +11,11 @@ from typing import Final
 
 from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess, Sample
 from agent.reading import plausibility
+from agent.reading.accounts import read_accounts
 from agent.reading.instant import drawn_joules
 from agent.reading.parts import read_parts
 from agent.reading.plausibility import Sieve
+from agent.reading.rows import identify, measured_ratio
 from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
 from agent.reading.timeline import (
     USUAL_WINDOW_US,
@@ -26,7 +28,7 @@ from agent.reading.timeline import (
     mean_percent,
 )
 from agent.reading.totals import Ledger, Totals
-from gpuledger.records import GpuReading
+from gpuledger.records import GpuReading, GpuTotals
 
 _SILENCE_NS: Final = 5_000_000_000
 
@@ -73,6 +75,9 @@ class GpuTick:
     """Values that could not be true, by reading and reason."""
     dropped_samples: Counter[str]
     """Process samples left out, by reason."""
+    accounts: Sequence[tuple[int, GpuTotals]] | None = None
+    """What processes that are done with it used, by pid; `None` where the driver has no accounts.
+    One may come again in the next ticks."""
 
 
 def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) -> GpuTick:
@@ -86,15 +91,18 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     was = before or GpuState()
     ledger = Ledger(before=was.totals, interval_ns=interval_ns)
     cover = _Cover.find(answers, was, interval_ns=interval_ns, sieve=sieve)
+    parts = read_parts(answers, ledger=ledger, sieve=sieve)
+    ratio = cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve)
     reading = GpuReading(
         uuid=answers.uuid,
         index=answers.index,
         model=answers.model,
-        utilization_ratio=cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve),
+        **identify(answers),
+        utilization_ratio=measured_ratio(parts) if answers.instance else ratio,
         memory_utilization_ratio=cover.mean(
             cover.memory, answers.memory_percent, "memory_utilization_ratio", sieve
         ),
-        **read_parts(answers, ledger=ledger, sieve=sieve),
+        **parts,
         energy_joules=drawn_joules(was.energy_millijoules, answers, interval_ns, sieve),
         resets=ledger.fell or None,
     )
@@ -118,6 +126,7 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
         ),
         dropped_readings=sieve.dropped,
         dropped_samples=shares.dropped,
+        accounts=read_accounts(answers, sieve),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 
 SECOND_US = 1_000_000
+NO_INSTANCE = 0xFFFFFFFF
 
 
 @dataclass
@@ -141,7 +142,12 @@ class FakeNvml:
 
 
 def _listed(processes: dict[int, int | None]) -> list[Any]:
-    return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in processes.items()]
+    return [
+        SimpleNamespace(
+            pid=pid, usedGpuMemory=memory, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE
+        )
+        for pid, memory in processes.items()
+    ]
 
 
 class FakeProcfs:

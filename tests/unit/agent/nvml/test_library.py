@@ -182,6 +182,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
         if processes is not None:
             processes[0].pid = 7
             processes[0].usedGpuMemory = 2**64 - 1
+            processes[0].gpuInstanceId = processes[0].computeInstanceId = 2**32 - 1
         return next(answers)
 
     gpu = true_gpu(monkeypatch, {COMPUTE: list_processes})

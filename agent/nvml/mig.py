@@ -1,0 +1,212 @@
+"""The instances of a GPU that is cut by MIG: found anew in each tick, asked by their own handles.
+
+A handle of an instance is good until the GPU is cut again, so none is kept: at each tick each index
+is looked at, and what is known of an instance is kept by its UUID. A parent's list of processes
+holds those of its instances where the driver lets us see them; else the instances are asked.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pynvml
+import structlog
+
+from agent.nvml.answers import GpuAnswers, InstanceIdentity, ListedProcess
+from agent.nvml.asking import Asker
+from agent.nvml.books import list_processes
+from agent.nvml.calls import FailedError, UnsupportedError
+from gpuledger.records import MigInstance
+
+_log = structlog.get_logger(__name__)
+_HOLE: Final = object()
+_NO_ID: Final = 0xFFFFFFFF
+_BYTES_PER_MIB: Final = 1 << 20
+_PROFILE: Final = re.compile(r" MIG (\S+)$")
+# What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
+_ABSENT: Final = {
+    "samples": None,
+    "memory_samples": None,
+    "percent": None,
+    "memory_percent": None,
+    "process_samples": None,
+}
+
+
+@dataclass(kw_only=True)
+class Instance:
+    """One instance and how to ask it."""
+
+    identity: InstanceIdentity
+    """Which one it is."""
+    asker: Asker
+    """Asks it."""
+
+
+@dataclass(kw_only=True)
+class Partition:
+    """How one GPU is cut now."""
+
+    asker: Asker
+    """Asks the GPU."""
+    uuid: str
+    """The GPU's identity."""
+    index: int
+    """The driver's index of the GPU."""
+    instances: Sequence[Instance] = ()
+    """The instances as they were at the last question."""
+    _is_enabled: bool | None = None
+    _most: int = 0
+    _lists_all: bool = False
+    _known: dict[str, Instance] = field(default_factory=dict)
+
+    def ask(self, books: Mapping[str, Any]) -> dict[str, Any]:
+        """Give what changes in the answers of a GPU's books; raises NvmlLostError."""
+        was, self._is_enabled = self._is_enabled, self._ask_mode()
+        if was is not None and was != self._is_enabled:
+            # What was refused in one mode may be given in the other.
+            self.asker.forget()
+        if not self._is_enabled:
+            self.instances, self._known = (), {}
+            return {"mig_enabled": self._is_enabled}
+        self._find_instances()
+        own, left = self._share_out(books["processes"])
+        instances = tuple(
+            self._answer(instance, books["model"], own[instance.identity.uuid])
+            for instance in self.instances
+        )
+        return {**_ABSENT, "mig_enabled": True, "instances": instances, "processes": left}
+
+    def describe(self) -> list[MigInstance]:
+        """Give the layout as it was at the last question."""
+        return [
+            MigInstance(
+                uuid=one.uuid,
+                gpu_instance=one.gpu_instance,
+                compute_instance=one.compute_instance,
+                profile=one.profile,
+                gpu_slices=one.gpu_slices,
+                compute_slices=one.compute_slices,
+                multiprocessors=one.multiprocessors,
+                memory_total_bytes=one.memory_bytes,
+            )
+            for one in (instance.identity for instance in self.instances)
+            if one.gpu_instance is not None and one.compute_instance is not None
+        ]
+
+    def _ask_mode(self) -> bool | None:
+        try:
+            current, _ = self.asker.insist(("nvmlDeviceGetMigMode",))
+        except UnsupportedError:
+            return None
+        except FailedError:
+            return self._is_enabled
+        return bool(current)
+
+    def _find_instances(self) -> None:
+        self._most = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount") or self._most
+        found = [one for place in range(self._most) if (one := self._find(place))]
+        known = {instance.identity.uuid: instance for instance in found}
+        if known.keys() != self._known.keys():
+            _log.info("mig_layout", gpu=self.uuid, instances=sorted(known))
+        self.instances, self._known = found, known
+
+    def _find(self, place: int) -> Instance | None:
+        """Give the instance at an index; one whose handle fails now is still there."""
+        before = next((one for one in self.instances if one.identity.place == place), None)
+        try:
+            call = ("nvmlDeviceGetMigDeviceHandleByIndex",)
+            handle = self.asker.insist(call, place, empty=_HOLE)
+            if handle is _HOLE:
+                return None
+            asker = Asker(library=self.asker.library, handle=handle)
+            uuid = asker.insist(("nvmlDeviceGetUUID",))
+        except UnsupportedError:
+            return None
+        except FailedError:
+            return before
+        known = self._known.get(uuid)
+        if known is None or known.identity.place != place:
+            return Instance(identity=self._identify(asker, uuid, place), asker=asker)
+        known.asker.handle = handle
+        return known
+
+    def _identify(self, asker: Asker, uuid: str, place: int) -> InstanceIdentity:
+        attributes = asker.ask("nvmlDeviceGetAttributes_v2")
+        return InstanceIdentity(
+            uuid=uuid,
+            parent_uuid=self.uuid,
+            place=place,
+            gpu_instance=_id(asker.ask("nvmlDeviceGetGpuInstanceId")),
+            compute_instance=_id(asker.ask("nvmlDeviceGetComputeInstanceId")),
+            profile=_profile(asker.ask("nvmlDeviceGetName"), attributes),
+            gpu_slices=attributes and attributes.gpuInstanceSliceCount,
+            compute_slices=attributes and attributes.computeInstanceSliceCount,
+            multiprocessors=attributes and attributes.multiprocessorCount,
+            memory_bytes=attributes and attributes.memorySizeMB * _BYTES_PER_MIB,
+        )
+
+    def _share_out(
+        self, listed: tuple[ListedProcess, ...] | None
+    ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
+        """Give each instance its processes, and those that are in none of them."""
+        own, left = self._by_ids(listed or ())
+        if listed is not None and not left and (listed or self._lists_all):
+            # The parent's list is the whole list where it has shown that it is: three calls
+            # instead of three for each instance.
+            self._lists_all = True
+            return {uuid: tuple(found) for uuid, found in own.items()}, ()
+        asked: dict[str, tuple[ListedProcess, ...] | None] = {}
+        for instance in self.instances:
+            uuid = instance.identity.uuid
+            answer = list_processes(instance.asker)
+            asked[uuid] = tuple(own[uuid]) or None if answer is None else answer
+        placed = {process.pid for answer in asked.values() for process in answer or ()}
+        rest = tuple(process for process in left if process.pid not in placed)
+        return asked, rest if listed is not None or asked else None
+
+    def _by_ids(
+        self, listed: Sequence[ListedProcess]
+    ) -> tuple[dict[str, list[ListedProcess]], list[ListedProcess]]:
+        ids = {
+            (one.identity.gpu_instance, one.identity.compute_instance): one.identity.uuid
+            for one in self.instances
+        }
+        own: dict[str, list[ListedProcess]] = {one.identity.uuid: [] for one in self.instances}
+        left: list[ListedProcess] = []
+        for process in listed:
+            uuid = ids.get((process.gpu_instance, process.compute_instance))
+            (left if uuid is None else own[uuid]).append(process)
+        return own, left
+
+    def _answer(
+        self, instance: Instance, model: str | None, processes: tuple[ListedProcess, ...] | None
+    ) -> GpuAnswers:
+        memory = instance.asker.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+        return GpuAnswers(
+            uuid=instance.identity.uuid,
+            index=self.index,
+            model=model,
+            instance=instance.identity,
+            memory_total_bytes=memory and memory.total,
+            memory_used_bytes=memory and memory.used,
+            memory_reserved_bytes=memory and memory.reserved,
+            processes=processes,
+        )
+
+
+def _id(given: int | None) -> int | None:
+    return None if given == _NO_ID else given
+
+
+def _profile(name: str | None, attributes: Any) -> str | None:  # noqa: ANN401  # a ctypes struct
+    """Give the profile as the driver names it, else as its names are built."""
+    found = _PROFILE.search(name or "")
+    if found:
+        return found[1]
+    if not attributes:
+        return None
+    slices, own = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+    gigabytes = round(attributes.memorySizeMB / 1024)
+    return f"{'' if own == slices else f'{own}c.'}{slices}g.{gigabytes}gb"

@@ -1,0 +1,207 @@
+"""Ends of processes with what they used over their lives, where the driver keeps accounts.
+
+Pure but for a look at `/proc`. A record of an end waits some ticks for the accounts of its GPUs. An
+account of a process that no list ever showed makes a record of its start and one of its end. The
+driver keeps the latest account of a pid only, so one that began after its process was listed last
+is another process's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from agent.metrics import ACCOUNTS_LATE
+from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
+from agent.processes.table import KnownProcess, Roll
+from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
+
+_PATIENCE_TICKS: Final = 5
+# For longer than any answer repeats an account.
+_TOLD_TICKS: Final = 10
+_RECENT_ENDS: Final = 256
+# The kernel counts starts in hundredths of a second, and the wall clock may be set in between.
+_SLACK_NS: Final = 1_000_000_000
+
+Account = tuple[int, GpuTotals]
+"""A pid, and what it used of one GPU."""
+Accounts = Mapping[str, Sequence[Account] | None]
+"""By GPU; `None` where its driver keeps none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """Between which instants a process was on GPUs, since the epoch."""
+
+    pid: int
+    """Its pid."""
+    from_ns: int
+    """It did not start earlier."""
+    until_ns: int
+    """It was listed until then."""
+
+    @classmethod
+    def of(cls, known: KnownProcess, *, epoch_of_boot_ns: int) -> "Life":
+        """Give the life of a process in the table."""
+        return cls(
+            pid=known.pid,
+            from_ns=epoch_of_boot_ns + (known.facts.started_boottime_ns or 0),
+            until_ns=epoch_of_boot_ns + known.listed_boottime_ns,
+        )
+
+    def fits(self, account: Account) -> bool:
+        """Whether an account can be this process's."""
+        pid, totals = account
+        if pid != self.pid:
+            return False
+        started_ns = totals.started_time_ns
+        if started_ns is None:
+            return True
+        return self.from_ns - _SLACK_NS <= started_ns <= self.until_ns + _SLACK_NS // 10
+
+
+@dataclass(kw_only=True)
+class _Waiting:
+    """An end that waits for its accounts."""
+
+    record: ProcessRecord
+    life: Life
+    missing: set[str]
+    totals: list[GpuTotals]
+    ticks_left: int = _PATIENCE_TICKS
+
+
+@dataclass(kw_only=True)
+class Endings:
+    """The ends of one node's processes."""
+
+    procfs: Procfs
+    """Where a process that was never listed is looked up."""
+    node: str
+    """The node's name, for the records."""
+    boot_id: str
+    """The kernel's id of this boot, for the records."""
+    _waiting: list[_Waiting] = field(default_factory=list)
+    _recent: list[Life] = field(default_factory=list)
+    _parts: dict[Life, list[GpuTotals]] = field(default_factory=dict)
+    _told: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
+
+    def settle(
+        self, roll: Roll, accounts: Accounts, *, time_ns: int, boottime_ns: int
+    ) -> list[ProcessRecord]:
+        """Give the records that are whole by now, those of `roll` and earlier ones."""
+        kept = {uuid for uuid, given in accounts.items() if given is not None}
+        if not kept and not self._waiting:
+            return roll.records
+        epoch_of_boot_ns = time_ns - boottime_ns
+        records = []
+        for record in roll.records:
+            known = roll.before.get(record.pid)
+            if record.change is ProcessChange.ENDED and known and kept & set(record.gpu_uuids):
+                self._wait(record, Life.of(known, epoch_of_boot_ns=epoch_of_boot_ns), kept)
+            else:
+                records.append(record)
+        unknown = self._place_all(accounts, roll, epoch_of_boot_ns)
+        records += self._release()
+        return records + self._tell_unknown(unknown, time_ns, epoch_of_boot_ns)
+
+    def _wait(self, record: ProcessRecord, life: Life, kept: set[str]) -> None:
+        missing = kept & set(record.gpu_uuids)
+        parts = [one for other in list(self._parts) if other.pid == life.pid
+                 for one in self._parts.pop(other) if life.fits((life.pid, one))]  # fmt: skip
+        self._waiting.append(_Waiting(record=record, life=life, missing=missing, totals=parts))
+
+    def _place_all(
+        self, accounts: Accounts, roll: Roll, epoch_of_boot_ns: int
+    ) -> dict[int, list[GpuTotals]]:
+        """Put each new account to its process; give those of processes that nobody has seen."""
+        unknown: dict[int, list[GpuTotals]] = {}
+        for account in self._new(accounts):
+            pid, totals = account
+            now = roll.now.get(pid)
+            if self._place(account):
+                continue
+            if now and (life := Life.of(now, epoch_of_boot_ns=epoch_of_boot_ns)).fits(account):
+                # Done with this GPU, still at work on another one.
+                self._parts.setdefault(replace(life, until_ns=0), []).append(totals)
+            elif any(life.fits(account) for life in self._recent):
+                ACCOUNTS_LATE.inc()
+            else:
+                unknown.setdefault(pid, []).append(totals)
+        self._parts = {life: parts for life, parts in self._parts.items() if life.pid in roll.now}
+        return unknown
+
+    def _new(self, accounts: Accounts) -> Iterable[Account]:
+        self._told = {key: left - 1 for key, left in self._told.items() if left > 1}
+        for uuid, given in accounts.items():
+            for pid, totals in given or ():
+                key = (uuid, pid, totals.started_time_ns)
+                is_new = key not in self._told
+                self._told[key] = _TOLD_TICKS
+                if is_new:
+                    yield pid, totals
+
+    def _place(self, account: Account) -> bool:
+        totals = account[1]
+        for waiting in self._waiting:
+            if totals.gpu_uuid in waiting.missing and waiting.life.fits(account):
+                waiting.missing.discard(totals.gpu_uuid)
+                waiting.totals.append(totals)
+                return True
+        return False
+
+    def _release(self) -> list[ProcessRecord]:
+        """Give the ends whose accounts are there, or have been waited for long enough."""
+        whole = [one for one in self._waiting if not one.missing or not one.ticks_left]
+        self._waiting = [one for one in self._waiting if one.missing and one.ticks_left]
+        for waiting in self._waiting:
+            waiting.ticks_left -= 1
+        self._recent = [*self._recent, *(one.life for one in whole)][-_RECENT_ENDS:]
+        return [with_totals(one.record, one.totals) for one in whole]
+
+    def _tell_unknown(
+        self, unknown: Mapping[int, list[GpuTotals]], time_ns: int, epoch_of_boot_ns: int
+    ) -> list[ProcessRecord]:
+        records = []
+        for pid, totals in unknown.items():
+            starts = [one.started_time_ns for one in totals if one.started_time_ns is not None]
+            facts = self._look(pid, min(starts, default=0) - epoch_of_boot_ns)
+            seen = self._record(pid, facts, totals, time_ns)
+            records += [seen, with_totals(replace(seen, change=ProcessChange.ENDED), totals)]
+        return records
+
+    def _look(self, pid: int, opened_boottime_ns: int) -> ProcessFacts:
+        """Look the process up, which may live on; one that started later has only its pid."""
+        facts = read_process(self.procfs, pid)
+        started_ns = facts.started_boottime_ns
+        return facts if started_ns is not None and started_ns <= opened_boottime_ns else UNREADABLE
+
+    def _record(
+        self, pid: int, facts: ProcessFacts, totals: Sequence[GpuTotals], time_ns: int
+    ) -> ProcessRecord:
+        return ProcessRecord(
+            node=self.node,
+            boot_id=self.boot_id,
+            pid=pid,
+            started_boottime_ns=facts.started_boottime_ns,
+            time_ns=time_ns,
+            change=ProcessChange.SEEN,
+            gpu_uuids=sorted({one.gpu_uuid for one in totals}),
+            command=facts.command,
+            cgroup_path=facts.location.line,
+            container_id=facts.location.container_id,
+            pod_uid=facts.location.pod_uid,
+        )
+
+
+def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:
+    """Give the record of an end with what the process used, of each GPU and in sum."""
+    if not totals:
+        return record
+    busy = [one.busy_seconds for one in totals if one.busy_seconds is not None]
+    held = [one.max_memory_bytes for one in totals if one.max_memory_bytes is not None]
+    return replace(
+        record,
+        totals=sorted(totals, key=lambda one: one.gpu_uuid),
+        busy_seconds=sum(busy) if busy else None,
+        max_memory_bytes=max(held, default=None),
+    )

@@ -1,0 +1,56 @@
+"""The rows of a tick: each GPU, and behind it the MIG instances into which it is cut. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent.nvml.answers import GpuAnswers
+from gpuledger.records import GpuProfiling
+
+Layout = Mapping[str, frozenset[str]]
+"""The UUIDs of each GPU's instances."""
+
+
+def lay_out(answers: Iterable[GpuAnswers]) -> list[GpuAnswers]:
+    """Give the answers in the order of the tick's rows."""
+    return [row for gpu in sorted(answers, key=lambda one: one.index) for row in _rows(gpu)]
+
+
+def layout_of(answers: Iterable[GpuAnswers]) -> Layout:
+    """Give which instances there are."""
+    return {gpu.uuid: frozenset(one.uuid for one in gpu.instances) for gpu in answers}
+
+
+def find_vanished(before: Layout, answers: Iterable[GpuAnswers]) -> set[str]:
+    """Give the instances that are gone from GPUs that answered: nothing runs in them any more."""
+    now = layout_of(answers)
+    return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
+
+
+def _rows(gpu: GpuAnswers) -> list[GpuAnswers]:
+    if not gpu.instances:
+        return [gpu]
+    measured = gpu.instance_profiling
+    return [gpu, *(replace(one, **measured.get(one.uuid, {})) for one in gpu.instances)]
+
+
+def identify(answers: GpuAnswers) -> dict[str, Any]:
+    """Give the fields of `GpuReading` that say which instance a row is of, or whether it is cut."""
+    instance = answers.instance
+    if instance is None:
+        return {"mig_enabled": answers.mig_enabled}
+    return {
+        "parent_uuid": instance.parent_uuid,
+        "gpu_instance": instance.gpu_instance,
+        "compute_instance": instance.compute_instance,
+        "mig_profile": instance.profile,
+    }
+
+
+def measured_ratio(parts: Mapping[str, Any]) -> float | None:
+    """Give the share of time in which an instance was busy, by the chip's counters.
+
+    The driver's own utilization is of whole GPUs only.
+    """
+    profiling: GpuProfiling | None = parts.get("profiling")
+    return profiling.graphics_engine_active_ratio if profiling else None
