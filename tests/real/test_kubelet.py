@@ -119,10 +119,12 @@ async def test_a_refusal_is_told_in_the_kubelets_words(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
-    server.refuse("rejected by rate limit")
+    server.refuse("RESOURCE_EXHAUSTED", "rejected by rate limit")
     with pytest.raises(KubeletError, match="rejected by rate limit") as caught:
         await ask(server.socket).list_pods()
     assert caught.value.reason == "exhausted"
+    server.refuse("UNIMPLEMENTED", "unknown service v1.PodResourcesLister")
+    assert await reason_of(server.socket) == "unimplemented"
 
 
 async def test_an_answer_of_many_frames_is_read_whole(

@@ -56,9 +56,9 @@ class KubeletServer(Part):
         """Have answers take a time, such as `3s`."""
         self.file.with_name(f"{self.file.name}.delay").write_text(duration)
 
-    def refuse(self, message: str) -> None:
-        """Refuse all questions with a message."""
-        self.file.with_name(f"{self.file.name}.refuse").write_text(message)
+    def refuse(self, code: str, message: str) -> None:
+        """Refuse all questions with one of gRPC's codes, such as `UNIMPLEMENTED`, and a message."""
+        self.file.with_name(f"{self.file.name}.refuse").write_text(f"{code} {message}")
 
     def resume(self) -> None:
         """Answer again, and at once."""

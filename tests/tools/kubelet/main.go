@@ -2,8 +2,8 @@
 //
 //	kubelet SOCKET FILE     FILE holds a ListPodResourcesResponse as JSON, read at each question
 //
-// Beside FILE may lie FILE.delay, how long an answer takes, such as `3s`, and FILE.refuse, a
-// message with which every question is refused.
+// Beside FILE may lie FILE.delay, how long an answer takes, such as `3s`, and FILE.refuse, code
+// and message with which every question is refused, such as `UNIMPLEMENTED no such service`.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,7 +31,12 @@ type server struct {
 
 func (s *server) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
 	if text, err := os.ReadFile(s.file + ".refuse"); err == nil {
-		return nil, status.Error(codes.ResourceExhausted, strings.TrimSpace(string(text)))
+		name, message, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+		var code codes.Code
+		if err := code.UnmarshalJSON([]byte(strconv.Quote(name))); err != nil {
+			return nil, err
+		}
+		return nil, status.Error(code, message)
 	}
 	if text, err := os.ReadFile(s.file + ".delay"); err == nil {
 		delay, err := time.ParseDuration(strings.TrimSpace(string(text)))
