@@ -43,6 +43,9 @@ _KINDS: Final = {
     "gpu_lost": _Kind(Severity.CRITICAL, "The driver no longer answers for this GPU"),
     "gpu_recovered": _Kind(Severity.INFO, "The driver answers for this GPU again"),
     "driver_reloaded": _Kind(Severity.INFO, "The driver was loaded anew"),
+    "agent_ended": _Kind(
+        Severity.CRITICAL, "The agent ends to be started afresh, as nothing works any more"
+    ),
     "driver_unbound": _Kind(Severity.INFO, "The driver lets go of this GPU"),
 }
 KINDS: Final = frozenset({XID, *_KINDS})

@@ -1,0 +1,93 @@
+"""The thread that waits for the driver's events while the library is open.
+
+Each wait is short, so that the thread ends and lets go of the driver within a second. A thread
+that hangs in the driver is left to itself, and frees nothing any more: what it holds belongs to a
+library that is closed.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from agent.incidents.event_set import Device, DriverEvents
+from agent.incidents.sighting import Sighting
+from agent.metrics import EVENT_SET_FAILURES
+from agent.nvml.calls import UnsupportedError
+from gpuledger.clock import Clock
+from gpuledger.errors import UnavailableError
+from gpuledger.service import Backoff
+
+_WAIT_MS: Final = 250
+_CLOSING_SECONDS: Final = 1.0
+_log = structlog.get_logger(__name__)
+
+
+class EventThread:
+    """Watches the GPUs of one open library until it is ended."""
+
+    def __init__(
+        self,
+        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        gpus: Sequence[Device],
+        *,
+        clock: Clock,
+        take: Callable[[Sighting], None],
+        backoff: Backoff,
+    ) -> None:
+        self._library = library
+        self._gpus = gpus
+        self._clock = clock
+        self._take = take
+        self._backoff = backoff
+        self._ending = threading.Event()
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+        self._thread.start()
+
+    def end(self, seconds: float = _CLOSING_SECONDS) -> bool:
+        """Have it let go of the driver; tells whether it has. Waits for `seconds` at most."""
+        self._ending.set()
+        self._thread.join(seconds)
+        self._is_abandoned = self._thread.is_alive()
+        return not self._is_abandoned
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                events = DriverEvents(self._library, self._gpus, clock=self._clock)
+            except UnsupportedError as error:
+                EVENT_SET_FAILURES.labels(reason="create").inc()
+                _log.warning("driver_without_events", detail=str(error))
+                return
+            except UnavailableError as error:
+                self._fail("create", error)
+                continue
+            self._drain(events)
+
+    def _drain(self, events: DriverEvents) -> None:
+        """Take events as fast as they come, until the end or an error."""
+        try:
+            while not self._ending.is_set():
+                sighting = events.take(_WAIT_MS)
+                self._backoff.reset()
+                if sighting:
+                    self._take(sighting)
+        except UnavailableError as error:
+            # With one GPU lost the whole set fails; a new one holds those that are left.
+            self._fail("wait", error)
+        finally:
+            self._free(events)
+
+    def _free(self, events: DriverEvents) -> None:
+        if not self._is_abandoned:
+            with suppress(UnavailableError):
+                events.close()
+
+    def _fail(self, reason: str, error: Exception) -> None:
+        EVENT_SET_FAILURES.labels(reason=reason).inc()
+        wait_seconds = self._backoff.next_seconds()
+        _log.warning("events_fail", reason=reason, detail=str(error), again=wait_seconds)
+        self._ending.wait(wait_seconds)

@@ -1,0 +1,175 @@
+"""The kernel's log as a second source of XIDs: some never reach the driver's events.
+
+Here lives the reading, from the log's end on, and the time of a record. The driver's lines are
+`xid_line`'s, what is news `dedupe`'s.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from agent.incidents.sighting import Sighting
+from agent.incidents.xid_line import XidLine, read_bus, read_xid_line, write_bus
+from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
+from gpuledger.clock import Clock
+from gpuledger.service import Backoff, Check
+
+SOURCE: Final = "kmsg"
+_MARK: Final = b"NVRM: Xid"
+_RECORD_BYTES: Final = 8192
+_LOOK_SECONDS: Final = 0.5
+_MOST_AT_ONCE: Final = 1000
+_REMEMBERED_READS: Final = 64
+_REMEMBERED_NS: Final = 3_600_000_000_000
+_NS_PER_US: Final = 1_000
+
+_log = structlog.get_logger(__name__)
+
+
+class Kmsg(Protocol):
+    """An open kernel log, behind the last record of the time when it was opened."""
+
+    def read(self) -> bytes:
+        """Give the next record, or several.
+
+        Raises BlockingIOError where there is none yet, BrokenPipeError once where records were
+        overwritten before they were read, and OSError where the log is lost.
+        """
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class DeviceKmsg:
+    """`/dev/kmsg`, or a file in its form."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # A pipe has no end to go to, and nothing old either.
+        with suppress(OSError):
+            os.lseek(self._file, 0, os.SEEK_END)
+
+    def read(self) -> bytes:
+        """Give what can be read; raises BlockingIOError, BrokenPipeError or OSError."""
+        if not (record := os.read(self._file, _RECORD_BYTES)):
+            raise BlockingIOError
+        return record
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+class RecordTime:
+    """From the log's stamps to the wall clock.
+
+    The stamps' clock is near the time since boot, but drifts from it by seconds in weeks. A record
+    is read soon after it was written, so the least lead of the clock over the latest stamps, those
+    of an hour, is how far the two are apart.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._leads: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_READS)
+
+    def time_ns(self, stamp_us: int) -> int:
+        """Give when a record was written that was read just now, nanoseconds since the epoch."""
+        now_ns, stamp_ns = self._clock.boottime_ns(), stamp_us * _NS_PER_US
+        self._leads.append((now_ns, now_ns - stamp_ns))
+        least_ns = min(lead for at, lead in self._leads if now_ns - at <= _REMEMBERED_NS)
+        return self._clock.time_ns() - (now_ns - stamp_ns - least_ns)
+
+
+class KmsgReader:
+    """Follows the kernel's log for ever."""
+
+    def __init__(
+        self,
+        *,
+        open_log: Callable[[], Kmsg],
+        clock: Clock,
+        buses: Callable[[], Mapping[str, str]],
+        take: Callable[[Sighting], None],
+        check: Check,
+        backoff: Backoff,
+    ) -> None:
+        self._open_log = open_log
+        self._clock = clock
+        self._buses = buses
+        self._take = take
+        self._check = check
+        self._backoff = backoff
+        self._record_time = RecordTime(clock)
+
+    async def run(self) -> None:
+        """Follow the log for ever; one that cannot be read is tried again, with a back-off."""
+        while True:
+            try:
+                await self._follow(self._open_log())
+            except OSError as error:
+                KMSG_FAILURES.inc()
+                self._check.failed(f"cannot read the kernel's log: {error}")
+                wait_seconds = self._backoff.next_seconds()
+                _log.warning("kmsg_unreadable", detail=str(error), again=wait_seconds)
+                await self._clock.sleep(wait_seconds)
+
+    async def _follow(self, log: Kmsg) -> None:
+        self._check.ok()
+        try:
+            while True:
+                # Where more is left, the others get their turn and the log is read on.
+                is_more = self.read(log)
+                await self._clock.sleep(0 if is_more else _LOOK_SECONDS)
+        finally:
+            log.close()
+
+    def read(self, log: Kmsg) -> bool:
+        """Read what there is, at most a thousand records; tells whether there may be more."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                record = log.read()
+            except BlockingIOError:
+                self._backoff.reset()
+                return False
+            except BrokenPipeError:
+                KMSG_OVERRUNS.inc()
+                continue
+            if _MARK in record:
+                self._read_record(record)
+        return True
+
+    def _read_record(self, record: bytes) -> None:
+        for line in record.decode(errors="replace").splitlines():
+            head, _, text = line.partition(";")
+            stamp_us = head.split(",")[2:3]
+            found = read_xid_line(text)
+            if found and stamp_us and stamp_us[0].isdigit():
+                self._take(self._sighting(found, self._record_time.time_ns(int(stamp_us[0]))))
+
+    def _sighting(self, line: XidLine, time_ns: int) -> Sighting:
+        return Sighting(
+            kind="xid",
+            gpu_uuid=self._uuid(line),
+            time_ns=time_ns,
+            source=SOURCE,
+            xid=line.xid,
+            gpu_instance=line.gpu_instance,
+            compute_instance=line.compute_instance,
+            action=line.action,
+            severity=line.severity,
+            detail=line.words or None,
+            pid=line.pid,
+            command=line.command,
+        )
+
+    def _uuid(self, line: XidLine) -> str:
+        for address, uuid in self._buses().items():
+            if read_bus(address) == line.bus:
+                return uuid
+        # A GPU that never answered is known by its place alone; better than not told.
+        return write_bus(line.bus)

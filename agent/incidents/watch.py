@@ -1,0 +1,201 @@
+"""What goes wrong with a node's GPUs, told at once: the sources put together.
+
+Sightings come from the driver's events (in their own thread), from the kernel's log, from the
+readings and from the driver's own start and end. Here they become incidents, each once, with the
+processes on the GPU at that time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from agent.incidents.changes import is_told_by, merge, worsened
+from agent.incidents.dedupe import Pairing
+from agent.incidents.event_set import Device
+from agent.incidents.events import EventThread
+from agent.incidents.kmsg import Kmsg, KmsgReader
+from agent.incidents.making import make_incident
+from agent.incidents.sighting import Sighting
+from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from gpuledger.clock import Clock
+from gpuledger.records import GpuHealth, Incident, IncidentProcess
+from gpuledger.service import Backoff, Check
+
+SOURCE: Final = "agent"
+_MOST_WAITING: Final = 4096
+_AT_ONCE: Final = 100
+_LATELY: Final = 64
+_LATELY_NS: Final = 60_000_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+def _nobody(_gpu_uuid: str) -> Sequence[IncidentProcess]:
+    return ()
+
+
+class IncidentWatch:
+    """Watches one node's GPUs; a user of the library while it is open."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        boot_id: str,
+        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        clock: Clock,
+        tell: Callable[[Incident], None],
+        processes_on: Callable[[str], Sequence[IncidentProcess]] = _nobody,
+        buses: Callable[[], Mapping[str, str]] = dict,
+        open_kmsg: Callable[[], Kmsg] | None = None,
+        kmsg_check: Check | None = None,
+    ) -> None:
+        """Take the parts: `processes_on` a GPU by its UUID, `buses` the UUIDs by PCI address."""
+        self._node = node
+        self._boot_id = boot_id
+        self._library = library
+        self._clock = clock
+        self._tell = tell
+        self._processes_on = processes_on
+        self._buses = buses
+        self._open_kmsg = open_kmsg
+        self._kmsg_check = kmsg_check or Check()
+        self._pairing = Pairing()
+        self._health: dict[str, GpuHealth] = {}
+        self._lately: deque[Incident] = deque(maxlen=_LATELY)
+        self._waiting: deque[Sighting] = deque()
+        self._filled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: EventThread | None = None
+
+    def opened(self, gpus: Sequence[Device]) -> None:
+        """Wait for these GPUs' events from now on; called in any thread."""
+        self.closing()
+        self._events = EventThread(
+            self._library,
+            gpus,
+            clock=self._clock,
+            take=self._put,
+            backoff=Backoff(first_seconds=1, most_seconds=300),
+        )
+
+    def closing(self) -> None:
+        """Let go of the driver's events within a second; called in any thread."""
+        events, self._events = self._events, None
+        if events and not events.end():
+            _log.warning("events_hang", detail="a wait for the driver's events does not return")
+
+    async def run(self) -> None:
+        """Tell what comes, for ever."""
+        self._loop = asyncio.get_running_loop()
+        if self._waiting:
+            self._filled.set()
+        if self._open_kmsg is None:
+            await self._tell_what_comes()
+            return
+        reader = self._reader(self._open_kmsg)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(reader.run(), name="kmsg")
+            both.create_task(self._tell_what_comes(), name="incidents")
+
+    def tell_of(self, kind: str, gpu_uuid: str, message: str) -> None:
+        """Tell of something that the agent itself found out just now, in the event loop."""
+        self.take(
+            Sighting(
+                kind=kind,
+                gpu_uuid=gpu_uuid,
+                time_ns=self._clock.time_ns(),
+                source=SOURCE,
+                detail=message,
+            )
+        )
+
+    def look_at(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
+        """Tell what a reading of a GPU's health says that no event has said; in the event loop."""
+        before = self._health.get(gpu_uuid)
+        self._health[gpu_uuid] = merge(before, health)
+        for change in worsened(before, health):
+            lately = (one for one in self._lately if _is_near(one, gpu_uuid, time_ns))
+            if not any(
+                is_told_by(change, kind=one.kind, xid=one.xid, action=one.action) for one in lately
+            ):
+                self.take(
+                    Sighting(
+                        kind=change.kind,
+                        gpu_uuid=gpu_uuid,
+                        time_ns=time_ns,
+                        source=SOURCE,
+                        action=change.action,
+                    )
+                )
+
+    def take(self, seen: Sighting) -> None:
+        """Tell of a sighting, unless it was told already; in the event loop."""
+        if seen.xid is not None and not self._pairing.is_news(
+            (seen.gpu_uuid, seen.xid), source=seen.source, time_ns=seen.time_ns
+        ):
+            INCIDENTS_DUPLICATE.labels(source=seen.source).inc()
+            return
+        incident = make_incident(
+            kind=seen.kind,
+            node=self._node,
+            boot_id=self._boot_id,
+            gpu_uuid=seen.gpu_uuid,
+            time_ns=seen.time_ns,
+            source=seen.source,
+            xid=seen.xid,
+            gpu_instance=seen.gpu_instance,
+            compute_instance=seen.compute_instance,
+            action=seen.action,
+            severity=seen.severity,
+            detail=seen.detail,
+            processes=_with_named(self._processes_on(seen.gpu_uuid), seen),
+        )
+        self._lately.append(incident)
+        INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
+        self._tell(incident)
+
+    def _put(self, seen: Sighting) -> None:
+        """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
+        if len(self._waiting) >= _MOST_WAITING:
+            INCIDENTS_DROPPED.inc()
+            return
+        self._waiting.append(seen)
+        # Before the loop runs it looks by itself; after its end nobody is there to be told.
+        with suppress(RuntimeError):
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def _tell_what_comes(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._waiting:
+                for _ in range(min(_AT_ONCE, len(self._waiting))):
+                    self.take(self._waiting.popleft())
+                await asyncio.sleep(0)
+
+    def _reader(self, open_kmsg: Callable[[], Kmsg]) -> KmsgReader:
+        return KmsgReader(
+            open_log=open_kmsg,
+            clock=self._clock,
+            buses=self._buses,
+            take=self.take,
+            check=self._kmsg_check,
+            backoff=Backoff(first_seconds=1, most_seconds=300),
+        )
+
+
+def _is_near(one: Incident, gpu_uuid: str, time_ns: int) -> bool:
+    return one.gpu_uuid == gpu_uuid and abs(time_ns - one.time_ns) <= _LATELY_NS
+
+
+def _with_named(found: Sequence[IncidentProcess], seen: Sighting) -> Sequence[IncidentProcess]:
+    """Add the process that the source names, where it is not on the GPU any more."""
+    if seen.pid is None or any(one.pid == seen.pid for one in found):
+        return found
+    return [*found, IncidentProcess(pid=seen.pid, command=seen.command)]

@@ -1,0 +1,288 @@
+"""The driver's event sets, through the true functions of nvidia-ml-py and through played ones."""
+# ruff: noqa: ANN401  # ctypes' objects have no types
+
+from collections.abc import Callable
+from ctypes import POINTER, c_int, cast, pointer
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.incidents.event_set import KINDS, WANTED, DriverEvents
+from agent.incidents.sighting import Sighting
+from agent.metrics import EVENT_SET_FAILURES
+from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
+from simulator.clock import HandClock
+from tests.unit.agent.incidents.given import (
+    EPOCH_NS,
+    SECOND_NS,
+    Functions,
+    failing_node,
+    gpus_of,
+)
+
+NO_INSTANCE = 0xFFFFFFFF
+SUCCESS: int = pynvml.NVML_SUCCESS
+ALL = 0xFFFF
+
+
+@dataclass
+class Device:
+    uuid: str
+    handle: Any
+
+
+def device(uuid: str) -> Device:
+    """Give a GPU with a handle as the library has it, a pointer."""
+    handle = cast(pointer(c_int(len(uuid))), pynvml.c_nvmlDevice_t)
+    return Device(uuid, handle)
+
+
+def supports(bits: int) -> Callable[..., int]:
+    def answer(_handle: Any, types: Any) -> int:
+        types._obj.value = bits
+        return SUCCESS
+
+    return answer
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> Functions:
+    made = Functions(monkeypatch)
+    made.given |= {
+        "nvmlEventSetCreate": lambda _set: SUCCESS,
+        "nvmlEventSetFree": lambda _set: SUCCESS,
+        "nvmlDeviceGetSupportedEventTypes": supports(ALL),
+        "nvmlDeviceRegisterEvents": lambda *_: SUCCESS,
+    }
+    return made
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock(start_ns=EPOCH_NS)
+
+
+def opened(*devices: Device, clock: HandClock) -> DriverEvents:
+    return DriverEvents(pynvml, devices, clock=clock)
+
+
+def v2(handle: Any, event_type: int, data: int = 0, instance: int = NO_INSTANCE) -> Any:
+    def wait(_set: Any, event: Any, _timeout: Any) -> int:
+        filled = event._obj
+        # The library gives its own pointer, which the binding wraps in an object of its own.
+        filled.device = cast(handle, pynvml.c_nvmlDevice_t)
+        filled.eventType, filled.eventData = event_type, data
+        filled.gpuInstanceId = filled.computeInstanceId = instance
+        return SUCCESS
+
+    return wait
+
+
+def v3(uuid: str, event_type: int, **fields: Any) -> Any:
+    def wait(_set: Any, event: Any) -> int:
+        values = {
+            "uuid": uuid.encode(),
+            "eventType": event_type,
+            "gpuInstanceId": NO_INSTANCE,
+            "computeInstanceId": NO_INSTANCE,
+            **fields,
+        }
+        for name, value in values.items():
+            setattr(event._obj, name, value)
+        return SUCCESS
+
+    return wait
+
+
+def fails(code: int) -> Callable[..., int]:
+    return lambda *_: code
+
+
+def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: HandClock) -> None:
+    stamp_us = (EPOCH_NS - SECOND_NS) // 1000
+    functions.given["nvmlEventSetWait_v3"] = v3(
+        "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
+    )
+
+    assert opened(device("GPU-1"), clock=clock).take(0) == Sighting(
+        kind="xid",
+        gpu_uuid="GPU-1",
+        time_ns=EPOCH_NS - SECOND_NS,
+        source="nvml",
+        xid=79,
+        gpu_instance=9,
+        compute_instance=0,
+    )
+
+
+@pytest.mark.parametrize("stamp_us", [0, 18_000_000_000, 2**63])
+def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
+    functions: Functions, clock: HandClock, stamp_us: int
+) -> None:
+    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
+
+    seen = opened(device("GPU-1"), clock=clock).take(0)
+
+    assert seen is not None
+    assert seen.time_ns == EPOCH_NS
+
+
+@pytest.mark.parametrize(
+    "refusal", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT]
+)
+def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_once(
+    functions: Functions, clock: HandClock, refusal: int
+) -> None:
+    one, other = device("GPU-1"), device("GPU-22")
+    functions.given["nvmlEventSetWait_v3"] = fails(refusal)
+    functions.given["nvmlEventSetWait_v2"] = v2(other.handle, 0x8, 31)
+    events = opened(one, other, clock=clock)
+
+    assert events.take(0) == Sighting(
+        kind="xid", gpu_uuid="GPU-22", time_ns=EPOCH_NS, source="nvml", xid=31
+    )
+    events.take(0)
+    assert functions.calls.count("nvmlEventSetWait_v3") == 1
+
+
+@pytest.mark.parametrize(("bit", "kind"), KINDS.items())
+def test_every_event_that_is_wanted_has_a_kind(
+    functions: Functions, clock: HandClock, bit: int, kind: str
+) -> None:
+    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
+
+    seen = opened(device("GPU-1"), clock=clock).take(0)
+
+    assert seen is not None
+    assert (seen.kind, seen.xid) == (kind, 7 if kind == "xid" else None)
+
+
+@pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
+def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
+    functions: Functions, clock: HandClock, version: str
+) -> None:
+    functions.given[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
+
+    assert opened(device("GPU-1"), clock=clock).take(0) is None
+
+
+def test_a_failure_of_a_version_3_that_worked_is_told(
+    functions: Functions, clock: HandClock
+) -> None:
+    functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
+    events = opened(device("GPU-1"), clock=clock)
+    events.take(0)
+    functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    with pytest.raises(FailedError):
+        events.take(0)
+
+
+@pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
+def test_a_lost_gpu_is_told_by_the_wait(
+    functions: Functions, clock: HandClock, version: str
+) -> None:
+    functions.given[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    with pytest.raises(GpuLostError):
+        opened(device("GPU-1"), clock=clock).take(0)
+
+
+def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: HandClock) -> None:
+    registered = []
+
+    def register(_handle: Any, bits: Any, _set: Any) -> int:
+        registered.append(bits.value)
+        return SUCCESS
+
+    functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0x1F | 0x8000)
+    functions.given["nvmlDeviceRegisterEvents"] = register
+    opened(device("GPU-1"), clock=clock)
+
+    assert registered == [0x8 | 0x2 | 0x8000]
+    assert registered[0] & ~WANTED == 0
+
+
+def test_a_bit_that_is_refused_does_not_cost_the_others(
+    functions: Functions, clock: HandClock
+) -> None:
+    registered = []
+
+    def register(_handle: Any, bits: Any, _set: Any) -> int:
+        if bits.value & 0x8000:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        registered.append(bits.value)
+        return SUCCESS
+
+    functions.given["nvmlDeviceRegisterEvents"] = register
+    functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8)
+    events = opened(device("GPU-1"), clock=clock)
+
+    assert sum(registered) == WANTED & ~0x8000
+    assert events.take(0) is not None
+
+
+@pytest.mark.parametrize(
+    "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, 999]
+)
+def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
+    functions: Functions, clock: HandClock, code: int
+) -> None:
+    lost, well = device("GPU-1"), device("GPU-22")
+    before = EVENT_SET_FAILURES.labels(reason="register")._value.get()
+
+    def register(handle: Any, _bits: Any, _set: Any) -> int:
+        return code if cast(handle, POINTER(c_int)).contents.value == len(lost.uuid) else SUCCESS
+
+    functions.given["nvmlDeviceRegisterEvents"] = register
+    functions.given["nvmlEventSetWait_v2"] = v2(well.handle, 0x8, 31)
+    seen = opened(lost, well, clock=clock).take(0)
+
+    assert seen is not None
+    assert seen.gpu_uuid == "GPU-22"
+    assert EVENT_SET_FAILURES.labels(reason="register")._value.get() == before + 1
+
+
+def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
+    functions: Functions, clock: HandClock
+) -> None:
+    functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0)
+
+    with pytest.raises(FailedError, match="no GPU"):
+        opened(device("GPU-1"), clock=clock).take(0)
+
+
+def test_a_driver_without_events_is_unsupported(functions: Functions, clock: HandClock) -> None:
+    functions.given["nvmlEventSetCreate"] = fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    with pytest.raises(UnsupportedError):
+        opened(device("GPU-1"), clock=clock)
+
+
+@pytest.mark.parametrize("version", ["v3", "v2"])
+def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
+    clock = HandClock(start_ns=EPOCH_NS)
+    node = failing_node(
+        {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},
+        {"at_seconds": 2, "xid": 48, "gpu_instance": 9, "compute_instance": 0},
+        {"at_seconds": 2.5, "xid": 63, "told_by": "kmsg"},
+        {"at_seconds": 9, "xid": 79},
+        clock=clock,
+        events={"version": version},
+    )
+    gpus = gpus_of(node)
+    events = DriverEvents(node.nvml, gpus, clock=clock)
+    early = events.take(0)
+    clock.advance(4)
+    first, second, third = events.take(0), events.take(0), events.take(0)
+
+    assert early is third is None
+    assert first is not None
+    assert second is not None
+    assert (first.xid, first.gpu_uuid, first.gpu_instance) == (48, gpus[0].uuid, 9)
+    assert (second.kind, second.gpu_uuid) == ("ecc_uncorrected", gpus[1].uuid)
+    told_ns = EPOCH_NS + (2 if version == "v3" else 4) * SECOND_NS
+    assert first.time_ns == told_ns
+    events.close()

@@ -1,0 +1,152 @@
+"""The thread that waits for the driver's events: it lets go, and it goes on where it can."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.incidents.event_set import Device
+from agent.incidents.events import EventThread
+from agent.incidents.sighting import Sighting
+from gpuledger.service import Backoff
+from simulator.clock import HandClock
+from simulator.simulation import SimulatedNode
+from tests.unit.agent.incidents.given import EPOCH_NS, failing_node, gpus_of
+
+SOON_SECONDS = 10.0
+
+
+class Driver:
+    """A played driver whose waits can be made to fail, or to hang."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        self.node = node
+        self.errors: SimpleQueue[int] = SimpleQueue()
+        self.hangs = threading.Event()
+        self.hangs.set()
+        self.waiting = threading.Event()
+        self.sets = 0
+        self.created: SimpleQueue[int] = SimpleQueue()
+        self.freed = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
+        return getattr(self.node.nvml, name)
+
+    def nvmlEventSetCreate(self) -> Any:  # noqa: ANN401, N802  # NVML's own
+        self.sets += 1
+        self.created.put(self.sets)
+        return self.node.nvml.nvmlEventSetCreate()
+
+    def nvmlEventSetFree(self, events: Any) -> None:  # noqa: ANN401, N802  # NVML's own
+        self.freed += 1
+        self.node.nvml.nvmlEventSetFree(events)
+
+    def nvmlEventSetWait_v3(self, events: Any, params: Any) -> None:  # noqa: ANN401, N802  # NVML's own
+        self.waiting.set()
+        self.hangs.wait()
+        try:
+            code = self.errors.get_nowait()
+        except Empty:
+            self.node.nvml.nvmlEventSetWait_v3(events, params)
+        else:
+            raise pynvml.NVMLError(code)
+
+
+@contextmanager
+def watching(
+    driver: Driver, gpus: Sequence[Device], clock: HandClock
+) -> Iterator[tuple[EventThread, SimpleQueue[Sighting]]]:
+    seen: SimpleQueue[Sighting] = SimpleQueue()
+    thread = EventThread(
+        driver,
+        gpus,
+        clock=clock,
+        take=seen.put,
+        backoff=Backoff(first_seconds=0.001, most_seconds=0.002),
+    )
+    try:
+        yield thread, seen
+    finally:
+        driver.hangs.set()
+        assert thread.end(SOON_SECONDS)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock(start_ns=EPOCH_NS)
+
+
+def bursting(clock: HandClock, times: int = 1) -> Driver:
+    return Driver(failing_node({"at_seconds": 1, "xid": 31, "times": times}, clock=clock))
+
+
+def test_an_event_is_taken_while_the_library_is_open(clock: HandClock) -> None:
+    driver = bursting(clock)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(2)
+        assert seen.get(timeout=SOON_SECONDS).xid == 31
+
+
+def test_a_burst_is_drained_at_full_speed(clock: HandClock) -> None:
+    driver = bursting(clock, times=2000)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(5)
+        times = [seen.get(timeout=SOON_SECONDS).time_ns for _ in range(2000)]
+    assert times == sorted(set(times))
+
+
+def test_its_end_frees_the_set_within_a_second(clock: HandClock) -> None:
+    driver = bursting(clock)
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert thread.end(1.0)
+        assert (driver.sets, driver.freed) == (1, 1)
+
+
+def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_library(
+    clock: HandClock,
+) -> None:
+    driver = bursting(clock)
+    driver.hangs.clear()
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert not thread.end(0.01)
+        driver.hangs.set()
+        thread._thread.join(SOON_SECONDS)
+        assert driver.freed == 0
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
+def test_after_an_error_a_new_set_holds_what_is_left(clock: HandClock, code: int) -> None:
+    driver = bursting(clock)
+    driver.errors.put(pynvml.NVML_ERROR_TIMEOUT)
+    driver.errors.put(code)
+    with watching(driver, gpus_of(driver.node), clock) as (_, seen):
+        assert [driver.created.get(timeout=SOON_SECONDS) for _ in range(2)] == [1, 2]
+        driver.waiting.clear()
+        assert driver.waiting.wait(SOON_SECONDS)
+        clock.advance(2)
+        assert seen.get(timeout=SOON_SECONDS).xid == 31
+        assert driver.freed == 1
+
+
+def test_a_driver_without_events_is_asked_once(clock: HandClock) -> None:
+    driver = Driver(failing_node(clock=clock, events={"version": "none"}))
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        thread._thread.join(SOON_SECONDS)
+        assert (thread._thread.is_alive(), driver.sets) == (False, 1)
+
+
+def test_a_closed_library_ends_no_thread_before_its_time(clock: HandClock) -> None:
+    driver = bursting(clock)
+    gpus = gpus_of(driver.node)
+    driver.node.nvml.nvmlShutdown()
+    with watching(driver, gpus, clock) as (thread, _):
+        thread._thread.join(0.01)
+        assert thread._thread.is_alive()
