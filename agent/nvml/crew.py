@@ -101,7 +101,8 @@ class Crew:
             return None
         if answer:
             self._losses.answered(uuid)
-            self.facts[uuid] = answer.facts or self.facts[uuid]
+            if answer.facts:
+                self.facts[uuid] = answer.facts
         return answer
 
     def _take_down_silence(self) -> None:

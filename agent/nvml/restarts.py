@@ -3,8 +3,9 @@
 A start can take seconds, or hang. When one is wanted is decided elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -104,11 +105,19 @@ class LibraryKeeper:
         self.versions = self._nvml.versions()
         self._events.open()
         for user in self._users:
-            user.opened(gpus)
+            _call(partial(user.opened, gpus))
         return gpus
 
     def _close(self) -> None:
         for user in self._users:
-            user.closing()
+            _call(user.closing)
         self._events.close()
         self._nvml.close()
+
+
+def _call(user: Callable[[], None]) -> None:
+    """Call a user; its mistakes must not keep the library from being opened or closed."""
+    try:
+        user()
+    except Exception:  # noqa: BLE001  # said in the docstring
+        _log.exception("library_user_failed")

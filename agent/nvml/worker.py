@@ -23,18 +23,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._thread = _start_thread(self._run, name=name)
-        self._last: Future[object] | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread has not ended."""
-        return self._thread.is_alive()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the last thing that was started is not done yet."""
-        return self._last is not None and not self._last.done()
+        start_thread(self._run, name=name)
 
     def hand(self, do: Callable[[], object]) -> None:
         """Have `do` done after what was handed over before; it must not raise."""
@@ -43,7 +32,6 @@ class Worker:
     def start(self, do: Callable[[], T]) -> "Future[T]":
         """Have `do` done after what was handed over before; gives where its result will be."""
         future: Future[T] = Future()
-        self._last = future  # type: ignore[assignment]  # a future of anything is waited for alike
         self.hand(lambda: _fill(future, do))
         return future
 
@@ -63,7 +51,8 @@ def _fill(future: "Future[T]", do: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-def _start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
+def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
+    """Start a thread with a small stack, for which the process's end does not wait."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
