@@ -80,6 +80,10 @@ class Sampler:
         """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
+    def processes_on(self, gpu_uuid: str) -> list[IncidentProcess]:
+        """Give who was on a GPU, or on an instance of it, at the last tick."""
+        return self._table.on({gpu_uuid, *self._layout.get(gpu_uuid, ())})
+
     def sample(
         self,
         answers: Sequence[GpuAnswers],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agent.metrics import PROCESSES_UNREADABLE
 from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
-from gpuledger.records import ProcessChange, ProcessRecord
+from gpuledger.records import IncidentProcess, ProcessChange, ProcessRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,14 @@ class ProcessTable:
         self._gone = {pid: roll.before[pid] for pid in lingering if pid in roll.before}
         return roll
 
+    def on(self, gpus: Collection[str]) -> list[IncidentProcess]:
+        """Give the processes that the last roll found on any of these GPUs, by pid."""
+        return [
+            _involved(known)
+            for _, known in sorted(self._known.items())
+            if not known.gpus.isdisjoint(gpus)
+        ]
+
     def _know(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:
         cached = self._known.get(pid)
         facts = read_process(self.procfs, pid)
@@ -134,6 +142,17 @@ class ProcessTable:
             container_id=known.facts.location.container_id,
             pod_uid=known.facts.location.pod_uid,
         )
+
+
+def _involved(known: KnownProcess) -> IncidentProcess:
+    facts = known.certain_facts
+    return IncidentProcess(
+        pid=known.pid,
+        started_boottime_ns=facts.started_boottime_ns,
+        command=facts.command,
+        container_id=facts.location.container_id,
+        pod_uid=facts.location.pod_uid,
+    )
 
 
 def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
