@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from enricher.join.claims import Claim, gather_claims
+from enricher.join.instances import own_readings
 from enricher.join.shares import split_busy, split_memory
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 from gpuledger.twins import twin_of
@@ -27,9 +28,11 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     Raises `IndexError` where a process points to a GPU or a container that the tick has not.
     """
     seconds = sample.interval_ns / 1e9
+    claims = gather_claims(sample)
+    own = own_readings(sample.gpus, claims)
     return [
-        _GpuBooks(reading=reading, entries=book_gpu(reading, claims, seconds))
-        for reading, claims in zip(sample.gpus, gather_claims(sample), strict=True)
+        _GpuBooks(reading=reading, entries=book_gpu(its_own, on_it, seconds))
+        for reading, its_own, on_it in zip(sample.gpus, own, claims, strict=True)
     ]
 
 
