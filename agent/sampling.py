@@ -20,6 +20,7 @@ from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import (
     DeviceAllocation,
+    IncidentProcess,
     NodeSample,
     ProcessRecord,
 )
