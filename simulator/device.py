@@ -4,10 +4,12 @@ Here the truth of a device is asked at any instant since the scenario's start. I
 tells of it is `nvml`'s business.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
+from simulator.ailments import Ailments
+from simulator.architectures import ARCHITECTURES, Architecture
 from simulator.gpu_models import MODELS, UNLISTED, GpuModel
 from simulator.kernels import Kernels, Stream
 from simulator.mig import Cut, Instance, cut_at, plan_cuts
@@ -35,6 +37,14 @@ class GpuFacts:
     """Draw while kernels run."""
     model: GpuModel
     """The product's other facts."""
+    ailments: Ailments = field(default_factory=Ailments)
+    """What befalls it."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its generation can be asked for."""
+        return ARCHITECTURES[self.model.architecture]
+
     cuts: list[Cut]
     """How it is cut into instances, one cut after the other."""
     accounting: str
@@ -60,6 +70,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> GpuFacts:
         idle_watts=group.idle_watts or model.idle_watts,
         max_watts=group.max_watts or model.max_watts,
         model=model,
+        ailments=Ailments(group.ailments),
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
         accounting=group.accounting,
     )
@@ -114,6 +125,18 @@ class SimulatedGpu:
     def memory_busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
         """Time within [start, end) in which the process kept the memory controller busy."""
         return self.busy_ns(process, start_ns, end_ns) * process.spec.load.memory_ratio
+
+    def mixed_ns(self, what: str, start_ns: int, end_ns: int) -> float:
+        """Time within [start, end) weighed by a part of the processes' kernel mix.
+
+        Of a ratio it is the time in which that part of the chip worked, of a rate in bytes per
+        second the bytes times 1e9.
+        """
+        worked_ns = 0.0
+        for process in self.processes:
+            busy_ns = self.busy_ns(process, start_ns, end_ns)
+            worked_ns += busy_ns * getattr(process.spec.load.mix, what)
+        return worked_ns
 
     def intervals(self, process: PlannedProcess, until_ns: int) -> list[tuple[int, int]]:
         """Give the busy intervals that started before `until_ns`, as (start, end)."""

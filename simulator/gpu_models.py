@@ -26,6 +26,14 @@ class GpuModel:
     """Clock of the multiprocessors under load."""
     memory_clock_megahertz: int
     """Clock of the device memory."""
+    architecture: str = "hopper"
+    """Its generation, one of `ARCHITECTURES`."""
+    nvlinks: int = 0
+    """Links to other GPUs."""
+    pcie_generation: int = 5
+    """The PCIe generation that it can do."""
+    has_hbm: bool = True
+    """Whether its memory tells its own temperature."""
 
 
 MODELS: Final = {
@@ -36,6 +44,7 @@ MODELS: Final = {
         max_watts=700,
         sm_clock_megahertz=1980,
         memory_clock_megahertz=3201,
+        nvlinks=18,
     ),
     "NVIDIA H100 80GB HBM3": GpuModel(
         memory_bytes=81_559 * _MIB,
@@ -44,6 +53,7 @@ MODELS: Final = {
         max_watts=700,
         sm_clock_megahertz=1980,
         memory_clock_megahertz=2619,
+        nvlinks=18,
     ),
     "NVIDIA A100-SXM4-80GB": GpuModel(
         memory_bytes=81_920 * _MIB,
@@ -52,6 +62,9 @@ MODELS: Final = {
         max_watts=400,
         sm_clock_megahertz=1410,
         memory_clock_megahertz=1593,
+        architecture="ampere",
+        nvlinks=12,
+        pcie_generation=4,
     ),
     "NVIDIA L4": GpuModel(
         memory_bytes=23_034 * _MIB,
@@ -60,6 +73,9 @@ MODELS: Final = {
         max_watts=72,
         sm_clock_megahertz=2040,
         memory_clock_megahertz=6251,
+        architecture="ada",
+        pcie_generation=4,
+        has_hbm=False,
     ),
     "Tesla T4": GpuModel(
         memory_bytes=15 * _GIB,
@@ -68,6 +84,9 @@ MODELS: Final = {
         max_watts=70,
         sm_clock_megahertz=1590,
         memory_clock_megahertz=5001,
+        architecture="turing",
+        pcie_generation=3,
+        has_hbm=False,
     ),
 }
 
@@ -78,5 +97,8 @@ UNLISTED: Final = GpuModel(
     max_watts=300,
     sm_clock_megahertz=1500,
     memory_clock_megahertz=1500,
+    architecture="ampere",
+    pcie_generation=4,
+    has_hbm=False,
 )
 """What a scenario's own model is made of where the scenario does not say."""

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from simulator.health_shape import Ailment, KernelMix
 from simulator.incident_shape import EventSupport, GpuIncident
 from simulator.kubelet_shape import Device
 from simulator.mig_shape import MigLayout
@@ -37,6 +38,8 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draw of the board while kernels run without a pause."""
     mig: list[MigLayout] = []
     """How it is cut into instances, one cut after the other; whole before the first."""
+    ailments: list[Ailment] = []
+    """What befalls each of them."""
     accounting: Literal["off", "v1", "v2"] = "off"
     """Whether the driver keeps accounts of processes, and which call it has for them."""
 
@@ -69,6 +72,8 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Mean length of the work that it submits at once."""
     memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """Share of its kernels' time in which the memory controller is busy."""
+    mix: KernelMix = KernelMix()
+    """What else they do to the chip."""
 
 
 class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

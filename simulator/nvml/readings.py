@@ -1,6 +1,8 @@
-"""The readings of an instant: memory, power, energy, temperature, clocks."""
+"""The readings of an instant: memory, power, energy, temperature, clocks, engines."""
 # ruff: noqa: N802, A002  # NVML's own names
 
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import pynvml
@@ -12,6 +14,17 @@ _IDLE_SM_MEGAHERTZ: Final = 345
 _COOL_CELSIUS: Final = 31
 _WARMING_CELSIUS: Final = 42
 _WARMING_NS: Final = 20 * _NS
+_ENGINE_NS: Final = 167_000_000
+_IDLE_PERFORMANCE_STATE: Final = 8
+_IDLE_REASON: Final = 0x1
+_REASONS: Final = {
+    "power": 0x4,
+    "sync_boost": 0x10,
+    "software_thermal": 0x20,
+    "hardware_thermal": 0x48,
+    "power_brake": 0x88,
+}
+"""By the scenario's name; the hardware's slowdowns set a bit in common."""
 
 
 class Readings(Session):
@@ -58,3 +71,27 @@ class Readings(Session):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         working = gpu.alive(self._since_epoch_ns())
         return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
+
+    def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
+        """Give 0 while a process is there, else 8."""
+        return 0 if self._gpu(handle).alive(self._since_epoch_ns()) else _IDLE_PERFORMANCE_STATE
+
+    def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
+        """Give whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "encoder_ratio")
+
+    def nvmlDeviceGetDecoderUtilization(self, handle: Handle) -> list[int]:
+        """Give whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "decoder_ratio")
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        """Give why the clocks are not higher, as bits."""
+        gpu, now_ns = self._gpu(handle), self._since_epoch_ns()
+        idle = 0 if gpu.alive(now_ns) else _IDLE_REASON
+        throttles = gpu.facts.ailments.throttles(now_ns)
+        return reduce(or_, (_REASONS.get(one, 0) for one in throttles), idle)
+
+    def _engine(self, handle: Handle, what: str) -> list[int]:
+        now_ns = self._since_epoch_ns()
+        worked_ns = self._gpu(handle).mixed_ns(what, now_ns - _ENGINE_NS, now_ns)
+        return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]

@@ -1,0 +1,179 @@
+"""The chip's own counters: samples, and the metrics of what lies between two of them."""
+# ruff: noqa: N802, N803  # NVML's own names
+
+from collections.abc import Callable, Mapping
+from ctypes import addressof, c_char, c_void_p, cast
+from typing import Any, Final, NamedTuple
+
+import pynvml
+
+from simulator.device import SimulatedGpu
+from simulator.nvml.mig import Mig, MigHandle
+from simulator.nvml.session import Handle
+from simulator.plan import PlannedProcess
+
+_PERCENT: Final = 100
+_MIB: Final = 1 << 20
+_LEAST_NS: Final = 100_000_000
+_BUFFER_BYTES: Final = 64
+
+# Ratios of the kernel mix by metric: percents of the time between the samples.
+_ENGINE: Final = "engine"
+_DRAM: Final = "dram"
+_RATIOS: Final[Mapping[int, str]] = {
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: _ENGINE,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: _DRAM,
+    pynvml.NVML_GPM_METRIC_SM_UTIL: "sm_ratio",
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: "occupancy_ratio",
+    pynvml.NVML_GPM_METRIC_INTEGER_UTIL: "integer_ratio",
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: "tensor_ratio",
+    pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL: "tensor_ratio",
+    pynvml.NVML_GPM_METRIC_FP64_UTIL: "fp64_ratio",
+    pynvml.NVML_GPM_METRIC_FP32_UTIL: "fp32_ratio",
+    pynvml.NVML_GPM_METRIC_FP16_UTIL: "fp16_ratio",
+    pynvml.NVML_GPM_METRIC_NVDEC_0_UTIL: "decoder_ratio",
+}
+_NEVER: Final = frozenset(
+    {
+        pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL,
+        pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL,
+        *range(pynvml.NVML_GPM_METRIC_NVDEC_1_UTIL, pynvml.NVML_GPM_METRIC_NVDEC_6_UTIL + 1),
+        *range(pynvml.NVML_GPM_METRIC_NVJPG_0_UTIL, pynvml.NVML_GPM_METRIC_NVJPG_6_UTIL + 1),
+        pynvml.NVML_GPM_METRIC_NVOFA_0_UTIL,
+    }
+)
+_RATES: Final[Mapping[int, str]] = {
+    pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: "pcie_bytes_per_second",
+    pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: "pcie_bytes_per_second",
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: "nvlink_bytes_per_second",
+    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: "nvlink_bytes_per_second",
+}
+
+
+class _Taken(NamedTuple):
+    """What a sample buffer holds."""
+
+    gpu: SimulatedGpu
+    weigh: Callable[[PlannedProcess], float]
+    """What a process's busy time is of the sampled part's."""
+    time_ns: int
+
+
+class Profiling(Mig):
+    """The functions of GPM."""
+
+    def nvmlGpmQueryDeviceSupport(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Tell whether the chip has counters that can be read."""
+        support = pynvml.c_nvmlGpmSupport_t()
+        support.version = pynvml.NVML_GPM_SUPPORT_VERSION
+        support.isSupportedDevice = self._gpu(device).facts.architecture.has_profiling
+        return support
+
+    def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
+        """Give a buffer for one sample."""
+        self._check_open()
+        buffer = (c_char * _BUFFER_BYTES)()
+        address = addressof(buffer)
+        self._buffers()[address] = (buffer, None)
+        return cast(address, pynvml.c_nvmlGpmSample_t)
+
+    def nvmlGpmSampleFree(self, gpmSample: Any) -> None:  # noqa: ANN401  # a ctypes pointer
+        """Free a buffer."""
+        self._check_open()
+        if self._buffers().pop(_address(gpmSample), None) is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def nvmlGpmSampleGet(self, device: Handle, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
+        """Take a sample of a GPU, or of a compute instance."""
+        if isinstance(device, MigHandle):
+            own = self._instance(device)
+            gpu = self._whole(device)
+            return self._sample(gpu, lambda one: float(gpu.instance_of(one) == own), gpmSample)
+        return self._sample(self._gpu(device), self._gpu(device).share, gpmSample)
+
+    def nvmlGpmMigSampleGet(self, device: Handle, gpuInstanceId: int, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
+        """Take a sample of a GPU instance."""
+        gpu = self._gpu(device)
+        cut = gpu.cut(self._since_epoch_ns())
+        there = {one.gpu_instance for one in cut.instances} if cut else set()
+        if gpuInstanceId not in there:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+        def weigh(process: PlannedProcess) -> float:
+            own = gpu.instance_of(process)
+            is_in = own is not None and own.gpu_instance == gpuInstanceId
+            return own.compute_slices / own.gpu_slices if own and is_in else 0.0
+
+        return self._sample(gpu, weigh, gpmSample)
+
+    def nvmlGpmMetricsGet(self, metricsGet: Any) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Fill in the metrics of the time between the two samples."""
+        older, newer = self._taken(metricsGet.sample1), self._taken(metricsGet.sample2)
+        span_ns = newer.time_ns - older.time_ns
+        if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _LEAST_NS:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        for place in range(metricsGet.numMetrics):
+            slot = metricsGet.metrics[place]
+            value = _metric(slot.metricId, older, newer)
+            slot.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else 0
+            slot.value = value or 0.0
+        return metricsGet
+
+    def _sample(
+        self,
+        gpu: SimulatedGpu,
+        weigh: Callable[[PlannedProcess], float],
+        pointer: Any,  # noqa: ANN401  # a ctypes pointer
+    ) -> Any:  # noqa: ANN401  # a ctypes pointer
+        if not gpu.facts.architecture.has_profiling:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        address = _address(pointer)
+        if address not in self._buffers():
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        buffer, _ = self._buffers()[address]
+        self._buffers()[address] = (buffer, _Taken(gpu, weigh, self._since_epoch_ns()))
+        return pointer
+
+    def _taken(self, pointer: Any) -> _Taken:  # noqa: ANN401  # a ctypes pointer
+        _, taken = self._buffers().get(_address(pointer), (None, None))
+        if taken is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return taken
+
+    def _buffers(self) -> dict[int, tuple[Any, _Taken | None]]:
+        """Give the allocated buffers by their address, each with what it holds."""
+        return self.__dict__.setdefault("_gpm_buffers", {})  # type: ignore[no-any-return]  # made here
+
+
+def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
+    return cast(pointer, c_void_p).value or 0
+
+
+def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
+    """Give the metric, or `None` where the GPU does not have it."""
+    span_ns = newer.time_ns - older.time_ns
+    if number in _RATIOS:
+        return _PERCENT * _worked_ns(older, newer, _RATIOS[number]) / span_ns
+    if number in _RATES:
+        if "nvlink" in _RATES[number] and not newer.gpu.facts.model.nvlinks:
+            return None
+        moved = newer.gpu.mixed_ns(_RATES[number], older.time_ns, newer.time_ns)
+        return moved / span_ns / _MIB
+    return 0.0 if number in _NEVER else None
+
+
+def _worked_ns(older: _Taken, newer: _Taken, what: str) -> float:
+    """Give the time in which a part of the chip worked, between the samples."""
+    return sum(
+        newer.gpu.busy_ns(process, older.time_ns, newer.time_ns)
+        * newer.weigh(process)
+        * _part(process, what)
+        for process in newer.gpu.processes
+    )
+
+
+def _part(process: PlannedProcess, what: str) -> float:
+    load = process.spec.load
+    if what == _ENGINE:
+        return 1.0
+    return load.memory_ratio if what == _DRAM else float(getattr(load.mix, what))
