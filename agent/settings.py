@@ -102,6 +102,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     driver names processes by the machine's own pids."""
     kubelet: KubeletSettings = KubeletSettings()
     """The node's kubelet."""
+    health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
+    """How often a GPU is asked for its health, its limits and what is built into it."""
+    watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0
+    """The process ends, so that it is started afresh, when no GPU has answered for so long."""
     queue_ticks: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     """Ticks kept in memory while neither Kafka nor the spool takes them; then the oldest is
     dropped."""

@@ -1,0 +1,130 @@
+"""Ends the process when nothing works any more, and only then; the reason is published first.
+
+Some states of the driver cannot be left by a process that has been in them. A sick GPU beside one
+that works is no such state.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from agent.nvml.losses import Tell
+from agent.nvml.worker import start_thread
+from gpuledger.errors import GpuledgerError
+
+_log = structlog.get_logger(__name__)
+
+STALLED_EXIT_CODE: Final = 70
+_LOOKS: Final = 20
+"""Looks within the time that the process is given."""
+
+
+class NothingWorksError(GpuledgerError):
+    """Nothing has worked for so long that only a fresh start can help."""
+
+
+class Watched(Protocol):
+    """What is looked at."""
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing has worked."""
+
+    @property
+    def detail(self) -> str:
+        """What is to be said of it now."""
+
+    @property
+    def known(self) -> Sequence[str]:
+        """The UUIDs of all GPUs that answered once."""
+
+
+class Watchdog:
+    """Looks at the driver from the event loop, and at the event loop from a thread."""
+
+    def __init__(
+        self,
+        driver: Watched,
+        *,
+        seconds: float,
+        tell: Tell,
+        end_process: Callable[[], None] | None = None,
+    ) -> None:
+        self._driver = driver
+        self._seconds = seconds
+        self._tell = tell
+        self._loop_watch = LoopWatch(
+            most_missed=_LOOKS, end_process=end_process or _end_process, seconds=seconds
+        )
+
+    async def run(self) -> None:
+        """Look for ever; raises NothingWorksError when it is time to end."""
+        self._loop_watch.begin()
+        try:
+            while True:
+                self._loop_watch.beat()
+                self.look()
+                await asyncio.sleep(self._seconds / _LOOKS / 2)
+        finally:
+            self._loop_watch.end()
+
+    def look(self) -> None:
+        """Look once; tells of the end and raises NothingWorksError when it is time."""
+        idle_seconds = self._driver.idle_seconds
+        if idle_seconds < self._seconds:
+            return
+        reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
+        _log.critical("nothing_works", detail=reason)
+        for uuid in self._driver.known:
+            self._tell("agent_ended", uuid, reason)
+        raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
+
+
+class LoopWatch:
+    """Ends the process when the event loop stands still.
+
+    Looks are counted, not seconds: a process that was stopped for an hour has not looked.
+    """
+
+    def __init__(
+        self, *, most_missed: int, end_process: Callable[[], None], seconds: float
+    ) -> None:
+        self._most_missed = most_missed
+        self._end_process = end_process
+        self._seconds = seconds
+        self._missed = 0
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Begin to look, in a thread."""
+        start_thread(self._run, name="watchdog")
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def beat(self) -> None:
+        """Say that the event loop goes on."""
+        self._missed = 0
+
+    def look(self) -> bool:
+        """Look once, from the thread; tells whether the loop has stood still for too long."""
+        self._missed += 1
+        return self._missed > self._most_missed
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds / self._most_missed):
+            if self.look():
+                _log.critical("event_loop_stands_still", seconds=self._seconds)
+                self._end_process()
+                return
+
+
+def _end_process() -> None:
+    sys.stderr.flush()
+    os._exit(STALLED_EXIT_CODE)
