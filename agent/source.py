@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import pynvml
 
+from agent.kubelet.client import Kubelet, SocketKubelet
+from agent.kubelet.names import ListNames, list_folder
 from agent.nvml.library import Nvml
 from agent.nvml.worker import Worker
 from agent.processes.procfs import Procfs, SystemProcfs
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import UnavailableError, UserError
 
@@ -31,6 +33,10 @@ class Source:
     """The files of `/proc`."""
     clock: Clock
     """The clocks."""
+    kubelet: Kubelet | None
+    """Who says which container holds which device; `None` where nobody is to be asked."""
+    list_log_names: ListNames
+    """Gives the names of the containers' logs."""
 
 
 async def open_source(settings: AgentSettings) -> Source:
@@ -44,7 +50,19 @@ def find_source(settings: AgentSettings) -> Source:
         return _simulated(settings)
     if settings.source == "auto":
         probe(pynvml)
-    return Source(nvml=pynvml, procfs=SystemProcfs(settings.procfs_root), clock=SystemClock())
+    return Source(
+        nvml=pynvml,
+        procfs=SystemProcfs(settings.procfs_root),
+        clock=SystemClock(),
+        kubelet=_system_kubelet(settings.kubelet),
+        list_log_names=list_folder(settings.kubelet.names_folder),
+    )
+
+
+def _system_kubelet(settings: KubeletSettings) -> Kubelet | None:
+    if settings.enabled is False:
+        return None
+    return SocketKubelet(settings.socket, deadline_seconds=settings.deadline_seconds)
 
 
 def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
@@ -78,4 +96,10 @@ def _simulated(settings: AgentSettings) -> Source:
         uids_file=settings.simulator.uids_file,
     )
     node = simulation.node(settings.node_name)
-    return Source(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
+    return Source(
+        nvml=node.nvml,
+        procfs=node.procfs,
+        clock=node.clock,
+        kubelet=None if settings.kubelet.enabled is False else node.kubelet,
+        list_log_names=node.kubelet.log_names,
+    )

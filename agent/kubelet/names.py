@@ -21,6 +21,9 @@ _NAME: Final = re.compile(
     r"(?P<pod>[^_]+)_(?P<namespace>[^_]+)_(?P<container>[^_]+)-(?P<id>[0-9a-f]{64})\.log"
 )
 
+ListNames = Callable[[], Iterable[str]]
+"""Gives the names of all logs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerName:
@@ -36,7 +39,7 @@ class ContainerName:
     """The pod's UID; the names of logs do not tell it."""
 
 
-def list_folder(folder: Path) -> Callable[[], Iterable[str]]:
+def list_folder(folder: Path) -> ListNames:
     """Make a lister of a folder's file names; one that is not there is empty."""
 
     def names() -> list[str]:
@@ -51,7 +54,7 @@ def list_folder(folder: Path) -> Callable[[], Iterable[str]]:
 class ContainerNames:
     """Names by container id, looked up when one is asked for that is not known."""
 
-    def __init__(self, *, list_names: Callable[[], Iterable[str]], clock: Clock) -> None:
+    def __init__(self, *, list_names: ListNames, clock: Clock) -> None:
         self._list_names = list_names
         self._clock = clock
         self._names: dict[str, ContainerName] = {}

@@ -157,6 +157,7 @@ class FakeProcfs:
         self.files: dict[str, list[bytes]] = defaultdict(list)
         """Each file's contents, one a read; the last one stays."""
         self.files["/proc/sys/kernel/random/boot_id"] = [b"boot-1\n"]
+        self.files["/proc/2/stat"] = [b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0\n"]
 
     def start(self, pid: int, *, started_ticks: int, cgroup: str, command: str = "python") -> None:
         self.files[f"/proc/{pid}/stat"] = [stat(pid, started_ticks, command)]
