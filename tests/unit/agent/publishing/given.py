@@ -1,0 +1,85 @@
+"""What the tests of the spool begin with: parcels, spools, a bus that can be away."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from typing_extensions import override
+
+from agent.publishing.disk import DiskThread
+from agent.publishing.parcels import Parcel
+from agent.publishing.spool import Spool
+from agent.settings import SpoolSettings
+from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.errors import BusUnavailableError
+from gpuledger.topics import PROCESSES, SAMPLES
+
+T = TypeVar("T")
+NODE = "node-1"
+NOW_SECONDS = 1_000_000
+
+
+def parcel_of(number: int, *, size_bytes: int = 0) -> Parcel:
+    """Make the parcel of a second; every third one has a process record."""
+    value = b"%d" % number
+    value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
+    message = Message(key=NODE.encode(), value=value, timestamp_ms=1000 * (NOW_SECONDS + number))
+    return ((SAMPLES.name, message), *(((PROCESSES.name, message),) if number % 3 == 0 else ()))
+
+
+def number_of(parcel: Parcel) -> int:
+    return int((parcel[0][1].value or b"").split()[0])
+
+
+def spool_in(folder: Path, *, now_seconds: float = NOW_SECONDS, **settings: float) -> Spool:
+    made = SpoolSettings(**{"least_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
+    return Spool(made, node=NODE, now_ns=lambda: int(now_seconds * 1e9))
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted((folder / NODE).glob("*.spool"))
+
+
+class ImmediateDisk(DiskThread):
+    """Works at once and in the same thread."""
+
+    @override
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class FickleBus:
+    """A bus that is there or away, and may be away right after it has taken something."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.is_deaf = False
+        """It takes what it is given, and its answers get lost."""
+        self.published: list[tuple[str, bytes]] = []
+
+    async def partitions(self, topic: str) -> int:
+        self._refuse_where(self.is_away)
+        return 12
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        yield self
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        raise NotImplementedError
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        self._refuse_where(self.is_away)
+        self.published += [(topic, message.value or b"") for message in messages]
+        self._refuse_where(self.is_deaf)
+
+    def numbers(self, topic: str = SAMPLES.name) -> list[int]:
+        """Give the numbers on a topic, each at its first appearance."""
+        return list(
+            dict.fromkeys(int(value.split()[0]) for one, value in self.published if one == topic)
+        )
+
+    def _refuse_where(self, it_is_so: bool) -> None:  # noqa: FBT001  # the condition of its name
+        if it_is_so:
+            raise BusUnavailableError("no broker answers")

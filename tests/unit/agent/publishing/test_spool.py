@@ -1,0 +1,263 @@
+"""The spool keeps the order, its bounds, and whatever a crash left whole."""
+
+import errno
+import os
+import stat
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.metrics import SPOOL_BYTES, SPOOL_DROPPED, SPOOL_OLDEST_SECONDS, SPOOL_TICKS, SPOOL_TORN
+from agent.publishing.frames import DamagedError, pack_frame, unpack_frame
+from agent.publishing.spool import Spool
+from tests.unit.agent.publishing.given import (
+    NOW_SECONDS,
+    files_in,
+    number_of,
+    parcel_of,
+    spool_in,
+)
+
+
+def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
+    for number in numbers:
+        spool.append([parcel_of(number, size_bytes=size_bytes)])
+
+
+def drain(spool: Spool) -> list[int]:
+    """Read and forget everything, as a publisher does."""
+    found: list[int] = []
+    while reading := spool.read(at_most=60):
+        parcels, mark = reading
+        found += map(number_of, parcels)
+        spool.forget(mark)
+    return found
+
+
+def reopened(spool: Spool, folder: Path, **settings: float) -> Spool:
+    """Give what the next process finds; the lock goes with the one before."""
+    spool.close()
+    other = spool_in(folder, **settings)
+    other.open()
+    return other
+
+
+def dropped(reason: str) -> float:
+    return float(SPOOL_DROPPED.labels(reason=reason)._value.get())
+
+
+def test_a_frame_gives_back_what_was_put_in() -> None:
+    parcels = [parcel_of(number) for number in range(5)]
+    assert unpack_frame(pack_frame(parcels)) == parcels
+
+
+@given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
+def test_a_frame_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
+    frame = bytearray(pack_frame([parcel_of(1), parcel_of(2)]))
+    frame[at % len(frame)] ^= flip
+    if at % len(frame) >= 4:  # the length is the file's business
+        with pytest.raises(DamagedError):
+            unpack_frame(bytes(frame))
+
+
+def test_what_was_written_is_read_in_its_order_and_nothing_is_left(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, *range(100))
+    assert drain(spool) == list(range(100))
+    assert spool.is_empty
+    assert files_in(tmp_path) == []
+
+
+def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in range(5)])
+    spool.append([parcel_of(number) for number in range(5, 9)])
+    found = spool.read(at_most=3)
+    assert found
+    assert [number_of(parcel) for parcel in found[0]] == [0, 1, 2, 3, 4]
+    found = spool.read(at_most=9)
+    assert found
+    assert len(found[0]) == 9
+
+
+def test_what_was_read_and_not_forgotten_is_read_again(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2, 3)
+    assert spool.read(at_most=2) == spool.read(at_most=2)
+
+
+def test_the_next_process_goes_on_where_the_last_one_was_killed(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, *range(10))
+    found = spool.read(at_most=4)
+    assert found
+    spool.forget(found[1])
+    again = reopened(spool, tmp_path)
+    fill(again, 10)
+    assert drain(again) == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_files_are_the_agents_alone(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    (file,) = files_in(tmp_path)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
+    before = dropped("bytes")
+    spool = spool_in(tmp_path, most_bytes=16_000)
+    for number in range(200):
+        spool.append([parcel_of(number, size_bytes=64)])
+        assert sum(file.stat().st_size for file in files_in(tmp_path)) <= 16_000
+    assert SPOOL_BYTES._value.get() > 12_000
+    kept = drain(spool)
+    assert kept == list(range(200 - len(kept), 200))
+    assert dropped("bytes") - before == 200 - len(kept)
+
+
+def test_what_is_too_old_is_dropped_and_counted(tmp_path: Path) -> None:
+    before = dropped("age")
+    spool = spool_in(tmp_path, now_seconds=NOW_SECONDS + 100, most_age_seconds=10)
+    fill(spool, 80, 89, 90, 99)
+    assert SPOOL_TICKS._value.get() == 2
+    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 90
+    assert drain(spool) == [90, 99]
+    assert dropped("age") - before == 2
+
+
+def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
+    before = dropped("bytes")
+    spool = spool_in(tmp_path, most_bytes=2_000)
+    fill(spool, 1)
+    found = spool.read(at_most=1)
+    assert found
+    spool.lend(found[1])
+    fill(spool, *range(2, 30))
+    spool.forget(found[1])
+    kept = drain(spool)
+    assert dropped("bytes") - before == 28 - len(kept)
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    folder = tmp_path_factory.mktemp("spool")
+    spool = spool_in(folder)
+    fill(spool, *range(10))
+    (file,) = files_in(folder)
+    ends = [frame.end for frame in spool._segments[0].frames]
+    cut %= ends[-1] + 1
+    torn = SPOOL_TORN._value.get()
+    os.truncate(file, cut)
+    again = reopened(spool, folder)
+    whole = [number for number, end in enumerate(ends) if end <= cut]
+    assert SPOOL_TORN._value.get() - torn == (cut not in (0, 24, *ends))
+    fill(again, 10)
+    assert drain(again) == [*whole, 10]
+
+
+def test_a_file_that_a_power_cut_left_full_of_zeros_ends_there(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    with files_in(tmp_path)[0].open("ab") as file:
+        file.write(bytes(4096))
+    again = reopened(spool, tmp_path)
+    assert drain(again) == [1, 2]
+
+
+def test_a_file_with_a_broken_middle_is_skipped_and_the_next_one_read(tmp_path: Path) -> None:
+    before = dropped("damaged")
+    spool = spool_in(tmp_path, most_bytes=20_000)
+    fill(spool, *range(30), size_bytes=64)
+    first, second, *_ = spool._segments
+    in_first, in_second = first.parcels, second.parcels
+    with files_in(tmp_path)[1].open("r+b") as file:
+        file.seek(second.frames[2].start + 30)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 0xFF]))
+    again = reopened(spool, tmp_path, most_bytes=20_000)
+    lost = range(in_first + 2, in_first + in_second)
+    assert drain(again) == [number for number in range(30) if number not in lost]
+    assert dropped("damaged") - before == len(lost)
+
+
+def test_a_file_of_something_else_is_put_away(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.open()
+    (tmp_path / "node-1" / "000000000007.spool").write_bytes(b"something else" * 10)
+    again = reopened(spool, tmp_path)
+    fill(again, 1)
+    assert drain(again) == [1]
+
+
+def test_a_position_that_is_no_border_is_not_believed(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1, 2)
+    with files_in(tmp_path)[0].open("r+b") as file:
+        file.seek(16)
+        file.write((29).to_bytes(8, "little"))
+    assert drain(reopened(spool, tmp_path)) == [1, 2]
+
+
+def test_a_folder_in_use_is_refused_with_its_reason(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    with pytest.raises(BlockingIOError, match="another agent uses it"):
+        spool_in(tmp_path).open()
+
+
+def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        spool_in(tmp_path / "absent").open()
+
+
+def test_no_space_is_taken_that_is_left_to_others(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path, least_free_bytes=2**60)
+    with pytest.raises(OSError, match="least_free_bytes") as caught:
+        fill(spool, 1)
+    assert caught.value.errno == errno.ENOSPC
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("written_bytes", [0, 7])
+def test_a_disk_that_refuses_in_mid_write_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_bytes: int
+) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    truth, calls = os.pwrite, chain([written_bytes] if written_bytes else [], [-1])
+
+    def refuse(file: int, data: bytes, at: int) -> int:
+        if (count := next(calls)) < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return truth(file, data[:count], at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            fill(spool, 2)
+    fill(spool, 3)
+    assert drain(reopened(spool, tmp_path)) == [1, 3]
+
+
+def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["node-1"]
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [("a/../b", "a%2F..%2Fb"), ("..", "%.."), ("", "%"), ("n.example", "n.example")],
+)
+def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: str) -> None:
+    settings = spool_in(tmp_path)._settings
+    Spool(settings, node=node, now_ns=lambda: 0).open()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
