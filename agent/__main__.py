@@ -4,10 +4,12 @@ import os
 import sys
 from functools import partial
 
+from agent.exposition.page import NodePage
+from agent.exposition.view import NodeView, make_view
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import Source, find_source
-from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 
@@ -16,7 +18,25 @@ _OPTIONS = (
         name="--source",
         setting="source",
         help="where readings come from",
-        choices=("auto", "nvml", "simulated:FILE"),
+        choices=("auto", "nvml", "simulated[:FILE]", "recorded:FILE"),
+    ),
+    Option(
+        name="--no-kafka",
+        setting="no_kafka",
+        help="publish nothing, only show /metrics",
+        is_flag=True,
+    ),
+    Option(
+        name="--listen",
+        setting="http.listen",
+        help="where to show /metrics and the health pages",
+        choices=("HOST:PORT",),
+    ),
+    Option(
+        name="--process-series",
+        setting="exposition.process_series",
+        help="show single processes on /metrics too",
+        is_flag=True,
     ),
 )
 
@@ -27,22 +47,37 @@ def main() -> int:
     settings = load_settings(
         AgentSettings,
         prog="gpuledger-agent",
-        description="Reads a node's GPUs and their processes and publishes a sample a tick.",
+        description="Reads a node's GPUs and their processes; publishes and shows a sample a tick.",
         options=_OPTIONS,
     )
     settings = name_node(settings, os.environ)
-    return run_service(partial(_run, source=find_source(settings)), settings=settings)
+    source = find_source(settings)
+    view = make_view(settings.exposition, clock=source.clock, tick_seconds=settings.tick_seconds)
+    return run_service(
+        partial(_run, source=source, view=view),
+        settings=settings,
+        page=NodePage(view, settings=settings.exposition, clock=source.clock),
+    )
 
 
-async def _run(settings: AgentSettings, readiness: Readiness, *, source: Source) -> None:
+async def _run(
+    settings: AgentSettings, readiness: Readiness, *, source: Source, view: NodeView
+) -> None:
     await run_agent(
         nvml=source.nvml,
         procfs=source.procfs,
         clock=source.clock,
-        bus=KafkaBus(settings.kafka),
+        bus=None if settings.no_kafka else _kafka(settings),
         settings=settings,
         readiness=readiness,
+        view=view,
     )
+
+
+def _kafka(settings: AgentSettings) -> Bus:
+    from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
+
+    return KafkaBus(settings.kafka)
 
 
 if __name__ == "__main__":

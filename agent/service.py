@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from agent.exposition.view import NodeView
 from agent.metrics import TICK_SECONDS, TICKS_LATE
 from agent.nvml.driver import Driver
 from agent.nvml.library import Nvml
@@ -36,20 +37,16 @@ async def run_agent(
     nvml: Any,  # noqa: ANN401  # pynvml is an untyped module
     procfs: Procfs,
     clock: Clock,
-    bus: Bus,
+    bus: Bus | None,
     settings: AgentSettings,
     readiness: Readiness,
+    view: NodeView | None = None,
 ) -> None:
-    """Sample and publish one node until cancelled; what is queued then gets a last chance."""
-    outbox = _outbox(settings, clock, readiness)
-    publisher = Publisher(
-        node=settings.node_name,
-        bus=bus,
-        outbox=outbox,
-        check=readiness.check("kafka"),
-        backoff=Backoff(),
-        catch_up_factor=settings.spool.catch_up_factor,
-    )
+    """Sample and publish one node until cancelled; what is queued then gets a last chance.
+
+    Without a bus nothing is published; a view is shown each tick.
+    """
+    outbox = _outbox(settings, clock, readiness) if bus else None
     driver = Driver(
         Nvml(nvml),
         clock=clock,
@@ -62,8 +59,30 @@ async def run_agent(
         sampler=_sampler(settings, procfs),
         clock=clock,
         outbox=outbox,
+        view=view,
         check=readiness.check("procfs"),
         settings=settings,
+    )
+    try:
+        if bus and outbox:
+            await _sample_and_publish(sampling, bus, outbox, readiness)
+        else:
+            await sampling.run()
+    finally:
+        driver.close()
+
+
+async def _sample_and_publish(
+    sampling: "Sampling", bus: Bus, outbox: Outbox, readiness: Readiness
+) -> None:
+    settings = sampling.settings
+    publisher = Publisher(
+        node=settings.node_name,
+        bus=bus,
+        outbox=outbox,
+        check=readiness.check("kafka"),
+        backoff=Backoff(),
+        catch_up_factor=settings.spool.catch_up_factor,
     )
     publishing = asyncio.create_task(publisher.run(), name="publishing")
     spilling = asyncio.create_task(outbox.run(), name="spilling")
@@ -72,7 +91,6 @@ async def run_agent(
             asyncio.create_task(sampling.run(), name="sampling"), publishing, spilling
         )
     finally:
-        driver.close()
         await flush(publisher, outbox, publishing, spilling, seconds=settings.flush_seconds)
 
 
@@ -86,8 +104,10 @@ class Sampling:
     """Who makes ticks of the answers."""
     clock: Clock
     """Whose ticks they are."""
-    outbox: Outbox
-    """Where they go."""
+    outbox: Outbox | None
+    """Where they go; `None` where nothing is published."""
+    view: NodeView | None
+    """Where they are shown."""
     check: Check
     """Whether `/proc` shows the processes."""
     settings: AgentSettings
@@ -110,7 +130,7 @@ class Sampling:
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def take(self) -> bool:
-        """Take one tick into the outbox; tells whether the driver answered at all."""
+        """Take one tick, publish and show it; tells whether the driver answered at all."""
         began_seconds = time.perf_counter()
         asked_boottime_ns = self.clock.boottime_ns()
         answers = await self.driver.ask(self.sampler.last_seen())
@@ -125,7 +145,10 @@ class Sampling:
         return True
 
     def _put(self, tick: Tick) -> None:
-        self.outbox.put(pack(tick))
+        if self.outbox:
+            self.outbox.put(pack(tick))
+        if self.view:
+            self.view.show(tick.sample, processes=tick.processes)
         _check_processes(self.check, tick.sample)
 
 

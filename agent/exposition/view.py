@@ -11,6 +11,8 @@ from typing import Any, Final
 from agent.exposition.devices import Device
 from agent.exposition.events import GpuEvents
 from agent.exposition.holders import ContainerName, ContainerNames
+from agent.exposition.settings import ExpositionSettings
+from agent.metrics import PROCESS_SERIES_DROPPED
 from gpuledger.clock import Clock
 from gpuledger.records import (
     GpuFacts,
@@ -24,7 +26,19 @@ from gpuledger.records import (
 
 _FAST_PARTS: Final = ("profiling", "traffic", "throttling")
 _SLOW_PARTS: Final = ("health", "limits")
+_LEAST_TICKS: Final = 3
 _MOST_GPUS: Final = 256
+
+
+def make_view(settings: ExpositionSettings, *, clock: Clock, tick_seconds: float) -> "NodeView":
+    """Make the view that the settings ask for."""
+    return NodeView(
+        clock=clock,
+        stale_seconds=max(settings.stale_seconds, _LEAST_TICKS * tick_seconds),
+        slow_stale_seconds=max(settings.slow_stale_seconds, _LEAST_TICKS * tick_seconds),
+        window_seconds=settings.window_seconds,
+        most_processes=settings.most_process_series if settings.process_series else None,
+    )
 
 
 class NoNames:
@@ -85,8 +99,11 @@ class NodeView:
         stale_seconds: float,
         slow_stale_seconds: float,
         window_seconds: float = 300.0,
+        most_processes: int | None = None,
     ) -> None:
+        """Take for how long readings are shown, and how many processes (`None`: none are)."""
         self._clock = clock
+        self._most_processes = most_processes
         self._stale_ns = round(stale_seconds * 1e9)
         self._slow_stale_ns = round(slow_stale_seconds * 1e9)
         self._window_ns = round(window_seconds * 1e9)
@@ -124,6 +141,7 @@ class NodeView:
             self.tell(incident)
         for record in processes:
             self._know(record)
+        self._count_left_out(sample)
 
     def tell(self, incident: Incident) -> None:
         """Count an incident."""
@@ -177,6 +195,11 @@ class NodeView:
             self._commands.pop(record.pid, None)
         elif record.command:
             self._commands[record.pid] = record.command
+
+    def _count_left_out(self, sample: NodeSample) -> None:
+        if self._most_processes is not None:
+            running = sum(not process.ended for process in sample.processes)
+            PROCESS_SERIES_DROPPED.inc(max(0, running - self._most_processes))
 
     def _device(self, kept: _Kept, now_ns: int) -> Device:
         reading = kept.reading

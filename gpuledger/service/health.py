@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 
 from gpuledger.errors import UserError
 from gpuledger.service.readiness import Readiness
+from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings.address import parse_listen
 
 # A probe that hangs must not use up the time that a deployable has for its own end.
@@ -22,28 +23,33 @@ Page = Callable[[], bytes]
 
 @asynccontextmanager
 async def serve_health(
-    *, listen: str, readiness: Readiness, page: Page | None = None
+    *,
+    listen: str,
+    readiness: Readiness,
+    page: Page | None = None,
+    guard: WebGuard | None = None,
 ) -> AsyncIterator[str]:
     """Serve the pages while the context is open; gives the bound `host:port`.
 
-    `page` is written behind the process's own metrics. Raises `UserError` where the address cannot
-    be listened on.
+    `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
+    `UserError` where the address cannot be listened on.
     """
-    app = _app(readiness, page)
+    app = _app(readiness, page, guard)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     try:
-        await _listen(runner, listen)
+        await _listen(runner, listen, guard)
         host, port = runner.addresses[0][:2]
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, listen: str) -> None:
+async def _listen(runner: web.AppRunner, listen: str, guard: WebGuard | None) -> None:
     host, port = parse_listen(listen)
+    context = guard.context() if guard else None
     try:
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
     except OSError as error:
         raise UserError(
             f"http.listen: cannot listen on {listen}: {error.strerror or error};"
@@ -51,8 +57,8 @@ async def _listen(runner: web.AppRunner, listen: str) -> None:
         ) from error
 
 
-def _app(readiness: Readiness, page: Page | None) -> web.Application:
-    app = web.Application()
+def _app(readiness: Readiness, page: Page | None, guard: WebGuard | None) -> web.Application:
+    app = web.Application(middlewares=[guard.middleware] if guard else [])
     app[_READINESS] = readiness
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)

@@ -10,6 +10,7 @@ from gpuledger.service.health import Page, serve_health
 from gpuledger.service.lifecycle import run_until_signalled
 from gpuledger.service.logs import configure_logs
 from gpuledger.service.readiness import Readiness
+from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings.groups import HttpSettings, LogSettings
 
 _log = structlog.get_logger(__name__)
@@ -42,10 +43,12 @@ def run_service(
     """
     configure_logs(settings.log)
     readiness = Readiness()
+    file = settings.http.web_config_file
+    guard = WebGuard(file) if file else None
 
     async def work() -> None:
         async with serve_health(
-            listen=settings.http.listen, readiness=readiness, page=page
+            listen=settings.http.listen, readiness=readiness, page=page, guard=guard
         ) as address:
             _log.info("started", version=__version__, http=address)
             try:

@@ -1,0 +1,82 @@
+"""TLS for the health pages: a context from the web configuration, its files read again in time.
+
+Nothing here knows who may see which page.
+"""
+
+import re
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+from gpuledger.errors import UserError
+from gpuledger.service.web_config import TlsServerConfig
+
+_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_SUITE: Final = re.compile(r"TLS_(?:(ECDHE|DHE)_)?(RSA|ECDSA)_WITH_(\w+)")
+
+
+def make_context(config: TlsServerConfig) -> ssl.SSLContext:
+    """Make a server's context; raises `UserError` naming the field whose file cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.min_version]
+    context.maximum_version = _VERSIONS[config.max_version]
+    if not config.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if config.cipher_suites:
+        _set_suites(context, config.cipher_suites)
+    _load("cert_file", config.cert_file, lambda: open(config.cert_file, "rb").close())  # noqa: PTH123  # only whether it can be read
+    _load(
+        "key_file",
+        config.key_file,
+        lambda: context.load_cert_chain(config.cert_file, config.key_file),
+    )
+    if config.asks_clients:
+        # A client without one is refused page by page: the kubelet has none to show for its probes.
+        context.verify_mode = ssl.CERT_OPTIONAL
+        file = config.client_ca_file
+        _load("client_ca_file", file, lambda: context.load_verify_locations(file))
+    return context
+
+
+def with_current(context: ssl.SSLContext, current: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    """Let each new connection to `context` take what `current()` gives instead."""
+
+    def choose(connection: Any, _name: str | None, _first: ssl.SSLContext) -> None:  # noqa: ANN401  # a socket or an object
+        connection.context = current()
+
+    context.sni_callback = choose
+    return context
+
+
+def _load(field: str, file: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"tls_server_config.{field}: cannot use {file}: {error.strerror or error}"
+        ) from error
+
+
+def _set_suites(context: ssl.SSLContext, names: list[str]) -> None:
+    """Set the suites of TLS 1.2; those of 1.3 are always on, as in Go."""
+    suites = [_openssl_name(name) for name in names]
+    try:
+        context.set_ciphers(":".join(suite for suite in suites if suite) or "ECDHE")
+    except ssl.SSLError as error:
+        raise UserError(
+            f"tls_server_config.cipher_suites: OpenSSL has none of {', '.join(names)}"
+        ) from error
+
+
+def _openssl_name(name: str) -> str | None:
+    """Give OpenSSL's name of a suite; `None` for one of TLS 1.3."""
+    found = _SUITE.fullmatch(name)
+    if found is None:
+        if name.startswith("TLS_"):
+            return None
+        raise UserError(f"tls_server_config.cipher_suites: there is no suite {name!r}")
+    exchange, signature, rest = found.groups()
+    cipher = rest.replace("AES_", "AES").replace("_CBC", "").replace("_", "-")
+    cipher = cipher.removesuffix("-SHA256") if "POLY1305" in cipher else cipher
+    key = f"{exchange}-{signature}-" if exchange else ""
+    return f"{key}{cipher}"

@@ -1,0 +1,153 @@
+"""The web configuration file, in the format of Prometheus' exporter-toolkit: TLS, users, headers.
+
+Here the file is read and every mistake in it named by file and field. What it asks for is done by
+`tls` and `basic_auth`.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import yaml
+
+from gpuledger.errors import UserError
+
+_HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_MOST_COST: Final = 16
+_UNOFFERED: Final = {
+    "tls_server_config.curve_preferences": "Python cannot choose curves; leave it out",
+    "tls_server_config.cert": "give the certificate in a file, cert_file",
+    "tls_server_config.key": "give the key in a file, key_file",
+    "tls_server_config.client_ca": "give the authorities in a file, client_ca_file",
+    "rate_limit": "requests are not limited by rate; leave it out",
+}
+Version = Literal["TLS12", "TLS13"]
+ClientAuth = Literal["", "NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
+
+
+Header = Literal[
+    "Content-Security-Policy",
+    "Strict-Transport-Security",
+    "X-Content-Type-Options",
+    "X-Frame-Options",
+    "X-XSS-Protection",
+]
+
+
+class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How connections are protected; paths are relative to the file."""
+
+    cert_file: str
+    """The server's certificate with its chain, PEM."""
+    key_file: str
+    """Its key, PEM."""
+    client_auth_type: ClientAuth = ""
+    """Whether a client must show a certificate."""
+    client_ca_file: str = ""
+    """Authorities of the clients' certificates, PEM."""
+    client_allowed_sans: list[str] = []
+    """Names of which a client's certificate must hold one; empty means any name."""
+    min_version: Version = "TLS12"
+    """The oldest version that is spoken."""
+    max_version: Version = "TLS13"
+    """The newest version that is spoken."""
+    cipher_suites: list[str] = []
+    """Suites of TLS 1.2 by their IANA names; empty means OpenSSL's choice."""
+    prefer_server_cipher_suites: bool = True
+    """Whether the server's order of suites counts."""
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients' certificates are looked at."""
+        return self.client_auth_type not in ("", "NoClientCert")
+
+    @property
+    def requires_clients(self) -> bool:
+        """Whether a client without a certificate is refused."""
+        return self.client_auth_type == "RequireAndVerifyClientCert"
+
+
+class HttpServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How HTTP is spoken."""
+
+    http2: bool = True
+    """Accepted and without effect: only HTTP/1.1 is spoken."""
+    headers: dict[Header, str] = {}
+    """Headers of each answer."""
+
+
+class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    tls_server_config: TlsServerConfig | None = None
+    """Absent means plain HTTP."""
+    http_server_config: HttpServerConfig = HttpServerConfig()
+    """HTTP."""
+    basic_auth_users: dict[Annotated[str, msgspec.Meta(pattern="^[^:]+$")], str] = {}
+    """Names with the bcrypt hash of their passwords; empty means that nobody is asked."""
+
+
+def read_web_config(file: Path) -> WebConfig:
+    """Read the file; raises `UserError` naming file and field."""
+    try:
+        raw: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UserError(f"http.web_config_file: cannot read {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"http.web_config_file: {file} is no YAML: {error}") from error
+    for field in _fields_of(raw):
+        if field in _UNOFFERED:
+            raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")
+    try:
+        config = msgspec.convert(raw, WebConfig)
+        _check(config)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UserError(f"{file}: {error}") from error
+    return _with_whole_paths(config, file.parent)
+
+
+def _fields_of(raw: Any) -> Iterator[str]:  # noqa: ANN401  # any YAML
+    for name, value in raw.items() if isinstance(raw, dict) else ():
+        yield str(name)
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in value)
+
+
+def _check(config: WebConfig) -> None:
+    for name, hashed in config.basic_auth_users.items():
+        found = _HASH.fullmatch(hashed)
+        if not found:
+            raise ValueError(
+                f"basic_auth_users.{name}: expected a bcrypt hash, as `htpasswd -nBC 10 {name}`"
+                " writes it behind the colon"
+            )
+        if int(found[1]) > _MOST_COST:
+            raise ValueError(
+                f"basic_auth_users.{name}: cost {found[1]} would take minutes at each log-in;"
+                f" the most is {_MOST_COST}"
+            )
+    tls = config.tls_server_config
+    if tls and tls.asks_clients and not tls.client_ca_file:
+        raise ValueError(
+            f"tls_server_config.client_auth_type {tls.client_auth_type} needs client_ca_file"
+        )
+    if tls and tls.client_ca_file and not tls.asks_clients:
+        raise ValueError(
+            "tls_server_config.client_ca_file is without effect: client_auth_type"
+            " RequireAndVerifyClientCert asks clients for a certificate"
+        )
+    if tls and tls.min_version > tls.max_version:
+        raise ValueError("tls_server_config.min_version is newer than max_version")
+
+
+def _with_whole_paths(config: WebConfig, folder: Path) -> WebConfig:
+    tls = config.tls_server_config
+    if tls is None:
+        return config
+    whole = {
+        name: str(folder / getattr(tls, name)) if getattr(tls, name) else ""
+        for name in ("cert_file", "key_file", "client_ca_file")
+    }
+    return msgspec.structs.replace(config, tls_server_config=msgspec.structs.replace(tls, **whole))
