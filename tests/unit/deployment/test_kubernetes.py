@@ -13,6 +13,8 @@ from tests.unit.deployment.manifests import Manifest, Workload
 
 WORKLOADS = {workload.name: workload for workload in manifests.workloads()}
 SERVICES = {workload.name: workload for workload in manifests.services()}
+AGENT = "gpuledger-agent"
+HOST_PATHS = {AGENT: {"/var/lib/kubelet/pod-resources", "/var/log/containers"}}
 STANDARD = {"apiVersion", "kind"}
 
 
@@ -128,7 +130,26 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(workload: Workload
 
     assert [mount["name"] for mount in mounts] == [volume["name"] for volume in volumes]
     assert {claim["claimName"] for claim in claimed} <= claims
-    assert not [volume for volume in volumes if "hostPath" in volume]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_of_the_host_only_the_agent_sees_two_folders_and_changes_nothing(
+    workload: Workload,
+) -> None:
+    volumes = {
+        one["name"]: one["hostPath"] for one in workload.pod.get("volumes", []) if "hostPath" in one
+    }
+    mounts = [one for one in workload.container.get("volumeMounts", []) if one["name"] in volumes]
+
+    assert {one["path"] for one in volumes.values()} == HOST_PATHS.get(workload.name, set())
+    assert all(one["mountPath"] == volumes[one["name"]]["path"] for one in mounts)
+    assert all(one["readOnly"] for one in mounts)
+
+
+def test_the_agent_finds_the_hosts_folders_where_it_looks(folder: Path) -> None:
+    kubelet = WORKLOADS[AGENT].settings(folder)["kubelet"]
+
+    assert {str(Path(kubelet["socket"]).parent), kubelet["names_folder"]} == HOST_PATHS[AGENT]
 
 
 def test_the_store_is_kept_on_its_volume(folder: Path) -> None:
@@ -147,13 +168,13 @@ def test_a_container_has_the_least_privilege(workload: Workload) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert pod["runAsNonRoot"]
-    assert [f"{pod['runAsUser']}:{pod['runAsGroup']}"] == deployables.stages()["runtime"].values(
-        "USER"
-    )
+    # The kubelet's socket lets user 0 in and nobody else.
+    users = ["0:0"] if workload.name == AGENT else deployables.stages()["runtime"].values("USER")
+    assert [f"{pod['runAsUser']}:{pod['runAsGroup']}"] == users
+    assert pod["runAsNonRoot"] == (workload.name != AGENT)
     assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostIPC"} & set(workload.pod)
-    assert workload.pod.get("hostPID", False) == (workload.name == "gpuledger-agent")
+    assert workload.pod.get("hostPID", False) == (workload.name == AGENT)
     assert workload.pod["automountServiceAccountToken"] == (workload.name == "gpuledger-podwatch")
 
 
