@@ -6,6 +6,7 @@ from functools import partial
 
 from agent.exposition.page import NodePage
 from agent.exposition.view import NodeView, make_view
+from agent.kubelet.names import ContainerNames
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import Source, find_source
@@ -52,7 +53,12 @@ def main() -> int:
     )
     settings = name_node(settings, os.environ)
     source = find_source(settings)
-    view = make_view(settings.exposition, clock=source.clock, tick_seconds=settings.tick_seconds)
+    view = make_view(
+        settings.exposition,
+        clock=source.clock,
+        tick_seconds=settings.tick_seconds,
+        names=ContainerNames(list_names=source.list_log_names, clock=source.clock),
+    )
     return run_service(
         partial(_run, source=source, view=view),
         settings=settings,

@@ -87,8 +87,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     node_name: str = ""
     """The node's name in Kubernetes; empty means the variable NODE_NAME, else the host's name."""
     source: str = "auto"
-    """Where readings come from: `nvml`, `simulated:FILE`, or `auto`, which is `nvml` after a look
-    whether NVML answers."""
+    """Where readings come from: `nvml`, `simulated:FILE` (a scenario; without `:FILE` a
+    small one of one node), `recorded:FILE` (of `gpuledger record-nvml`), or `auto`, which is `nvml`
+    after a look whether NVML answers."""
     procfs_root: Path = Path("/proc")
     """Where the machine's `/proc` is mounted."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
@@ -131,8 +132,12 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         """Refuse a source that nobody knows; raises `ValueError`."""
         kind, _, file = self.source.partition(":")
-        if self.source not in ("auto", "nvml") and not (kind == "simulated" and file):
-            raise ValueError(f"source: expected auto, nvml or simulated:FILE, got {self.source!r}")
+        if self.source not in ("auto", "nvml", "simulated") and not (
+            kind in ("simulated", "recorded") and file
+        ):
+            raise ValueError(
+                f"source: expected auto, nvml, simulated:FILE or recorded:FILE, got {self.source!r}"
+            )
 
 
 def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:

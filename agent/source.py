@@ -21,6 +21,7 @@ from gpuledger.errors import UnavailableError, UserError
 
 PROBE_SECONDS: Final = 20.0
 _SIMULATED: Final = "simulated:"
+_RECORDED: Final = "recorded:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,10 @@ async def open_source(settings: AgentSettings) -> Source:
 
 def find_source(settings: AgentSettings) -> Source:
     """Give the source that the settings name; raises UserError where there is none."""
-    if settings.source.startswith(_SIMULATED):
+    if settings.source == "simulated" or settings.source.startswith(_SIMULATED):
         return _simulated(settings)
+    if settings.source.startswith(_RECORDED):
+        return _recorded(settings)
     if settings.source == "auto":
         probe(pynvml)
     return Source(
@@ -82,20 +85,22 @@ def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN
 def _explain(detail: str) -> str:
     return (
         f"source: auto, but NVML does not answer on this machine ({detail}); --source nvml waits"
-        " for it, --source simulated:FILE plays a scenario"
+        " for it, --source simulated plays a scenario"
     )
 
 
 def _simulated(settings: AgentSettings) -> Source:
-    from simulator.opening import open_simulation  # noqa: PLC0415  # no node carries it in memory
+    from simulator.opening import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
 
+    _, _, file = settings.source.partition(":")
     simulation = open_simulation(
-        Path(settings.source.removeprefix(_SIMULATED)),
+        Path(file) if file else DEFAULT_SCENARIO,
         epoch_ns=settings.simulator.epoch_ns,
         epoch_file=settings.simulator.epoch_file,
         uids_file=settings.simulator.uids_file,
     )
-    node = simulation.node(settings.node_name)
+    # The default scenario has one node, whatever this machine is called.
+    node = simulation.node(settings.node_name if file else next(iter(simulation.nodes)))
     return Source(
         nvml=node.nvml,
         procfs=node.procfs,
@@ -103,3 +108,10 @@ def _simulated(settings: AgentSettings) -> Source:
         kubelet=None if settings.kubelet.enabled is False else node.kubelet,
         list_log_names=node.kubelet.log_names,
     )
+
+
+def _recorded(settings: AgentSettings) -> Source:
+    from agent.recorded.opening import open_recording  # noqa: PLC0415  # as above
+
+    clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
+    return Source(nvml=nvml, procfs=procfs, clock=clock)

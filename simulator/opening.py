@@ -4,11 +4,15 @@ Nothing else lives here.
 """
 
 from pathlib import Path
+from typing import Final
 
 from simulator.epoch import choose_epoch_ns
 from simulator.identities import FileUids
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
+
+DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
+"""A scenario of one node, for who has none of his own."""
 
 
 def open_simulation(

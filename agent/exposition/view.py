@@ -30,7 +30,13 @@ _LEAST_TICKS: Final = 3
 _MOST_GPUS: Final = 256
 
 
-def make_view(settings: ExpositionSettings, *, clock: Clock, tick_seconds: float) -> "NodeView":
+def make_view(
+    settings: ExpositionSettings,
+    *,
+    clock: Clock,
+    tick_seconds: float,
+    names: ContainerNames | None = None,
+) -> "NodeView":
     """Make the view that the settings ask for."""
     return NodeView(
         clock=clock,
@@ -38,6 +44,7 @@ def make_view(settings: ExpositionSettings, *, clock: Clock, tick_seconds: float
         slow_stale_seconds=max(settings.slow_stale_seconds, _LEAST_TICKS * tick_seconds),
         window_seconds=settings.window_seconds,
         most_processes=settings.most_process_series if settings.process_series else None,
+        names=names,
     )
 
 
@@ -100,6 +107,7 @@ class NodeView:
         slow_stale_seconds: float,
         window_seconds: float = 300.0,
         most_processes: int | None = None,
+        names: ContainerNames | None = None,
     ) -> None:
         """Take for how long readings are shown, and how many processes (`None`: none are)."""
         self._clock = clock
@@ -113,7 +121,7 @@ class NodeView:
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
         self._facts: Mapping[str, GpuFacts] = {}
-        self._names: ContainerNames = NoNames()
+        self._names = names or NoNames()
         self.version = 0
         """Rises with whatever is shown."""
 
