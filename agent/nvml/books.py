@@ -12,6 +12,7 @@ from agent.nvml.answers import LastSeen, ListedProcess, ProcessSample, Sample
 from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, none_where_absent
 from agent.nvml.fields import value_name
+from agent.nvml.structs import peek
 from gpuledger.records import ProcessKind
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
@@ -82,7 +83,10 @@ def _samples(asker: Asker, kind: int, last_seen_us: int) -> tuple[Sample, ...] |
         value_type, samples = asker.insist(call, last_seen_us, empty=(None, ()))
         name = value_name(value_type)
         return tuple(
-            Sample(timestamp_us=one.timeStamp, percent=getattr(one.sampleValue, name))
+            Sample(
+                timestamp_us=peek(one, "timeStamp"),
+                percent=getattr(peek(one, "sampleValue"), name),
+            )
             for one in samples
         )
 
@@ -94,10 +98,10 @@ def _process_samples(asker: Asker, last_seen_us: int) -> tuple[ProcessSample, ..
         call = ("nvmlDeviceGetProcessUtilization",)
         return tuple(
             ProcessSample(
-                pid=one.pid,
-                timestamp_us=one.timeStamp,
-                sm_percent=one.smUtil,
-                memory_percent=one.memUtil,
+                pid=peek(one, "pid"),
+                timestamp_us=peek(one, "timeStamp"),
+                sm_percent=peek(one, "smUtil"),
+                memory_percent=peek(one, "memUtil"),
             )
             for one in asker.insist(call, last_seen_us, empty=())
         )

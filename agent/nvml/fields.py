@@ -12,8 +12,11 @@ from agent.metrics import NVML_ERRORS
 from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
 from agent.nvml.questions import FieldValue
+from agent.nvml.structs import peek
 
+_Key = tuple[Any, ...]
 _CALL: Final = "nvmlDeviceGetFieldValues"
+_SUCCESS: Final = pynvml.NVML_SUCCESS
 _VALUE_NAMES: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -41,44 +44,55 @@ def value_name(value_type: int | None) -> str:
     return _VALUE_NAMES.get(value_type, "uiVal")
 
 
-def ask_fields(asker: Asker, wanted: Sequence[tuple[str, FieldValue]]) -> dict[str, Any]:
-    """Give the fields that the driver gives, by our names, in one call; raises NvmlLostError."""
-    asked = [one for one in wanted if not asker.is_refused(one[1].key)]
-    try:
-        return _ask_together(asker, asked)
-    except UnsupportedError:
-        return {}
-    except FailedError:
-        if all(field.key in asker.outcomes for _, field in asked):
+class FieldBatch:
+    """Fields that are asked together."""
+
+    def __init__(self, asker: Asker, wanted: Sequence[tuple[str, FieldValue]]) -> None:
+        """`wanted` are fields by our names."""
+        self._asker = asker
+        self._wanted = [(name, field.key) for name, field in wanted]
+        self._numbers = [(field.number, field.scope) for _, field in wanted]
+
+    def ask(self) -> dict[str, Any]:
+        """Give those that the driver gives; raises NvmlLostError."""
+        if not self._numbers or self._asker.is_refused((_CALL,)):
             return {}
-    # One number that is unknown to the driver may have cost all: each must be tried alone, once.
-    return _ask_apart(asker, asked)
-
-
-def _ask_together(asker: Asker, asked: Sequence[tuple[str, FieldValue]]) -> dict[str, Any]:
-    numbers = [(field.number, field.scope) for _, field in asked]
-    given = {}
-    values = asker.insist((_CALL,), numbers) if numbers else ()
-    for (name, field), value in zip(asked, values, strict=False):
-        if check_code(asker, field.key, value.nvmlReturn):
-            given[name] = getattr(value.value, value_name(value.valueType))
-    return given
-
-
-def _ask_apart(asker: Asker, asked: Sequence[tuple[str, FieldValue]]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for one in asked:
         try:
-            given |= _ask_together(asker, [one])
-        except FailedError as error:
-            asker.refuse(one[1].key, _name_of(getattr(error.__cause__, "value", 0)))
-    return given
+            return self._ask(self._wanted, self._numbers)
+        except UnsupportedError:
+            return {}
+        except FailedError:
+            if all(key in self._asker.outcomes for _, key in self._wanted):
+                return {}
+        # One number that is unknown to the driver may have cost all: each is tried alone, once.
+        return self._ask_apart()
+
+    def _ask(
+        self, wanted: Sequence[tuple[str, _Key]], numbers: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        given = {}
+        values = self._asker.insist((_CALL,), numbers)
+        for (name, key), value in zip(wanted, values, strict=False):
+            if check_code(self._asker, key, peek(value, "nvmlReturn")):
+                member = value_name(peek(value, "valueType"))
+                given[name] = getattr(peek(value, "value"), member)
+        return given
+
+    def _ask_apart(self) -> dict[str, Any]:
+        given: dict[str, Any] = {}
+        for one, number in zip(self._wanted, self._numbers, strict=True):
+            try:
+                given |= self._ask([one], [number])
+            except FailedError as error:
+                code = getattr(error.__cause__, "value", pynvml.NVML_ERROR_UNKNOWN)
+                self._asker.refuse(one[1], _name_of(code))
+        return given
 
 
-def check_code(asker: Asker, key: tuple[Any, ...], code: int) -> bool:
+def check_code(asker: Asker, key: _Key, code: int) -> bool:
     """Tell whether a code inside a successful answer is success; raises NvmlLostError."""
-    if code == pynvml.NVML_SUCCESS:
-        asker.outcomes[key] = None
+    if code == _SUCCESS:
+        asker.outcomes.setdefault(key, None)
         return True
     label = ":".join(map(str, key))
     if code in _LOST:

@@ -4,8 +4,8 @@ Two samples are taken in turn into two buffers; the metrics are of the time betw
 value can be true is judged elsewhere.
 """
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import pynvml
@@ -14,6 +14,7 @@ from agent.nvml.asking import Asker, reason_of
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
 from agent.nvml.fields import check_code
 from agent.nvml.questions import Metric, Reading
+from agent.nvml.structs import peek
 
 LEAST_NS: Final = 100_000_000
 """NVML's least time between two samples."""
@@ -34,19 +35,24 @@ class Gpm:
         *,
         monotonic_ns: Callable[[], int],
         gpu_instance: int | None = None,
+        whole: Asker | None = None,
     ) -> None:
         """`asker` asks the GPU itself, also where `gpu_instance` names an instance of it.
 
-        An instance needs an asker of its own, as it refuses metrics that the GPU does not.
+        An instance needs an asker of its own, as it refuses metrics that the GPU does not. Where
+        `asker` asks a compute instance, `whole` asks the GPU that has the counters.
         """
         self._asker = asker
-        self._readings = readings
+        self._whole = whole or asker
+        self._wanted = [_wanted(reading) for reading in readings]
         self._monotonic_ns = monotonic_ns
         self._gpu_instance = gpu_instance
         self._buffers: list[Any] = []
         self._taken_ns: int | None = None
         self._struct: Any = None
         self._ids: list[int] = []
+        self._slots: list[tuple[int, Any]] = []
+        self._refusals = 0
 
     def ask(self) -> dict[str, Any]:
         """Give `profiling`, by our names, and the time that it is of as `profiling_ns`.
@@ -80,8 +86,10 @@ class Gpm:
         self._buffers = [newer, older]
         if before_ns is None or now_ns - before_ns > _MOST_NS:
             return {}
-        given = self._metrics(older, newer)
-        return {"profiling": self._by_name(given), "profiling_ns": now_ns - before_ns}
+        return {
+            "profiling": self._by_name(self._metrics(older, newer)),
+            "profiling_ns": now_ns - before_ns,
+        }
 
     def _prepare(self) -> None:
         """Allocate everything, once; raises UnsupportedError where the GPU has no such counters."""
@@ -89,13 +97,13 @@ class Gpm:
             return
         if self._asker.is_refused((_METRICS,)):
             raise UnsupportedError(_METRICS)
-        if not self._asker.insist((_QUERY,)).isSupportedDevice:
+        if not self._whole.insist((_QUERY,)).isSupportedDevice:
             self._asker.refuse((_METRICS,), "NotSupported")
             raise UnsupportedError(_METRICS)
         library = self._asker.library
         self._buffers = [call_nvml(library, "nvmlGpmSampleAlloc") for _ in range(2)]
         self._struct = pynvml.c_nvmlGpmMetricsGet_t()
-        self._ids = [number for one in self._readings for number in _numbers(one)]
+        self._lay_out([number for _, numbers, _ in self._wanted for number in numbers])
 
     def _take(self, buffer: Any) -> None:  # noqa: ANN401  # as the library has it
         if self._gpu_instance is None:
@@ -104,64 +112,77 @@ class Gpm:
             self._asker.insist((_MIG_SAMPLE,), self._gpu_instance, buffer)
 
     def _metrics(self, older: Any, newer: Any) -> dict[int, float]:  # noqa: ANN401  # as the library has it
-        self._ids = [one for one in self._ids if not self._asker.is_refused((_METRICS, one))]
+        struct = self._struct
+        struct.sample1, struct.sample2 = older, newer
+        if self._asker.refusals != self._refusals:
+            self._lay_out([one for one in self._ids if not self._is_refused(one)])
         try:
-            return self._ask_metrics(older, newer, self._ids)
+            return self._ask_metrics()
         except FailedError:
             if all((_METRICS, one) in self._asker.outcomes for one in self._ids):
                 raise
-        return self._ask_apart(older, newer)
+        return self._ask_apart()
 
-    def _ask_apart(self, older: Any, newer: Any) -> dict[int, float]:  # noqa: ANN401  # as the library has it
-        """Try each metric alone: one that an older driver does not know may have cost all."""
+    def _ask_apart(self) -> dict[int, float]:
+        """Try each metric alone, once: one that an older driver lacks may have cost all."""
         given: dict[int, float] = {}
-        for one in self._ids:
+        ids = self._ids
+        for one in ids:
+            self._lay_out([one])
             try:
-                given |= self._ask_metrics(older, newer, [one])
+                given |= self._ask_metrics()
             except FailedError:
                 self._asker.refuse((_METRICS, one), "InvalidArgument")
+        self._lay_out([one for one in ids if not self._is_refused(one)])
         return given
 
-    def _ask_metrics(self, older: Any, newer: Any, ids: Sequence[int]) -> dict[int, float]:  # noqa: ANN401  # as the library has it
-        struct, asker = self._struct, self._asker
-        struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        struct.numMetrics = len(ids)
-        struct.sample1, struct.sample2 = older, newer
-        slots = [struct.metrics[place] for place in range(len(ids))]
-        for slot, number in zip(slots, ids, strict=True):
+    def _lay_out(self, ids: list[int]) -> None:
+        """Write into the struct what is asked; it stays there from call to call."""
+        self._ids, self._refusals = ids, self._asker.refusals
+        self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._struct.numMetrics = len(ids)
+        self._slots = [(one, self._struct.metrics[place]) for place, one in enumerate(ids)]
+        for number, slot in self._slots:
             slot.metricId = number
+
+    def _ask_metrics(self) -> dict[int, float]:
+        asker, given = self._asker, {}
         try:
-            call_nvml(asker.library, _METRICS, struct)
+            call_nvml(asker.library, _METRICS, self._struct)
         except UnsupportedError as error:
             asker.refuse((_METRICS,), reason_of(error))
             self.close()
             raise
-        return {
-            number: slot.value
-            for slot, number in zip(slots, ids, strict=True)
-            if check_code(asker, (_METRICS, number), slot.nvmlReturn) and not math.isnan(slot.value)
-        }
+        for number, slot in self._slots:
+            if check_code(asker, (_METRICS, number), peek(slot, "nvmlReturn")):
+                value = peek(slot, "value")
+                if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
+                    given[number] = value
+        return given
+
+    def _is_refused(self, number: int) -> bool:
+        return self._asker.is_refused((_METRICS, number))
 
     def _by_name(self, given: dict[int, float]) -> dict[str, Any]:
-        named = {reading.name: _value(reading, given) for reading in self._readings}
+        named: dict[str, Any] = {}
+        for name, numbers, is_list in self._wanted:
+            if is_list:
+                # A place in the list is an engine's number: it ends at the first that is missing.
+                values = list(takewhile(_is_there, map(given.get, numbers)))
+                named[name] = values or None
+            else:
+                named[name] = given.get(numbers[0])
         return {name: value for name, value in named.items() if value is not None}
 
 
-def _numbers(reading: Reading) -> range:
+def _is_there(value: float | None) -> bool:
+    return value is not None
+
+
+def _wanted(reading: Reading) -> tuple[str, range, bool]:
+    """Give our name, the metrics' numbers, and whether they make a list."""
     metric = reading.asked[0]
     if not isinstance(metric, Metric):
         raise TypeError(f"{reading.name} is asked by {metric}, which is no metric")
-    return range(metric.number, metric.number + (metric.count or 1))
-
-
-def _value(reading: Reading, given: dict[int, float]) -> float | list[float] | None:
-    """Give the value, or of a list those before the first that is missing."""
-    numbers = _numbers(reading)
-    values = []
-    for number in numbers:
-        if number not in given:
-            break
-        values.append(given[number])
-    if isinstance(reading.asked[0], Metric) and reading.asked[0].count is not None:
-        return values or None
-    return values[0] if values else None
+    numbers = range(metric.number, metric.number + (metric.count or 1))
+    return reading.name, numbers, metric.count is not None

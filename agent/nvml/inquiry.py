@@ -8,7 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from agent.nvml.asking import Asker
-from agent.nvml.fields import ask_fields
+from agent.nvml.fields import FieldBatch
 from agent.nvml.questions import Call, FieldValue, Question, Reading
 
 _LICENSES: Final = "nvmlDeviceGetGridLicensableFeatures_v4"
@@ -31,7 +31,7 @@ class Inquiry:
             if answer is not None:
                 for name, take in wanted:
                     given[name] = take(answer)
-        given |= ask_fields(self._asker, self._fields)
+        given |= self._fields.ask()
         if self._asker.refusals != self._refusals:
             self._plan()
         return given
@@ -40,7 +40,7 @@ class Inquiry:
         """Lay out the questions that are not refused, each call once."""
         self._refusals = self._asker.refusals
         calls: dict[tuple[Any, ...], tuple[Call, _Wanted]] = {}
-        self._fields: list[tuple[str, FieldValue]] = []
+        fields: list[tuple[str, FieldValue]] = []
         for reading in self._readings:
             question = self._question(reading)
             if isinstance(question, Call):
@@ -48,8 +48,9 @@ class Inquiry:
                     (reading.name, _taker(question))
                 )
             elif isinstance(question, FieldValue):
-                self._fields.append((reading.name, question))
+                fields.append((reading.name, question))
         self._calls = list(calls.values())
+        self._fields = FieldBatch(self._asker, fields)
 
     def _question(self, reading: Reading) -> Question | None:
         possible = (one for one in reading.asked if not self._asker.is_refused(one.key))
