@@ -4,12 +4,15 @@ The only place in which the agent knows the simulator; it is imported where it i
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
+from agent.incidents.kmsg import DeviceKmsg, Kmsg
 from agent.kubelet.client import Kubelet, SocketKubelet
 from agent.kubelet.names import ListNames, list_folder
 from agent.nvml.library import Nvml
@@ -38,6 +41,8 @@ class Source:
     """Who says which container holds which device; `None` where nobody is to be asked."""
     list_log_names: ListNames
     """Gives the names of the containers' logs."""
+    open_kmsg: Callable[[], Kmsg] | None = None
+    """Opens the kernel's log at its end; `None` where it is not to be read."""
 
 
 async def open_source(settings: AgentSettings) -> Source:
@@ -59,6 +64,7 @@ def find_source(settings: AgentSettings) -> Source:
         clock=SystemClock(),
         kubelet=_system_kubelet(settings.kubelet),
         list_log_names=list_folder(settings.kubelet.names_folder),
+        open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
 
@@ -107,6 +113,7 @@ def _simulated(settings: AgentSettings) -> Source:
         clock=node.clock,
         kubelet=None if settings.kubelet.enabled is False else node.kubelet,
         list_log_names=node.kubelet.log_names,
+        open_kmsg=node.open_kmsg if settings.incidents.kmsg else None,
     )
 
 
