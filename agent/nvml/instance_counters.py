@@ -23,16 +23,19 @@ class InstanceCounters:
         self._asker = asker
         self._readings = readings
         self._monotonic_ns = monotonic_ns
-        self._of: dict[str, Gpm] = {}
+        self._of: dict[tuple[str, bool], Gpm] = {}
 
     def ask(self, instances: Sequence[Instance]) -> Mapping[str, Mapping[str, Any]]:
         """Give what `Gpm.ask` gives, by the instance's UUID; raises NvmlLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
-        for uuid in self._of.keys() - {instance.identity.uuid for instance in instances}:
-            self._of.pop(uuid).close()
-        return {instance.identity.uuid: self._gpm(instance, sizes).ask() for instance in instances}
+        wanted = {
+            (one.identity.uuid, sizes[one.identity.gpu_instance] == 1): one for one in instances
+        }
+        for key in self._of.keys() - wanted.keys():
+            self._of.pop(key).close()
+        return {key[0]: self._gpm(key, instance).ask() for key, instance in wanted.items()}
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""
@@ -40,20 +43,20 @@ class InstanceCounters:
             gpm.close()
         self._of.clear()
 
-    def _gpm(self, instance: Instance, sizes: Mapping[int | None, int]) -> Gpm:
-        gpm = self._of.get(instance.identity.uuid)
-        if gpm is None:
-            gpm = self._of[instance.identity.uuid] = self._open(instance, sizes)
-        return gpm
+    def _gpm(self, key: tuple[str, bool], instance: Instance) -> Gpm:
+        if key not in self._of:
+            self._of[key] = self._open(instance, is_alone=key[1])
+        return self._of[key]
 
-    def _open(self, instance: Instance, sizes: Mapping[int | None, int]) -> Gpm:
-        number = instance.identity.gpu_instance
-        is_whole = number is not None and sizes[number] == 1
+    def _open(self, instance: Instance, *, is_alone: bool) -> Gpm:
+        number = instance.identity.gpu_instance if is_alone else None
+        asker = instance.asker
+        if number is not None:
+            asker = Asker(library=self._asker.library, handle=self._asker.handle)
         return Gpm(
-            Asker(library=self._asker.library, handle=self._asker.handle)
-            if is_whole
-            else instance.asker,
+            asker,
             self._readings,
             monotonic_ns=self._monotonic_ns,
-            gpu_instance=number if is_whole else None,
+            gpu_instance=number,
+            whole=self._asker,
         )
