@@ -8,7 +8,10 @@ INCIDENT: Final = "GpuIncident"
 
 
 def labels_of(taken: AttributedIncident) -> dict[str, str]:
-    """Give the alert's identity; the first known pod is in it, so that its owner is reached."""
+    """Give the alert's identity; the first known pod is in it, so that its owner is reached.
+
+    A label without a value is no label: Alertmanager takes it away.
+    """
     incident = taken.incident
     pod = next((pod for pod in taken.pods if pod.name), None)
     return {
@@ -17,7 +20,9 @@ def labels_of(taken: AttributedIncident) -> dict[str, str]:
         "node": incident.node,
         "gpu_uuid": incident.gpu_uuid,
         "kind": incident.kind,
-        "xid": "" if incident.xid is None else str(incident.xid),
+        "category": incident.category or "",
+        "xid": _text(incident.xid),
+        "gpu_instance": _text(incident.gpu_instance),
         "namespace": (pod and pod.namespace) or "",
         "pod": (pod and pod.name) or "",
     }
@@ -30,9 +35,15 @@ def annotations_of(taken: AttributedIncident) -> dict[str, str]:
     words = {
         "summary": f"{what} on {incident.node}",
         "description": incident.message,
+        "mnemonic": incident.mnemonic,
+        "action": incident.action,
         "pods": ", ".join(map(_name, taken.pods)),
     }
     return {name: value for name, value in words.items() if value}
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def _name(pod: PodDescription) -> str:
