@@ -47,10 +47,12 @@ class Ledger:
     def enter(self, name: str, value: int, unit: Unit) -> int | None:
         """Give the counter's value, its wraps added; `None` where it is not believed yet."""
         was = self.before.get(name)
-        most = self._most(unit)
         if was is None:
             self.after[name] = Total(value=value)
             return value
+        if value == was.value:
+            return value + was.wrapped
+        most = self._most(unit)
         if value < was.value:
             return self._fallen(name, value, was, unit, most)
         if most is not None and value - was.value > most and not _goes_on(was.suspect, value, most):
