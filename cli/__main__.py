@@ -33,6 +33,11 @@ app.command(
     name="cgroup",
     help="Show the container and the pod that cgroup lines mean.",
 )
+app.command(
+    "cli.record_nvml:record_nvml",
+    name="record-nvml",
+    help="Write down what this machine's NVML answers, to play it elsewhere.",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,207 @@
+"""`gpuledger record-nvml`: writes down what this machine's NVML and `/proc` answer to the agent.
+
+The agent itself is run, with a bus that keeps nothing. What it never asks but somebody wants to
+know of the hardware is asked afterwards; see `cli.nvml_probes`.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import pynvml
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
+from agent.recorded.redaction import Redactor
+from agent.recorded.tape import Header, Tape
+from agent.service import run_agent
+from agent.settings import AgentSettings
+from agent.source import Source, find_source
+from cli.nvml_probes import probe_all
+from gpuledger.bus.protocol import Message, Producer, Subscription
+from gpuledger.errors import UserError
+from gpuledger.service import Readiness, configure_logs
+from gpuledger.settings import LogSettings
+
+_OUT: Final = Path("nvml-recording.jsonl.gz")
+_NODE: Final = "recorded"
+
+
+def record_nvml(
+    *,
+    seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=86_400))] = 60.0,
+    interval: Annotated[float, Parameter(validator=Number(gte=0.25, lte=60))] = 1.0,
+    out: Path = _OUT,
+    redact: bool = False,
+    probes: bool = True,
+    source: str = "auto",
+    node: str = _NODE,
+) -> None:
+    """Write down what this machine's NVML answers, with its return codes, to play it elsewhere.
+
+    The agent reads the GPUs as it always does and every call of it is kept: function, arguments,
+    answer or error code, and time; so are the files of /proc that it reads. Then some calls are
+    asked that the agent does not need, to learn how this driver behaves. Nothing is sent away and
+    nothing on the machine is changed.
+
+    Play the file on any machine: gpuledger-agent --source recorded:FILE
+
+    Parameters
+    ----------
+    seconds
+        For how long to record.
+    interval
+        Seconds from one tick to the next.
+    out
+        The file to write; a name that ends in .gz is compressed.
+    redact
+        Replace UUIDs, serial numbers, PCI addresses, container and pod ids and program names by
+        pseudonyms, so that the file can be given to others.
+    probes
+        Ask the additional calls.
+    source
+        As the agent's: auto, nvml or simulated:FILE.
+    node
+        The node to play, where the source is a scenario.
+
+    """
+    configure_logs(LogSettings(level="error"))
+    settings = _settings(source, interval, node)
+    found = find_source(settings)
+    header = _header(found, settings, is_redacted=redact)
+    tape = Tape(out, header, redact=Redactor().write if redact else None)
+    try:
+        recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
+        library = RecordingLibrary(found.nvml, recorder)
+        recorded = replace(found, nvml=library, procfs=RecordingProcfs(found.procfs, recorder))
+        asyncio.run(_run(recorded, settings, tape, seconds))
+        if probes:
+            tape.is_probing = True
+            _show_findings(probe_all(library, say=_say))
+    finally:
+        tape.close()
+    _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
+    _say(f"  gpuledger-agent --source recorded:{out}")
+
+
+def _settings(source: str, interval: float, node: str) -> AgentSettings:
+    try:
+        settings = AgentSettings(source=source, tick_seconds=interval, node_name=node)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if source.startswith("recorded:"):
+        raise UserError("--source: a recording of a recording tells nothing new")
+    return settings
+
+
+def _header(source: Source, settings: AgentSettings, *, is_redacted: bool) -> Header:
+    driver, library, gpus = _describe(source.nvml)
+    return Header(
+        time_ns=source.clock.time_ns(),
+        monotonic_ns=source.clock.monotonic_ns(),
+        boottime_ns=source.clock.boottime_ns(),
+        tick_seconds=settings.tick_seconds,
+        is_simulated=source.nvml is not pynvml,
+        is_redacted=is_redacted,
+        driver_version=driver,
+        nvml_version=library,
+        nvidia_ml_py_version=metadata.version("nvidia-ml-py"),
+        gpus=gpus,
+    )
+
+
+def _describe(nvml: Any) -> tuple[str | None, str | None, list[str]]:  # noqa: ANN401  # pynvml is an untyped module
+    """Give driver, library and products; raises UserError where NVML does not start."""
+    try:
+        nvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        names = [_try(nvml, "nvmlDeviceGetName", nvml, index) for index in range(count)]
+        driver = _try(nvml, "nvmlSystemGetDriverVersion")
+        return driver, _try(nvml, "nvmlSystemGetNVMLVersion"), [name or "?" for name in names]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as above
+    with contextlib.suppress(pynvml.NVMLError, AttributeError):
+        arguments = [nvml.nvmlDeviceGetHandleByIndex(of[1])] if of else []
+        return str(getattr(nvml, name)(*arguments))
+    return None
+
+
+async def _run(source: Source, settings: AgentSettings, tape: Tape, seconds: float) -> None:
+    """Run the agent for a while, and say how far it is."""
+    agent = asyncio.create_task(
+        run_agent(
+            nvml=source.nvml,
+            procfs=source.procfs,
+            clock=source.clock,
+            bus=_Nowhere(),
+            settings=settings,
+            readiness=Readiness(),
+        )
+    )
+    end = time.monotonic() + seconds
+    try:
+        while (left := end - time.monotonic()) > 0 and not agent.done():
+            _say(f"recording: {left:.0f} s left, {tape.lines} calls", is_progress=True)
+            await asyncio.wait([agent], timeout=min(left, 1.0))
+        if agent.done():
+            agent.result()
+    finally:
+        agent.cancel()
+        await asyncio.gather(agent, return_exceptions=True)
+        _say(f"recording: done, {tape.lines} calls")
+
+
+class _Nowhere:
+    """A bus on which everything is lost: what the agent says is not what is recorded."""
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        """Open one."""
+        yield _Lost()
+
+    def consumer(self, subscription: Subscription) -> NoReturn:
+        """Refuse; the agent reads nothing."""
+        raise NotImplementedError(subscription)
+
+    async def partitions(self, topic: str) -> int:
+        """One is enough."""
+        del topic
+        return 1
+
+
+class _Lost:
+    """Takes everything."""
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Keep nothing."""
+
+
+def _show_findings(findings: Sequence[str]) -> None:
+    for finding in findings:
+        _say(f"found: {finding}")
+
+
+def _say(line: str, *, is_progress: bool = False) -> None:
+    """Write a line on stderr, or the same line again on a terminal."""
+    if is_progress and not sys.stderr.isatty():
+        return
+    sys.stderr.write(f"\r\033[K{line}" if is_progress else f"{_fresh()}{line}\n")
+    sys.stderr.flush()
+
+
+def _fresh() -> str:
+    return "\r\033[K" if sys.stderr.isatty() else ""

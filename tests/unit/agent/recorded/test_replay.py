@@ -1,0 +1,134 @@
+"""A recording, played again, is the machine that was recorded."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.nvml.answers import LastSeen
+from agent.nvml.library import Nvml
+from agent.processes.procfs import Procfs
+from agent.recorded.player import PlayedClock, PlayedLibrary, PlayedProcfs
+from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
+from agent.recorded.tape import Header, Tape, read_tape
+from agent.sampling import Moment, Sampler, Tick
+from gpuledger.clock import Clock
+from gpuledger.codec import encode
+from gpuledger.records import NodeSample, ProcessRecord
+from simulator.clock import HandClock
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+
+QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+LATER_NS = EPOCH_NS + 86_400_000_000_123_456
+
+
+@dataclass
+class Node:
+    nvml: Any
+    procfs: Procfs
+    clock: Clock
+    hand: HandClock
+
+    def ticks(self, waits: list[float]) -> list[Tick]:
+        """Sample as the agent does, after each wait."""
+        nvml = Nvml(self.nvml, monotonic_ns=self.clock.monotonic_ns)
+        gpus = nvml.open()
+        sampler = Sampler(node="node", procfs=self.procfs)
+        made = []
+        for wait in [0.0, *waits]:
+            self.hand.advance(wait)
+            asked_ns = self.clock.boottime_ns()
+            seen = sampler.last_seen()
+            answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+            tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(self.clock))
+            made.extend([tick] if tick else [])
+        nvml.close()
+        return made
+
+
+def simulated(name: str) -> Node:
+    hand = HandClock(start_ns=EPOCH_NS + 7_000_000_000)
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=hand)
+    node = simulation.node(name)
+    return Node(node.nvml, node.procfs, node.clock, hand)
+
+
+def record(node: Node, file: Path, waits: list[float], *, tick_seconds: float) -> list[Tick]:
+    header = Header(
+        time_ns=node.clock.time_ns(),
+        monotonic_ns=node.clock.monotonic_ns(),
+        boottime_ns=node.clock.boottime_ns(),
+        tick_seconds=tick_seconds,
+        is_simulated=True,
+        is_redacted=False,
+    )
+    tape = Tape(file, header)
+    recorder = Recorder(tape, node.clock, began_monotonic_ns=header.monotonic_ns)
+    recording = Node(
+        RecordingLibrary(node.nvml, recorder),
+        RecordingProcfs(node.procfs, recorder),
+        node.clock,
+        node.hand,
+    )
+    ticks = recording.ticks(waits)
+    tape.close()
+    return ticks
+
+
+def played(file: Path) -> Node:
+    header, lines = read_tape(file)
+    hand = HandClock(start_ns=LATER_NS)
+    clock = PlayedClock(header, hand)
+    library = PlayedLibrary(header, lines, clock)
+    return Node(library, PlayedProcfs(header, lines, clock), clock, hand)
+
+
+def encoded(ticks: list[Tick], *, moved_ns: int = 0) -> list[bytes]:
+    """Give the ticks as they are published, at times that are earlier by so much."""
+    published: list[NodeSample | ProcessRecord] = []
+    for tick in ticks:
+        published += [tick.sample, *tick.processes]
+    return [encode(replace(one, time_ns=one.time_ns - moved_ns)) for one in published]
+
+
+@given(
+    name=st.sampled_from(["gpu-node-1", "gpu-node-2"]),
+    waits=st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=6),
+)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
+    tmp_path: Path, name: str, waits: list[float]
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    recorded = record(simulated(name), file, waits, tick_seconds=0.25)
+    node = played(file)
+    again = node.ticks(waits)
+    assert len(recorded) == len(waits)
+    assert any(gpu.utilization_ratio for gpu in recorded[-1].sample.gpus)
+    moved_ns = node.clock.time_ns() - node.clock.monotonic_ns() - (EPOCH_NS + 7_000_000_000)
+    assert encoded(again, moved_ns=moved_ns) == encoded(recorded)
+
+
+def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
+    record(simulated("gpu-node-1"), plain, [1.0], tick_seconds=1)
+    record(simulated("gpu-node-1"), packed, [1.0], tick_seconds=1)
+    assert packed.stat().st_size < plain.stat().st_size / 4
+    assert read_tape(packed) == read_tape(plain)
+
+
+def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0, 1.0], tick_seconds=1)
+    node = played(file)
+    node.ticks([1.0, 1.0])
+    node.hand.advance(2)
+    with pytest.raises(Exception, match="Driver Not Loaded"):
+        node.nvml.nvmlDeviceGetCount()
