@@ -15,6 +15,7 @@ import yaml
 
 from gpuledger.errors import UserError
 from simulator.device import describe_gpu, gpu_groups
+from simulator.faults import check_faults
 from simulator.kubelet_shape import Device
 from simulator.mig import Cut, cut_at
 from simulator.plan import PlannedProcess, plan_pods, plan_processes
@@ -54,6 +55,7 @@ def parse_scenario(content: object) -> Scenario:
     _check_gpus(scenario)
     _check_devices(scenario)
     _check_incidents(scenario)
+    check_faults(scenario.faults, {one.name: len(gpu_groups(one)) for one in scenario.nodes})
     return scenario
 
 

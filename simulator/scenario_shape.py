@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from simulator.faults_shape import Fault
 from simulator.health_shape import Ailment, KernelMix
 from simulator.incident_shape import EventSupport, GpuIncident
 from simulator.kubelet_shape import Device
@@ -199,3 +200,5 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes outside of every pod."""
     incidents: list[GpuIncident] = field(default_factory=list)
     """What goes wrong with the GPUs."""
+    faults: list[Fault] = field(default_factory=list)
+    """What the drivers do wrong."""

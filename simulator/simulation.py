@@ -13,11 +13,13 @@ from gpuledger.errors import UserError
 from simulator import identities
 from simulator.clock import NodeClock, ScaledClock
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
+from simulator.faults import plan_faults
 from simulator.identities import DerivedUids, Uids
 from simulator.incidents import plan_incidents
 from simulator.kmsg import SimulatedKmsg
 from simulator.kubelet import SimulatedKubelet
 from simulator.nvml import SimulatedNvml
+from simulator.nvml.faults import make_nvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
 from simulator.scenario_shape import Node, Scenario
@@ -116,8 +118,9 @@ class Simulation:
         clock = NodeClock(self.clock, boot_time_ns=self.epoch_ns - uptime_ns)
         return SimulatedNode(
             name=node.name,
-            nvml=SimulatedNvml(
+            nvml=make_nvml(
                 gpus,
+                faults=plan_faults(self.scenario.faults, node.name),
                 clock=clock,
                 epoch_ns=self.epoch_ns,
                 uptime_ns=uptime_ns,

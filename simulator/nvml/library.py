@@ -9,11 +9,22 @@ from simulator.nvml.health import Health
 from simulator.nvml.identity import Identity
 from simulator.nvml.processes import Processes
 from simulator.nvml.readings import Readings
+from simulator.nvml.system_events import SystemEvents
 from simulator.nvml.utilization import Utilization
 
 
 # Processes come first: theirs is MIG, which narrows what the others answer.
 class SimulatedNvml(
-    Processes, Profiling, Identity, Board, Readings, Fields, Health, Utilization, Accounting, Events
+    Processes,
+    Profiling,
+    Identity,
+    Board,
+    Readings,
+    Fields,
+    Health,
+    Utilization,
+    Accounting,
+    Events,
+    SystemEvents,
 ):
     """The NVML library of one node. A function raises the `pynvml.NVMLError` that NVML would."""

@@ -1,0 +1,76 @@
+"""The faults of one node, in time: which are there now, and whether they fit the node.
+
+What NVML answers under a fault is `simulator.nvml.faults`' business.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpuledger.errors import UserError
+from simulator.faults_shape import Fault
+
+_NS: Final = 1_000_000_000
+OF_THE_DRIVER: Final = frozenset({"driver_reload", "version_mismatch", "unbind"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFault:
+    """A fault with its times in nanoseconds since the scenario's start."""
+
+    spec: Fault
+    """What the scenario says."""
+    start_ns: int
+    """When it begins."""
+    end_ns: int | None
+    """When it ends; `None` is never."""
+
+    def is_there(self, now_ns: int) -> bool:
+        """Tell whether it is there."""
+        return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
+
+    def is_over(self, now_ns: int) -> bool:
+        """Tell whether it has been there."""
+        return self.end_ns is not None and self.end_ns <= now_ns
+
+    def is_of(self, gpu: int | None, call: str) -> bool:
+        """Tell whether a call is meant; `gpu` is `None` for one that takes no GPU."""
+        if gpu is None:
+            return call in self.spec.calls
+        return gpu in (self.spec.gpus or (gpu,)) and call in (self.spec.calls or (call,))
+
+
+def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
+    """Give the faults of a node in the scenario's order."""
+    return [
+        PlannedFault(
+            spec=fault,
+            start_ns=round(fault.start_seconds * _NS),
+            end_ns=None if fault.end_seconds is None else round(fault.end_seconds * _NS),
+        )
+        for fault in faults
+        if fault.node == node
+    ]
+
+
+def check_faults(faults: Sequence[Fault], gpus: dict[str, int]) -> None:
+    """Check them against the number of GPUs by node; raises UserError."""
+    for number, fault in enumerate(faults):
+        where = f"faults[{number}]"
+        if fault.node not in gpus:
+            raise UserError(f"{where}.node: no node {fault.node!r}; there is {', '.join(gpus)}")
+        missing = [index for index in fault.gpus if index >= gpus[fault.node]]
+        if missing:
+            raise UserError(
+                f"{where}.gpus: {fault.node} has no GPU {missing[0]}; "
+                f"it has 0 to {gpus[fault.node] - 1}"
+            )
+        if fault.end_seconds is not None and fault.end_seconds <= fault.start_seconds:
+            raise UserError(
+                f"{where}.end_seconds: {fault.end_seconds} is not after "
+                f"start_seconds {fault.start_seconds}"
+            )
+        if fault.kind in OF_THE_DRIVER and (fault.gpus or fault.calls):
+            raise UserError(
+                f"{where}.kind: {fault.kind} happens to the whole driver; leave out gpus and calls"
+            )

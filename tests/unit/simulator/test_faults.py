@@ -1,0 +1,209 @@
+"""What the scenario says of a failing driver is what its callers meet, and no more than that."""
+# ruff: noqa: ANN401  # faults and structs of ctypes have many forms
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpuledger.errors import UserError
+from simulator.clock import HandClock
+from simulator.faults_shape import Kind
+from simulator.nvml import SimulatedNvml
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+
+Play = Callable[..., SimulatedNvml]
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+UNBIND = pynvml.nvmlSystemEventTypeGpuDriverUnbind
+BIND = pynvml.nvmlSystemEventTypeGpuDriverBind
+
+
+def content(**fault: Any) -> dict[str, Any]:
+    node = {"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": 2}}
+    return {"name": "faulty", "nodes": [node], "faults": [{"node": "node-a", **fault}]}
+
+
+@pytest.fixture
+def play(clock: HandClock, epoch_ns: int) -> Play:
+    """Give an opened library with one fault."""
+
+    def make(**fault: Any) -> SimulatedNvml:
+        scenario = parse_scenario(content(**fault))
+        library = Simulation(scenario, epoch_ns=epoch_ns, clock=clock).node("node-a").nvml
+        library.nvmlInit()
+        return library
+
+    return make
+
+
+def code_of(call: Callable[[], object]) -> int:
+    """Give the code of NVML with which a call ends, 0 where it ends well."""
+    try:
+        call()
+    except pynvml.NVMLError as error:
+        return int(error.value)
+    return 0
+
+
+def power_code(library: SimulatedNvml, handle: Any) -> int:
+    return code_of(lambda: library.nvmlDeviceGetPowerUsage(handle))
+
+
+def restart(library: SimulatedNvml) -> int:
+    library.nvmlShutdown()
+    return code_of(library.nvmlInit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("lost", LOST), ("reset_required", pynvml.NVML_ERROR_RESET_REQUIRED)]
+)
+def test_a_lost_gpu_is_lost_until_its_end_and_a_new_start(
+    play: Play, clock: HandClock, kind: Kind, code: int
+) -> None:
+    library = play(kind=kind, gpus=[1], start_seconds=1, end_seconds=3)
+    good, sick = (library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
+    assert power_code(library, sick) == 0
+    clock.advance(2)
+    assert (power_code(library, good), power_code(library, sick)) == (0, code)
+    assert code_of(lambda: library.nvmlDeviceGetHandleByIndex(1)) == code
+    clock.advance(2)
+    assert power_code(library, sick) == code, "an old handle stays bad"
+    assert restart(library) == 0
+    assert power_code(library, library.nvmlDeviceGetHandleByIndex(1)) == 0
+
+
+def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: HandClock) -> None:
+    library = play(kind="hang", gpus=[0], calls=["nvmlDeviceGetPowerUsage"], end_seconds=5)
+    sick, good = (library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
+    assert library.nvmlDeviceGetName(sick)
+    assert power_code(library, good) == 0
+    returned = threading.Event()
+
+    def ask() -> None:
+        library.nvmlDeviceGetPowerUsage(sick)
+        returned.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert not returned.wait(0.1)
+    clock.advance(5)
+    assert returned.wait(5)
+
+
+def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: HandClock) -> None:
+    library = play(kind="garbage", start_seconds=1, end_seconds=2)
+    handle = library.nvmlDeviceGetHandleByIndex(0)
+    clock.advance(1)
+    assert library.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU) > 1_000
+    memory = library.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+    assert memory.used > 1 << 60
+    assert library.nvmlDeviceGetUtilizationRates(handle).gpu > 100
+    _, samples = library.nvmlDeviceGetSamples(handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    assert all(sample.sampleValue.uiVal > 100 for sample in samples)
+    assert library.nvmlDeviceGetName(handle) == "NVIDIA H100 80GB HBM3"
+    clock.advance(1)
+    assert library.nvmlDeviceGetUtilizationRates(handle).gpu <= 100
+
+
+def test_a_call_that_is_not_supported_any_more_says_so(play: Play, clock: HandClock) -> None:
+    library = play(kind="not_supported", calls=["nvmlDeviceGetPowerUsage"], start_seconds=1)
+    handle = library.nvmlDeviceGetHandleByIndex(0)
+    assert power_code(library, handle) == 0
+    clock.advance(1)
+    assert power_code(library, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_a_list_that_grows_fails_as_often_as_it_says_and_then_succeeds(play: Play) -> None:
+    call = "nvmlDeviceGetComputeRunningProcesses_v3"
+    library = play(kind="growing_list", calls=[call], failures=2)
+    handle = library.nvmlDeviceGetHandleByIndex(0)
+    grown = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    codes = [code_of(lambda: getattr(library, call)(handle)) for _ in range(6)]
+    assert codes == [grown, grown, 0, grown, grown, 0]
+
+
+def test_a_reloaded_driver_knows_no_handle_and_counts_anew(play: Play, clock: HandClock) -> None:
+    library = play(kind="driver_reload", start_seconds=10, end_seconds=20)
+    handle = library.nvmlDeviceGetHandleByIndex(0)
+    before = library.nvmlDeviceGetTotalEnergyConsumption(handle)
+    clock.advance(15)
+    assert power_code(library, handle) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert restart(library) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    clock.advance(6)
+    assert power_code(library, handle) == pynvml.NVML_ERROR_UNINITIALIZED
+    library.nvmlInit()
+    after = library.nvmlDeviceGetTotalEnergyConsumption(library.nvmlDeviceGetHandleByIndex(0))
+    assert 0 < after < before
+
+
+def test_a_library_of_another_version_does_nothing(play: Play, clock: HandClock) -> None:
+    library = play(kind="version_mismatch", start_seconds=1)
+    handle = library.nvmlDeviceGetHandleByIndex(0)
+    clock.advance(1)
+    assert power_code(library, handle) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    assert restart(library) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+
+
+def wait_for_events(library: SimulatedNvml, held: Any) -> list[int]:
+    data = (pynvml.c_nvmlSystemEventData_v1_t * 4)()
+    events = library.nvmlSystemEventSetWait(
+        pynvml.nvmlSystemEventSetWaitRequest_v1, held, 1, data, len(data)
+    )
+    return [event["eventType"] for event in events]
+
+
+def listen(library: SimulatedNvml) -> Any:
+    held = library.nvmlSystemEventSetCreate(pynvml.nvmlSystemEventSetCreateRequest_v1)
+    library.nvmlSystemRegisterEvents(pynvml.nvmlSystemRegisterEventRequest_v1, UNBIND | BIND, held)
+    return held
+
+
+def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
+    play: Play, clock: HandClock
+) -> None:
+    library = play(kind="unbind", start_seconds=10, end_seconds=20)
+    held, handle = listen(library), library.nvmlDeviceGetHandleByIndex(0)
+    assert wait_for_events(library, held) == []
+    clock.advance(11)
+    assert wait_for_events(library, held) == [UNBIND]
+    assert wait_for_events(library, held) == []
+    assert power_code(library, handle) == 0, "whoever holds it blocks the unbinding"
+    assert restart(library) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    clock.advance(10)
+    library.nvmlInit()
+    again = library.nvmlDeviceGetHandleByIndex(0)
+    assert library.nvmlDeviceGetTotalEnergyConsumption(again) < 1_000_000
+
+
+def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(play: Play, clock: HandClock) -> None:
+    library = play(kind="unbind", start_seconds=10, end_seconds=20)
+    held = listen(library)
+    clock.advance(30)
+    assert wait_for_events(library, held) == [UNBIND, BIND]
+    library.nvmlSystemEventSetFree(pynvml.nvmlSystemEventSetFreeRequest_v1, held)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"kind": "lost", "node": "node-x"}, r"faults\[0\].node: no node 'node-x'"),
+        ({"kind": "lost", "gpus": [2]}, r"faults\[0\].gpus: node-a has no GPU 2"),
+        (
+            {"kind": "lost", "start_seconds": 2, "end_seconds": 2},
+            r"faults\[0\].end_seconds: 2.0 is not after start_seconds 2.0",
+        ),
+        ({"kind": "unbind", "gpus": [0]}, r"faults\[0\].kind: unbind happens to the whole driver"),
+        ({"kind": "gone"}, r"faults\[0\]\.kind"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_named(fault: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_scenario(content(**fault))
+
+
+def test_without_faults_nothing_stands_between_the_library_and_its_user(
+    simulation: Simulation,
+) -> None:
+    assert type(simulation.node("node-a").nvml) is SimulatedNvml
