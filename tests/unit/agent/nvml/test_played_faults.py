@@ -1,0 +1,136 @@
+"""The driver's room against a played node: what a scenario's faults cost, and what they do not."""
+# ruff: noqa: ANN401  # faults have many forms
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.nvml.driver import Driver
+from agent.nvml.library import Nvml
+from gpuledger.service import Backoff, Check
+from simulator.clock import HandClock
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+
+EPOCH_NS = 1_790_000_000_000_000_000
+GIB = 1 << 30
+PROCESS = {"command": "train", "gpus": [0, 1], "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
+CONTENT: dict[str, Any] = {
+    "name": "faulty",
+    "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": 2}}],
+    "host_processes": [{"node": "node-a", **PROCESS}],
+}
+
+
+class Node:
+    """A driver over a played node, asked once a second of the scenario."""
+
+    def __init__(self, **fault: Any) -> None:
+        faults = [{"node": "node-a", **fault}]
+        self.clock = HandClock(start_ns=EPOCH_NS)
+        played = Simulation(
+            parse_scenario(CONTENT | {"faults": faults}), epoch_ns=EPOCH_NS, clock=self.clock
+        ).node("node-a")
+        self.uuids = [gpu.facts.uuid for gpu in played.gpus]
+        self.check = Check()
+        self.told: list[tuple[str, int]] = []
+        self.driver = Driver(
+            Nvml(played.nvml, monotonic_ns=played.clock.monotonic_ns),
+            clock=self.clock,
+            check=self.check,
+            deadline_seconds=20,
+            backoff=Backoff(first_seconds=1, most_seconds=2, jitter=lambda: 1.0),
+            lost_gpu_backoff=Backoff(first_seconds=2, most_seconds=4, jitter=lambda: 1.0),
+            tell=lambda kind, uuid, _: self.told.append((kind, self.uuids.index(uuid))),
+        )
+
+    async def tick(self, last_seen: Mapping[str, LastSeen] | None = None) -> dict[int, GpuAnswers]:
+        answers = await self.driver.ask(last_seen or {})
+        self.clock.advance(1)
+        return {answer.index: answer for answer in answers or ()}
+
+    async def ticks(self, count: int) -> list[dict[int, GpuAnswers]]:
+        return [await self.tick() for _ in range(count)]
+
+
+@pytest.fixture
+def node_with() -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(**fault: Any) -> Node:
+        made.append(Node(**fault))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.driver.close()
+
+
+async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="lost", gpus=[0], start_seconds=5, end_seconds=15)
+    ticks = await node.ticks(25)
+    assert all(1 in tick for tick in ticks)
+    there = [0 in tick for tick in ticks]
+    assert there[:5] == [True] * 5
+    assert not any(there[5:15])
+    assert there[-5:] == [True] * 5
+    assert node.told == [("gpu_lost", 0), ("gpu_recovered", 0)]
+    assert node.check.is_ok
+
+
+async def test_a_reloaded_driver_comes_back_with_counters_from_zero(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="driver_reload", start_seconds=5, end_seconds=10)
+    ticks = await node.ticks(20)
+    there = [bool(tick) for tick in ticks]
+    assert there[:10] == [True] * 5 + [False] * 5
+    assert all(there[-7:])
+    before, after = ticks[4][0].energy_millijoules, ticks[-1][0].energy_millijoules
+    assert before
+    assert after
+    assert after < before
+    assert node.told == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+
+
+async def test_an_unbinding_is_let_through_and_the_node_comes_back(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="unbind", start_seconds=5, end_seconds=30)
+    ticks = await node.ticks(5)
+    assert all(ticks)
+    for _ in range(200):
+        # The look for it is made in the library's thread, between two ticks.
+        node.driver._keeper._worker.start(lambda: None).result(timeout=5)
+        ticks.append(await node.tick())
+        if len(node.told) == 4:
+            break
+    silent = sum(not tick for tick in ticks)
+    assert 23 <= silent <= 27
+    assert node.told[:2] == [("driver_unbound", 0), ("driver_unbound", 1)]
+    assert node.told[2:] == [("driver_reloaded", 0), ("driver_reloaded", 1)]
+
+
+@pytest.mark.parametrize("calls", [["nvmlDeviceGetPowerUsage"], []])
+async def test_calls_that_grow_or_vanish_cost_their_own_values_only(
+    node_with: Callable[..., Node], calls: list[str]
+) -> None:
+    node = node_with(kind="not_supported", gpus=[0], calls=calls, start_seconds=2)
+    ticks = await node.ticks(6)
+    assert all(len(tick) == 2 for tick in ticks)
+    assert ticks[-1][0].power_milliwatts is None
+    assert ticks[-1][1].power_milliwatts is not None
+    assert bool(ticks[-1][0].processes) == bool(calls)
+    assert not node.told
+
+
+async def test_lists_that_grow_between_two_calls_are_read_all_the_same(
+    node_with: Callable[..., Node],
+) -> None:
+    node = node_with(kind="growing_list", failures=2)
+    ticks = await node.ticks(3)
+    assert all(len(tick[0].processes or ()) == 1 for tick in ticks)
