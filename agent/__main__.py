@@ -77,6 +77,7 @@ async def _run(
         settings=settings,
         readiness=readiness,
         view=view,
+        kubelet=source.kubelet,
     )
 
 

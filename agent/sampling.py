@@ -66,7 +66,7 @@ class Sampler:
     def __init__(self, *, node: str, procfs: Procfs, reads_processes: bool = True) -> None:
         """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
-        self._reads_processes = reads_processes
+        self.reads_processes = reads_processes
         self._boot_id = read_boot_id(procfs)
         self._table = ProcessTable(procfs=procfs, node=node, boot_id=self._boot_id)
         self._endings = Endings(procfs=procfs, node=node, boot_id=self._boot_id)
@@ -118,7 +118,7 @@ class Sampler:
         if self._lag_ns is None:
             # Found once and kept, so that each tick begins where the one before ended.
             self._lag_ns = _lag_ns(ticks)
-        read = ticks if self._reads_processes else []
+        read = ticks if self.reads_processes else []
         roll = self._table.call(
             {
                 **dict.fromkeys(vanished, ()),
@@ -147,7 +147,7 @@ class Sampler:
         processes = [
             process
             for place, tick in enumerate(ticks)
-            for usage in (tick.usages if self._reads_processes else ())
+            for usage in (tick.usages if self.reads_processes else ())
             for process in describe(place, usage, roll, containers)
         ]
         TICKS.inc()

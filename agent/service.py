@@ -5,15 +5,20 @@ Here the parts are put together for one node; several nodes may run in one proce
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
 from agent.exposition.view import NodeView
-from agent.metrics import TICK_SECONDS, TICKS_LATE
+from agent.kubelet.allocations import Allocations
+from agent.kubelet.client import Kubelet
+from agent.kubelet.devices import DeviceIndex
+from agent.metrics import ATTRIBUTION, TICK_SECONDS, TICKS_LATE
 from agent.nvml.driver import Driver
 from agent.nvml.library import Nvml
+from agent.processes.namespace import judge_procfs
 from agent.processes.procfs import Procfs
 from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import pack
@@ -26,7 +31,7 @@ from agent.settings import AgentSettings
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
-from gpuledger.records import NodeSample
+from gpuledger.records import DeviceAllocation, NodeSample
 from gpuledger.service import Backoff, Check, Readiness
 
 _log = structlog.get_logger(__name__)
@@ -41,10 +46,12 @@ async def run_agent(
     settings: AgentSettings,
     readiness: Readiness,
     view: NodeView | None = None,
+    kubelet: Kubelet | None = None,
 ) -> None:
     """Sample and publish one node until cancelled; what is queued then gets a last chance.
 
-    Without a bus nothing is published; a view is shown each tick.
+    Without a bus nothing is published; a view is shown each tick; without a kubelet ticks have no
+    allocations.
     """
     outbox = _outbox(settings, clock, readiness) if bus else None
     driver = Driver(
@@ -56,10 +63,11 @@ async def run_agent(
     )
     sampling = Sampling(
         driver=driver,
-        sampler=_sampler(settings, procfs),
+        sampler=_sampler(settings, procfs, readiness.check("procfs")),
         clock=clock,
         outbox=outbox,
         view=view,
+        allocations=_allocations(kubelet, settings, clock, readiness),
         check=readiness.check("procfs"),
         settings=settings,
     )
@@ -108,13 +116,27 @@ class Sampling:
     """Where they go; `None` where nothing is published."""
     view: NodeView | None
     """Where they are shown."""
+    allocations: Allocations | None
+    """Who holds which GPU; `None` where nobody is asked."""
     check: Check
     """Whether `/proc` shows the processes."""
     settings: AgentSettings
     """How often."""
+    devices: DeviceIndex = field(default_factory=DeviceIndex)
+    """The GPUs to which allocations may lead."""
 
     async def run(self) -> None:
-        """Sample for ever."""
+        """Sample for ever, and have the kubelet asked meanwhile."""
+        if self.allocations is None:
+            return await self._sample()
+        asking = asyncio.create_task(self.allocations.run(), name="kubelet")
+        sampling = asyncio.create_task(self._sample(), name="ticks")
+        try:
+            await _first_to_fail(sampling, asking)
+        finally:
+            asking.cancel()
+
+    async def _sample(self) -> None:
         schedule = Schedule(
             tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
         )
@@ -137,19 +159,33 @@ class Sampling:
         if answers is None:
             return False
         tick = self.sampler.sample(
-            answers, asked_boottime_ns=asked_boottime_ns, at=Moment.read(self.clock)
+            answers,
+            asked_boottime_ns=asked_boottime_ns,
+            at=Moment.read(self.clock),
+            allocations=self._allocated(),
         )
         if tick:
             self._put(tick)
         TICK_SECONDS.observe(time.perf_counter() - began_seconds)
         return True
 
+    def _allocated(self) -> Sequence[DeviceAllocation]:
+        if self.allocations is None:
+            return ()
+        facts = self.driver.inventory()
+        if facts:
+            self.devices = DeviceIndex.of(facts.gpus)
+        return self.allocations.current(self.devices)
+
     def _put(self, tick: Tick) -> None:
+        if tick.processes and self.allocations:
+            self.allocations.ask_soon()
         if self.outbox:
             self.outbox.put(pack(tick))
         if self.view:
             self.view.show(tick.sample, processes=tick.processes)
-        _check_processes(self.check, tick.sample)
+        if self.sampler.reads_processes:
+            _check_processes(self.check, tick.sample)
 
 
 def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outbox:
@@ -162,11 +198,33 @@ def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outb
     )
 
 
-def _sampler(settings: AgentSettings, procfs: Procfs) -> Sampler:
+def _allocations(
+    kubelet: Kubelet | None, settings: AgentSettings, clock: Clock, readiness: Readiness
+) -> Allocations | None:
+    if kubelet is None or settings.kubelet.enabled is False:
+        return None
+    return Allocations(
+        kubelet=kubelet,
+        clock=clock,
+        check=readiness.check("kubelet"),
+        backoff=Backoff(),
+        settings=settings.kubelet,
+    )
+
+
+def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
+    attribution = judge_procfs(procfs, wanted=settings.attribution)
     try:
-        return Sampler(node=settings.node_name, procfs=procfs)
+        sampler = Sampler(node=settings.node_name, procfs=procfs, reads_processes=attribution.is_on)
     except OSError as error:
         raise UserError(f"cannot read /proc: {error}; the agent needs the node's /proc") from error
+    ATTRIBUTION.set(attribution.is_on)
+    if attribution.is_wanted:
+        check.ok(attribution.detail)
+    else:
+        _log.error("processes are not read", detail=attribution.detail)
+        check.failed(attribution.detail)
+    return sampler
 
 
 def _check_processes(check: Check, sample: NodeSample) -> None:

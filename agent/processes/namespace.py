@@ -33,6 +33,8 @@ class Attribution:
     """Whether they are read."""
     detail: str
     """For a person: what was found, and what would help."""
+    is_wanted: bool = True
+    """Whether it is as it was asked for; not so where processes would be read if they could."""
 
 
 def judge_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> Attribution:
@@ -43,6 +45,7 @@ def judge_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> 
         return Attribution(is_on=True, detail="/proc is the whole machine's")
     return Attribution(
         is_on=False,
+        is_wanted=False,
         detail=(
             "/proc shows no kernel threads, so it is not the whole machine's and the driver's pids"
             " would name other processes: set hostPID: true, mount /proc without hidepid, or set"

@@ -68,6 +68,7 @@ class SimulatedMachine:
                     bus=bus,
                     settings=AgentSettings(node_name=node.name),
                     readiness=Readiness(),
+                    kubelet=node.kubelet,
                 )
             )
         url = await stack.enter_async_context(serve_kube_api(self._simulation))
@@ -106,6 +107,7 @@ class OwnMachine:
                 bus=bus,
                 settings=self._settings,
                 readiness=Readiness(),
+                kubelet=source.kubelet,
             )
         )
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
