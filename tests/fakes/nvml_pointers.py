@@ -1,0 +1,142 @@
+"""The true functions of nvidia-ml-py over a library that is nothing but Python functions.
+
+A function takes what the driver's would and gives its return code.
+"""
+# ruff: noqa: ANN401  # ctypes' pointers and structs have no types
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pynvml
+import pytest
+
+from agent.nvml.asking import Asker
+
+Function = Callable[..., int]
+
+
+def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> Asker:
+    """Put the functions in the place of the library; a missing one is missing there too."""
+
+    def pointer(name: str) -> Function:
+        if name not in functions:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return functions[name]
+
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
+    return Asker(library=pynvml, handle=pynvml.c_nvmlDevice_t())
+
+
+class FieldsFunction:
+    """Plays `nvmlDeviceGetFieldValues`: a code, or a (type, member, value), by field."""
+
+    def __init__(self, known: Mapping[int, Any], *, strict: bool = False) -> None:
+        self.known = dict(known)
+        self.strict = strict
+        """Whether one unknown field makes the whole call fail, as old drivers might."""
+        self.asked: list[list[int]] = []
+
+    def __call__(self, handle: Any, count: Any, values: Any) -> int:
+        asked = [values._obj[place] for place in range(count.value)]
+        self.asked.append([one.fieldId for one in asked])
+        if self.strict and any(one.fieldId not in self.known for one in asked):
+            return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        for one in asked:
+            self._fill(one)
+        return 0
+
+    def _fill(self, one: Any) -> None:
+        given = self.known.get(one.fieldId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if isinstance(given, int):
+            one.nvmlReturn = given
+        else:
+            one.valueType, member, value = given
+            setattr(one.value, member, value)
+
+
+class GpmFunctions:
+    """Plays GPM: each sample is numbered, and a metric is what the test says of two of them."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+        """The return code of each metric that is not given."""
+        self.values: dict[int, float] = {}
+        """The value of each metric that is."""
+        self.unknown: Sequence[int] = ()
+        """Metrics that make the whole call fail."""
+        self.error = 0
+        """What the whole call returns."""
+        self.sample_error = 0
+        """What taking a sample returns."""
+        self.supported = 1
+        self.holds: dict[int, int] = {}
+        """The number of the sample that each buffer holds, by its address."""
+        self.freed: list[int] = []
+        self.samples = 0
+        self.pairs: list[tuple[int, int]] = []
+        """The samples that metrics were asked of."""
+        self.structs: set[int] = set()
+        """Where the structs lay that metrics were written to."""
+        self.instances: list[int] = []
+
+    def functions(self) -> dict[str, Function]:
+        """Give the library."""
+        return {
+            "nvmlGpmQueryDeviceSupport": self.query,
+            "nvmlGpmSampleAlloc": self.allocate,
+            "nvmlGpmSampleFree": self.free,
+            "nvmlGpmSampleGet": lambda _device, sample: self.take(sample),
+            "nvmlGpmMigSampleGet": self.take_of_instance,
+            "nvmlGpmMetricsGet": self.metrics,
+        }
+
+    def query(self, device: Any, support: Any) -> int:
+        support._obj.isSupportedDevice = self.supported
+        return 0
+
+    def allocate(self, pointer: Any) -> int:
+        address = 0x1000 * (len(self.holds) + 1)
+        self.holds[address] = 0
+        set_address(pointer._obj, address)
+        return 0
+
+    def free(self, sample: Any) -> int:
+        self.freed.append(address_of(sample))
+        return 0
+
+    def take(self, sample: Any) -> int:
+        if self.sample_error:
+            return self.sample_error
+        self.samples += 1
+        self.holds[address_of(sample)] = self.samples
+        return 0
+
+    def take_of_instance(self, device: Any, instance: int, sample: Any) -> int:
+        self.instances.append(instance)
+        return self.take(sample)
+
+    def metrics(self, reference: Any) -> int:
+        asked = reference._obj
+        self.structs.add(id(asked))
+        ids = [asked.metrics[place].metricId for place in range(asked.numMetrics)]
+        if self.error or set(ids) & set(self.unknown):
+            return self.error or int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        older, newer = address_of(asked.sample1), address_of(asked.sample2)
+        self.pairs.append((self.holds[older], self.holds[newer]))
+        for place, number in enumerate(ids):
+            given = number in self.values
+            missing = self.codes.get(number, pynvml.NVML_ERROR_NOT_SUPPORTED)
+            asked.metrics[place].nvmlReturn = 0 if given else missing
+            asked.metrics[place].value = self.values.get(number, 77.0)
+        return 0
+
+
+def address_of(pointer: Any) -> int:
+    """Give where a pointer points to."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def set_address(pointer: Any, address: int) -> None:
+    """Let a pointer point somewhere."""
+    ctypes.c_void_p.from_address(ctypes.addressof(pointer)).value = address
