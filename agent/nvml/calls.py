@@ -22,6 +22,13 @@ _UNSUPPORTED: Final = frozenset(
     }
 )
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
+# Some drivers answer a single call with "unknown error" for ever. Only of a call that every GPU
+# can answer does it say that the GPU is lost.
+_TELLING: Final = (
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo",
+)
 _WAITING: Final = "nvmlEventSetWait"
 # nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
@@ -101,6 +108,8 @@ def _translate(name: str, error: Any) -> UnavailableError:  # noqa: ANN401  # py
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
     NVML_ERRORS.labels(call=name, error=type(error).__name__.removeprefix("NVMLError_")).inc()
+    if error.value == pynvml.NVML_ERROR_UNKNOWN and name not in (*_STARTING, *_TELLING):
+        return FailedError(message)
     lost = _LOST.get(error.value)
     if name in _STARTING:
         return (DriverNotLoadedError if lost is DriverNotLoadedError else LibraryLostError)(message)

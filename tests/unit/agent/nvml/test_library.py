@@ -125,9 +125,16 @@ def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
 )
 def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
     library, gpu = a_gpu()
-    library.errors["nvmlDeviceGetPowerUsage"] = code
-    with pytest.raises(NvmlLostError, match="nvmlDeviceGetPowerUsage"):
+    library.errors["nvmlDeviceGetMemoryInfo"] = code
+    with pytest.raises(NvmlLostError, match="nvmlDeviceGetMemoryInfo"):
         gpu.answer(LastSeen())
+
+
+def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
+    library, gpu = a_gpu()
+    library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_UNKNOWN
+    answer = gpu.answer(LastSeen())
+    assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
 def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
