@@ -121,4 +121,5 @@ def _recorded(settings: AgentSettings) -> Source:
     from agent.recorded.opening import open_recording  # noqa: PLC0415  # as above
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
-    return Source(nvml=nvml, procfs=procfs, clock=clock)
+    # Pods' claims and names are not recorded, and this machine's kubelet knows others.
+    return Source(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

@@ -1,6 +1,6 @@
 """`gpuledger record-nvml`: writes down what this machine's NVML and `/proc` answer to the agent.
 
-The agent itself is run, with a bus that keeps nothing. What it never asks but somebody wants to
+The agent itself is run, without a bus. What it never asks but somebody wants to
 know of the hardware is asked afterwards; see `cli.nvml_probes`.
 """
 
@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import pynvml
 from cyclopts import Parameter
@@ -26,7 +25,6 @@ from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import Source, find_source
 from cli.nvml_probes import probe_all
-from gpuledger.bus.protocol import Message, Producer, Subscription
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness, configure_logs
 from gpuledger.settings import LogSettings
@@ -147,7 +145,7 @@ async def _run(source: Source, settings: AgentSettings, tape: Tape, seconds: flo
             nvml=source.nvml,
             procfs=source.procfs,
             clock=source.clock,
-            bus=_Nowhere(),
+            bus=None,
             settings=settings,
             readiness=Readiness(),
         )
@@ -163,31 +161,6 @@ async def _run(source: Source, settings: AgentSettings, tape: Tape, seconds: flo
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
         _say(f"recording: done, {tape.lines} calls")
-
-
-class _Nowhere:
-    """A bus on which everything is lost: what the agent says is not what is recorded."""
-
-    @asynccontextmanager
-    async def producer(self) -> AsyncIterator[Producer]:
-        """Open one."""
-        yield _Lost()
-
-    def consumer(self, subscription: Subscription) -> NoReturn:
-        """Refuse; the agent reads nothing."""
-        raise NotImplementedError(subscription)
-
-    async def partitions(self, topic: str) -> int:
-        """One is enough."""
-        del topic
-        return 1
-
-
-class _Lost:
-    """Takes everything."""
-
-    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        """Keep nothing."""
 
 
 def _show_findings(findings: Sequence[str]) -> None:

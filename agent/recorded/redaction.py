@@ -21,7 +21,7 @@ _SECRET_CALLS: Final = frozenset(
     {"nvmlDeviceGetSerial", "nvmlSystemGetProcessName", "nvmlDeviceGetBoardPartNumber"}
 )
 _PROGRAM_FILES: Final = ("/comm", "/cmdline", "/environ")
-_NOBODY: Final = b'"clusterUuid":{"bytes":"' + b"0" * 32 + b'"}'
+_NOBODY: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}"
 
 
 class Redactor:

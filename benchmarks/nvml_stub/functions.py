@@ -35,16 +35,6 @@ class Function:
     fills: Any = None
     """The struct that the caller brings to be filled."""
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers are part of the question."""
-        return self.pattern.count("i")
-
-    @property
-    def has_device(self) -> bool:
-        """Whether it asks about a device."""
-        return "d" in self.pattern
-
 
 def _one(name: str, pattern: str, **more: Any) -> Function:  # noqa: ANN401  # fields of Function
     return Function(name=name, pattern=pattern, **{"python": name, **more})
@@ -154,6 +144,8 @@ FUNCTIONS: Final = (
             "nvmlDeviceGetNvLinkState",
         )
     ),
+    _one("nvmlDeviceGetP2PStatus", f"dei{_NUMBER}"),
+    _of_struct("nvmlDeviceGetGridLicensableFeatures_v4", pynvml.c_nvmlGridLicensableFeatures_v4_t),
     _one("nvmlDeviceGetTotalEccErrors", f"dii{_LONG}"),
     _one("nvmlDeviceGetMigDeviceHandleByIndex", f"di{_LONG}"),
     _of_struct("nvmlDeviceGetUtilizationRates", pynvml.c_nvmlUtilization_t),
@@ -168,7 +160,7 @@ FUNCTIONS: Final = (
     _of_struct("nvmlDeviceGetRowRemapperHistogram", pynvml.c_nvmlRowRemapperHistogramValues),
     _of_struct("nvmlGpmQueryDeviceSupport", pynvml.c_nvmlGpmSupport_t),
     _filled("nvmlDeviceGetSramEccErrorStatus", pynvml.c_nvmlEccSramErrorStatus_v1_t),
-    _filled("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v3_t),
+    _filled("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t),
     _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
     _processes("nvmlDeviceGetGraphicsRunningProcesses_v3"),
     _processes("nvmlDeviceGetMPSComputeRunningProcesses_v3"),

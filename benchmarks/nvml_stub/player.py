@@ -79,11 +79,14 @@ class Player:
             pair = self._gpm[question.device]
             return lambda: pair.metric(question.first)
         function = FUNCTIONS[question.function - 1]
-        return lambda: self._plain(function, handle, question)
+        return lambda: self._plain(function, question)
 
-    def _plain(self, function: Function, handle: Any, question: Question) -> bytes:  # noqa: ANN401  # the simulator's own
-        arguments: list[Any] = [handle] if function.has_device else []
-        arguments += [question.first, question.second][: function.numbers]
+    def _plain(self, function: Function, question: Question) -> bytes:
+        numbers = iter((question.first, question.second))
+        arguments: list[Any] = []
+        for letter in filter("dei".__contains__, function.pattern):
+            number = question.device if letter == "d" else next(numbers)
+            arguments.append(number if letter == "i" else self._handles[number])
         arguments += function.more
         if "q" in function.pattern:
             arguments.append(time.time_ns() // 1000 - _BUFFERED_US)
@@ -99,7 +102,7 @@ class Player:
                 return b""
             raise
 
-    def _field(self, handle: Any, question: Question) -> bytes:  # noqa: ANN401  # as above
+    def _field(self, handle: Any, question: Question) -> bytes:  # noqa: ANN401  # the simulator's own
         asked = [(question.first, question.second)]
         return bytes(self._nvml.nvmlDeviceGetFieldValues(handle, asked)[0])
 

@@ -2,7 +2,8 @@
  *
  * functions.inc holds X(index, name, pattern) for each plain function; the letters of a pattern
  * stand for its arguments, which all fit into a register:
- *   d  device            i  number that is part of the question      -  anything, not looked at
+ *   d  device            e  another device, as a number that is part of the question
+ *                        i  number that is part of the question      -  anything, not looked at
  *   oN result, N bytes   s  string result (its length follows as -)
  *   qN newest time stamp seen; it stands at byte N of an item
  *   c  count, in and out t  value type, 4 bytes                      lN list of items of N bytes
@@ -109,6 +110,7 @@ static int answer(uint32_t function, const char *pattern, const uintptr_t *argum
             asked.device = (uint32_t)(*arguments - FIRST_DEVICE);
             if (asked.device >= shared->devices) return INVALID;
             break;
+        case 'e': *next++ = (uint32_t)(*arguments - FIRST_DEVICE); break;
         case 'i': *next++ = (uint32_t)*arguments; break;
         case 'q': seen = *arguments; stamp = (int)number; break;
         case 's': results[found] = *arguments; sizes[found++] = 0; break;
