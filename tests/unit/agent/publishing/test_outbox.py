@@ -1,0 +1,226 @@
+"""The disk is touched when it must be, and its troubles keep nobody from sending."""
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from typing_extensions import override
+
+from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
+from agent.publishing.disk import DiskThread
+from agent.publishing.outbox import Outbox
+from agent.publishing.queue import TickQueue
+from agent.publishing.spool import Spool
+from gpuledger.service import Backoff, Check
+from tests.unit.agent.publishing.given import (
+    ImmediateDisk,
+    files_in,
+    number_of,
+    parcel_of,
+    spool_in,
+)
+
+T = TypeVar("T")
+
+
+class Hands:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class FailingDisk(ImmediateDisk):
+    """Refuses all work while it is told to."""
+
+    error: OSError | None = None
+
+    @override
+    async def run(self, work: Callable[[], T]) -> T:
+        if self.error:
+            raise self.error
+        return work()
+
+
+def outbox_of(
+    spool: Spool | None,
+    *,
+    disk: DiskThread | None = None,
+    clock: Hands | None = None,
+    check: Check | None = None,
+    most_ticks: int = 100,
+) -> Outbox:
+    return Outbox(
+        queue=TickQueue(most_ticks=most_ticks),
+        spool=spool,
+        check=check or Check(),
+        after_seconds=5,
+        disk=disk or ImmediateDisk(),
+        backoff=Backoff(first_seconds=1, most_seconds=1, jitter=lambda: 1.0),
+        now_seconds=clock or Hands(),
+    )
+
+
+async def put(outbox: Outbox, clock: Hands, *numbers: int) -> None:
+    """Put a parcel a second."""
+    for number in numbers:
+        clock.seconds += 1
+        outbox.put(parcel_of(number))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def take_all(outbox: Outbox, count: int) -> list[int]:
+    taken: list[int] = []
+    while len(taken) < count:
+        taken += map(number_of, await outbox.take(at_most=2))
+        await outbox.sent()
+    return taken
+
+
+async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) -> None:
+    clock = Hands()
+    outbox = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(outbox.run())
+    for number in range(20):
+        await put(outbox, clock, number)
+        assert await take_all(outbox, 1) == [number]
+    assert files_in(tmp_path) == []
+    spilling.cancel()
+
+
+async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_first(
+    tmp_path: Path,
+) -> None:
+    clock = Hands()
+    outbox = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(outbox.run())
+    await put(outbox, clock, 0)
+    assert [number_of(one) for one in await outbox.take(at_most=9)] == [0]
+    await put(outbox, clock, 1, 2, 3, 4)
+    assert files_in(tmp_path) == []
+    await put(outbox, clock, 5)
+    assert (len(files_in(tmp_path)), outbox.in_memory) == (1, 0)
+    await put(outbox, clock, 6)
+    await outbox.sent()
+    assert await take_all(outbox, 6) == [1, 2, 3, 4, 5, 6]
+    assert files_in(tmp_path) == []
+    spilling.cancel()
+
+
+async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: Path) -> None:
+    before = spool_in(tmp_path)
+    before.append([parcel_of(1), parcel_of(2)])
+    before.close()
+    outbox, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(outbox, clock, 3)
+    assert await take_all(outbox, 3) == [1, 2, 3]
+
+
+async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_path: Path) -> None:
+    clock, disk, check = Hands(), FailingDisk(), Check()
+    failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), TICKS_DROPPED._value.get()
+    before = failures._value.get()
+    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, most_ticks=10)
+    spilling = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    await put(outbox, clock, *range(12))
+    assert failures._value.get() > before
+    assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 0)
+    assert check.detail == "in memory only: [Errno 28] No space left on device"
+    assert (outbox.in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
+    disk.error = None
+    await put(outbox, clock, 12)
+    assert (outbox.in_memory, SPOOL_USABLE._value.get()) == (0, 1)
+    assert check.detail == "10 ticks on the disk"
+    assert await take_all(outbox, 10) == list(range(3, 13))
+    spilling.cancel()
+
+
+async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, clock = spool_in(tmp_path), Hands()
+    outbox = outbox_of(spool, clock=clock)
+    spilling = asyncio.create_task(outbox.run())
+    await put(outbox, clock, *range(6))
+    assert outbox.is_on_disk
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spool, "append", refuse)
+    await put(outbox, clock, *range(6, 12))
+    assert await take_all(outbox, 12) == list(range(12))
+    spilling.cancel()
+
+
+async def test_a_folder_that_cannot_be_used_is_a_detail_and_no_failure(tmp_path: Path) -> None:
+    check, clock = Check(), Hands()
+    outbox = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
+    await put(outbox, clock, 0)
+    assert await take_all(outbox, 1) == [0]
+    assert check.is_ok
+    assert "no such folder" in check.detail
+
+
+async def test_without_a_spool_memory_is_all_there_is() -> None:
+    check = Check()
+    outbox, clock = outbox_of(None, check=check), Hands()
+    await put(outbox, clock, *range(10))
+    await outbox.keep()
+    assert (check, outbox.in_memory) == (Check(is_ok=True, detail="off"), 10)
+
+
+async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
+    outbox, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(outbox, clock, 0, 1, 2)
+    assert len(await outbox.take(at_most=2)) == 2
+    await outbox.keep()
+    outbox.close()
+    assert await take_all(outbox_of(spool_in(tmp_path)), 3) == [0, 1, 2]
+
+
+async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_path: Path) -> None:
+    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    spool.append([parcel_of(0)])
+    hung = SPOOL_DROPPED.labels(reason="hung")
+    before = hung._value.get()
+    outbox = outbox_of(spool, clock=clock, check=check, disk=DiskThread(hung_after_seconds=0.05))
+    answer = threading.Event()
+    spool.read = lambda *, at_most: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
+    await put(outbox, clock, 1, 2)
+    assert await take_all(outbox, 2) == [1, 2]
+    answer.set()
+    assert hung._value.get() - before == 1
+    assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
+    outbox.close()
+
+
+async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    written = threading.Event()
+    truth = spool.append
+
+    def write_slowly(*parcels: object) -> object:
+        assert written.wait(9)
+        return truth(*parcels)  # type: ignore[arg-type]  # passed on
+
+    spool.append = write_slowly  # type: ignore[method-assign, assignment]  # it waits for the loop
+    outbox = outbox_of(spool, disk=DiskThread())
+    outbox.put(parcel_of(0))
+    keeping = asyncio.create_task(outbox.keep())
+    await asyncio.sleep(0)
+    outbox.put(parcel_of(1))
+    written.set()
+    await keeping
+    outbox.close()
+    assert await take_all(outbox_of(spool_in(tmp_path)), 2) == [0, 1]
