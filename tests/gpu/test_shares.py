@@ -1,0 +1,187 @@
+"""Two processes with known loads in two containers' cgroups: what the agent says of them.
+
+The loads meet in no instant, so each is what it was told to be. Where the driver's pids are of
+another namespace, or no cgroup can be made, what needs that is skipped; the shares are not.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from agent.nvml.answers import LastSeen
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.library import Nvml
+from agent.processes.procfs import SystemProcfs
+from agent.sampling import Moment, Sampler, Tick
+from gpuledger.clock import SystemClock
+from gpuledger.records import NodeSample
+
+LOAD = Path(__file__).with_name("load.py")
+CGROUPS = Path("/sys/fs/cgroup")
+BUSY_SECONDS = (0.15, 0.45)
+FROM_SECONDS = (0.0, 0.3)
+HELD_BYTES = (1 << 30, 3 << 30)
+TICKS = 20
+MOST_SECONDS = 120
+
+
+@dataclass
+class Load:
+    """One of the two processes, in a cgroup named as Docker names it."""
+
+    busy_seconds: float
+    container_id: str
+    process: "subprocess.Popen[str]"
+    is_in_container: bool = field(default=False)
+
+    @property
+    def cgroup(self) -> Path:
+        return CGROUPS / f"docker-{self.container_id}.scope"
+
+    def enter_container(self) -> None:
+        """Move it, where this machine lets us: its processes then look like a container's."""
+        try:
+            self.cgroup.mkdir()
+            (self.cgroup / "cgroup.procs").write_text(str(self.process.pid))
+            self.is_in_container = True
+        except OSError:
+            self.is_in_container = False
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=20)
+        if self.is_in_container:
+            self.cgroup.rmdir()
+
+
+def start(place: int) -> Load:
+    command = [
+        sys.executable, str(LOAD),
+        "--busy", str(BUSY_SECONDS[place]),
+        "--from", str(FROM_SECONDS[place]),
+        "--hold-bytes", str(HELD_BYTES[place]),
+        "--seconds", str(MOST_SECONDS),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    load = Load(BUSY_SECONDS[place], f"{place}" * 64, process)
+    load.enter_container()
+    assert process.stdout
+    if process.stdout.readline() != "ready\n":
+        load.end()
+        pytest.skip("no CUDA here")
+    return load
+
+
+@pytest.fixture(scope="module")
+def loads() -> Iterator[list[Load]]:
+    try:
+        nvml = Nvml(pynvml)
+        nvml.open()
+        nvml.close()
+    except NvmlLostError as error:
+        pytest.skip(f"no GPU to look at: {error}")
+    started: list[Load] = []
+    try:
+        started.append(start(0))
+        started.append(start(1))
+        yield started
+    finally:
+        for load in started:
+            load.end()
+
+
+@pytest.fixture(scope="module")
+def ticks(loads: list[Load]) -> list[Tick]:
+    """Ticks of a second each; those in which contexts and windows settle are left out."""
+    assert loads
+    nvml = Nvml(pynvml)
+    gpus, clock = nvml.open(), SystemClock()
+    sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
+    for _ in range(TICKS + 4):
+        asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
+        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        made.extend([tick] if tick else [])
+        time.sleep(1)
+    nvml.close()
+    return made[3:]
+
+
+def busy_ratio_by_pid(samples: list[NodeSample]) -> dict[int, float]:
+    """Give the mean share of the first GPU's time, by pid."""
+    seconds: dict[int, float] = defaultdict(float)
+    for one in samples:
+        for process in one.processes:
+            if process.gpu == 0 and process.sm_utilization_ratio is not None:
+                seconds[process.pid] += process.sm_utilization_ratio * one.interval_ns / 1e9
+    total = sum(one.interval_ns for one in samples) / 1e9
+    return {pid: busy / total for pid, busy in seconds.items()}
+
+
+def test_the_gpu_was_busy_for_both_loads(ticks: list[Tick]) -> None:
+    ratios = [tick.sample.gpus[0].utilization_ratio or 0.0 for tick in ticks]
+    assert sum(ratios) / len(ratios) == pytest.approx(sum(BUSY_SECONDS), rel=0.05)
+
+
+def test_shares_are_within_a_twentieth_of_the_loads(ticks: list[Tick]) -> None:
+    """By size, not by pid: it holds where the driver's pids are of another namespace too."""
+    ratios = sorted(busy_ratio_by_pid([tick.sample for tick in ticks]).values())[-2:]
+    assert ratios == pytest.approx(sorted(BUSY_SECONDS), rel=0.05)
+
+
+def test_each_share_is_that_of_its_own_process_and_container(
+    ticks: list[Tick], loads: list[Load]
+) -> None:
+    samples = [tick.sample for tick in ticks]
+    ratios = busy_ratio_by_pid(samples)
+    if not all(load.process.pid in ratios for load in loads):
+        pytest.skip("the driver's pids are of another namespace")
+    if not all(load.is_in_container for load in loads):
+        pytest.skip("no cgroup can be made here")
+    last = samples[-1]
+    shown = {
+        process.pid: last.containers[process.container].container_id
+        for process in last.processes
+        if process.container is not None
+    }
+    for load in loads:
+        assert ratios[load.process.pid] == pytest.approx(load.busy_seconds, rel=0.05)
+        assert shown[load.process.pid] == load.container_id
+
+
+def test_each_process_holds_at_least_what_it_took(ticks: list[Tick]) -> None:
+    held = sorted(
+        process.memory_used_bytes or 0 for process in ticks[-1].sample.processes if process.gpu == 0
+    )[-2:]
+    assert [took <= found < took + (2 << 30) for took, found in zip(HELD_BYTES, held, strict=True)]
+
+
+def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> None:
+    """The last test of the file: it ends the loads."""
+    nvml = Nvml(pynvml)
+    gpus, clock = nvml.open(), SystemClock()
+    sampler, records = Sampler(node="here", procfs=SystemProcfs()), []
+    is_accounted = False
+    for number in range(12):
+        if number == 2:
+            for load in loads:
+                load.process.terminate()
+        asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
+        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        is_accounted = answers[0].accounted is not None
+        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        records += tick.processes if tick else []
+        time.sleep(1)
+    nvml.close()
+    ended = [record for record in records if record.change == "ended"]
+    assert len(ended) >= len(loads)
+    assert any(record.totals for record in ended) == is_accounted
+    assert os.getpid() not in {record.pid for record in ended}
