@@ -1,0 +1,74 @@
+"""The catalogue holds every reading that a record has, and asks nothing that is slow."""
+
+import dataclasses
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from agent.nvml.answers import CallGroup
+from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.questions import Call, FieldValue, Metric, Reading
+from cli.readings_page import readings_table
+from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
+from gpuledger.records.readings import GpuReading
+
+ALL: list[tuple[CallGroup, Reading]] = [
+    (group, reading) for group, readings in CATALOGUE.items() for reading in readings
+]
+NAMES = [reading.name for _, reading in ALL]
+PARTS = {
+    "profiling": GpuProfiling,
+    "traffic": GpuTraffic,
+    "throttling": GpuThrottling,
+    "health": GpuHealth,
+    "limits": GpuLimits,
+}
+# What says which device it is, what is worked out from others, and the parts themselves.
+NOT_ASKED = {
+    "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
+    "mig_enabled", "energy_joules", "resets", *PARTS,
+}  # fmt: skip
+
+
+def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
+    own = [field.name for field in dataclasses.fields(GpuReading)]
+    parts = [
+        f"{name}.{field.name}" for name, part in PARTS.items() for field in dataclasses.fields(part)
+    ]
+    assert sorted(NAMES) == sorted([*(set(own) - NOT_ASKED), *parts])
+
+
+@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: Reading) -> None:
+    for question in reading.asked:
+        if isinstance(question, Call):
+            assert callable(getattr(pynvml, question.name))
+            assert question.fills is None or hasattr(pynvml, question.fills)
+        elif isinstance(question, FieldValue):
+            assert 0 < question.number < pynvml.NVML_FI_MAX
+        else:
+            assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
+        assert isinstance(question, Metric) == (group is CallGroup.PROFILING)
+
+
+@pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)
+def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Reading) -> None:
+    field = reading.name.rpartition(".")[2]
+    assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
+    if field.endswith(("_ratio", "_ratios")):
+        assert (reading.unit.high, reading.unit.over) == (100, 100)
+    if field.endswith(("_seconds_total", "_watts", "_joules")):
+        assert reading.unit.over
+    if field.endswith(("_hertz", "_bytes", "_bytes_total", "_celsius")):
+        assert reading.unit.over is None
+
+
+def test_the_call_that_sleeps_is_not_asked() -> None:
+    asked = {one.name for _, reading in ALL for one in reading.asked if isinstance(one, Call)}
+    assert "nvmlDeviceGetPcieThroughput" not in asked
+
+
+def test_the_page_shows_the_catalogue() -> None:
+    page = (Path(__file__).parents[4] / "docs/agent.md").read_text()
+    assert readings_table() in page, "run `make docs`"
