@@ -10,6 +10,7 @@ from typing import Final
 from agent.exposition.counters import default_counters, read_counters
 from agent.exposition.dcgm import DcgmPage
 from agent.exposition.own import write_own
+from agent.exposition.own_facts import write_facts
 from agent.exposition.processes import write_processes
 from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import NodeView, Snapshot
@@ -53,6 +54,7 @@ class NodePage:
             yield self._dcgm.write(now)
         if self._settings.own_names:
             yield write_own(now)
+            yield write_facts(now)
         if self._settings.process_series:
             yield write_processes(now, most=self._settings.most_process_series)
 

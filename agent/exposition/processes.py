@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from agent.exposition.holders import Holder, holders_of
-from agent.exposition.own import Constant
+from agent.exposition.own_facts import Constant
 from agent.exposition.text import Sample, write_family, write_labels
 from agent.exposition.view import Snapshot
 from gpuledger.records import GpuProcess
@@ -56,11 +56,12 @@ def write_processes(now: Snapshot, *, most: int) -> Iterator[str]:
     entries = _entries(now, most)
     yield from write_family(PID_POD.name, PID_POD.kind, PID_POD.meaning, _pid_pod(entries, now))
     for constant, field in ((BUSY, "sm_utilization_ratio"), (MEMORY, "memory_used_bytes")):
-        samples = (
-            Sample(_labels(one, now), value)
+        values = {
+            _labels(one, now): value
             for one in entries
             if (value := getattr(one.process, field)) is not None
-        )
+        }
+        samples = (Sample(labels, value) for labels, value in values.items())
         yield from write_family(constant.name, constant.kind, constant.meaning, samples)
 
 

@@ -1,0 +1,81 @@
+"""A list of counters in dcgm-exporter's format is read, and its mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.exposition.counters import default_counters, parse_counters, read_counters
+from gpuledger.errors import UserError
+
+LIST = """\
+# Format
+# If line starts with a '#' it is considered a comment
+  # so it is here
+
+DCGM_FI_DEV_SM_CLOCK,  gauge, SM clock frequency (in MHz).
+DCGM_FI_DEV_GPU_TEMP_CELSIUS, counter, "Hot, or not."
+DCGM_FI_DEV_SERIAL, label, Serial
+DCGM_FI_DEV_FB_TOTAL, label, Size
+"""
+
+
+def test_a_list_says_field_kind_and_help() -> None:
+    found = [
+        (one.field.old, one.kind, one.meaning)
+        for one in parse_counters(LIST.splitlines(), name="x")
+    ]
+    assert found == [
+        ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
+        ("DCGM_FI_DEV_GPU_TEMP", "counter", "Hot, or not."),
+        ("DCGM_FI_DEV_SERIAL", "label", "Serial"),
+        ("DCGM_FI_DEV_FB_TOTAL", "label", "Size"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("DCGM_FI_DEV_SM_CLOCK, gauge", "expected 3 columns (field, type, help), got 2"),
+        ("DCGM_FI_DEV_SM_CLOCK, gauge, a, b", "got 4; a help text with commas needs double quotes"),
+        ("DCGM_FI_DEV_SM_CLOCK, histogram, a", "expected one of gauge, counter, label, got 'hist"),
+        (
+            "DCGM_FI_DEV_SM_CLOK, gauge, a",
+            "no field 'DCGM_FI_DEV_SM_CLOK'; the nearest is DCGM_FI_",
+        ),
+        ("nonsense, gauge, a", "this agent has no field 'nonsense'"),
+        (
+            "DCGM_FI_DEV_SERIAL, gauge, a",
+            "DCGM_FI_DEV_SERIAL is a text: its type can only be label",
+        ),
+        ("DCGM_EXP_XID_ERRORS_COUNT, label, a", "its type cannot be label"),
+        ('DCGM_FI_DEV_SM_CLOCK, gauge, "a', "unexpected end of data"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_line_and_reason(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text(f"# comment\n\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        read_counters(file)
+    assert str(caught.value).startswith(f"{file}:3: ")
+    assert reason in str(caught.value)
+
+
+def test_a_field_stands_in_the_list_once_by_whatever_name() -> None:
+    lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
+    with pytest.raises(UserError, match="x:2: DCGM_FI_DEV_GPU_TEMP is in the list twice"):
+        list(parse_counters(lines, name="x"))
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"exposition\.counters_file: cannot read .*absent"):
+        read_counters(tmp_path / "absent")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="is no UTF-8 text"):
+        read_counters(tmp_path / "bytes")
+
+
+def test_without_a_list_the_defaults_are_shown() -> None:
+    assert "DCGM_FI_DEV_GPU_UTIL" in {one.field.old for one in default_counters()}
+    assert "DCGM_FI_DEV_POWER_VIOLATION" not in {one.field.old for one in default_counters()}

@@ -1,0 +1,359 @@
+"""What dcgm-exporter's users see: names, labels, units, and whose a series is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given as generated
+from hypothesis import strategies as st
+
+from agent.exposition.settings import ExpositionSettings
+from gpuledger.records import (
+    DeviceAllocation,
+    GpuHealth,
+    GpuProcess,
+    GpuProfiling,
+    GpuThrottling,
+    GpuTraffic,
+)
+from tests.unit.agent.exposition.given import (
+    GIB,
+    allocation,
+    gpu,
+    incident,
+    instance,
+    inventory,
+    node,
+    process,
+    sample,
+)
+
+MIB = 1 << 20
+OWNER = "ml/train-0/main"
+
+
+def settings_with(tmp_path: Path, *lines: str, **values: object) -> ExpositionSettings:
+    file = tmp_path / "counters.csv"
+    file.write_text("\n".join(lines))
+    return ExpositionSettings(counters_file=file, **values)  # type: ignore[arg-type]  # a test's
+
+
+def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
+    it = node()
+    it.view.show(
+        sample(gpu(3, temperature_celsius=41), allocations=[allocation(3, OWNER)]),
+        inventory=inventory(3),
+    )
+    (line,) = it.lines("DCGM_FI_DEV_GPU_TEMP")
+    assert line == (
+        'DCGM_FI_DEV_GPU_TEMP{gpu="3",UUID="GPU-3",pci_bus_id="00000000:13:00.0",device="nvidia3"'
+        ',modelName="NVIDIA H100 80GB HBM3",hostname="node-1",DCGM_FI_DRIVER_VERSION="570.86.15"'
+        ',container="main",namespace="ml",pod="train-0"} 41'
+    )
+
+
+def test_help_and_type_are_dcgm_exporters() -> None:
+    it = node()
+    it.view.show(sample(gpu(energy_total_joules=1.5)))
+    text = it.page().decode()
+    name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+    assert f"# HELP {name} Total energy consumption since boot (in mJ).\n" in text
+    assert f"# TYPE {name} counter\n" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "expected"),
+    [
+        ("DEV_SM_CLOCK", {"sm_clock_hertz": 1_980_000_000}, 1980),
+        ("DEV_GPU_UTIL", {"utilization_ratio": 0.437}, 43.7),
+        ("DEV_POWER_USAGE", {"power_watts": 321.5}, 321.5),
+        ("DEV_TOTAL_ENERGY_CONSUMPTION", {"energy_total_joules": 12.3456}, 12346),
+        ("DEV_FB_USED", {"memory_used_bytes": 3 * MIB + 5}, 3),
+        (
+            "DEV_FB_FREE",
+            {
+                "memory_total_bytes": 100 * MIB,
+                "memory_used_bytes": 30 * MIB,
+                "memory_reserved_bytes": 5 * MIB,
+            },
+            65,
+        ),
+        ("DEV_POWER_VIOLATION", {"throttling": GpuThrottling(power_seconds_total=1.5)}, 1.5e9),
+        ("DEV_ROW_REMAP_FAILURE", {"health": GpuHealth(remapped_rows_failed=True)}, 1),
+        ("DEV_GET_GPU_RECOVERY_ACTION", {"health": GpuHealth(recovery_action="reboot")}, 2),
+        (
+            "DEV_FABRIC_MANAGER_STATUS",
+            {"health": GpuHealth(fabric_state="completed", fabric_status=0)},
+            3,
+        ),
+        (
+            "DEV_FABRIC_MANAGER_STATUS",
+            {"health": GpuHealth(fabric_state="completed", fabric_status=9)},
+            4,
+        ),
+        (
+            "DEV_NVLINK_BANDWIDTH_TOTAL",
+            {"traffic": GpuTraffic(nvlink_sent_bytes_total=5, nvlink_received_bytes_total=7)},
+            12,
+        ),
+        (
+            "PROF_GR_ENGINE_ACTIVE",
+            {"profiling": GpuProfiling(graphics_engine_active_ratio=0.25)},
+            0.25,
+        ),
+        ("PROF_NVDEC1_ACTIVE", {"profiling": GpuProfiling(nvdec_active_ratios=[0.1, 0.2])}, 0.2),
+    ],
+)
+def test_a_value_has_dcgms_unit(
+    tmp_path: Path, field: str, values: dict[str, Any], expected: float
+) -> None:
+    it = node(settings_with(tmp_path, f"DCGM_FI_{field}, gauge, x"))
+    it.view.show(sample(gpu(**values)))
+    assert it.values(f"DCGM_FI_{field}", "gpu") == {("0",): pytest.approx(expected)}
+
+
+def test_what_the_driver_does_not_give_has_no_series() -> None:
+    it = node()
+    it.view.show(sample(gpu(), gpu(1, profiling=GpuProfiling())))
+    assert [line for line in it.page().decode().splitlines() if line.startswith("DCGM_")] == [
+        *it.lines("DCGM_FI_DEV_XID_ERRORS")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ("old", {"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_FB_USED"}),
+        ("new", {"DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_FB_USED"}),
+        (
+            "both",
+            {"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_FB_USED"},
+        ),
+        ("none", set()),
+    ],
+)
+def test_the_names_are_those_asked_for(tmp_path: Path, names: str, shown: set[str]) -> None:
+    lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, x", "DCGM_FI_DEV_FB_USED, gauge, x"]
+    it = node(settings_with(tmp_path, *lines, names=names))
+    it.view.show(sample(gpu(temperature_celsius=41, memory_used_bytes=MIB)))
+    found = {line.split("{")[0] for line in it.page().decode().splitlines() if "{" in line}
+    assert {name for name in found if name.startswith("DCGM_")} == shown
+    assert all(len(it.lines(name)) == 1 for name in shown)
+
+
+def test_label_counters_are_named_as_the_metric_that_has_them(tmp_path: Path) -> None:
+    lines = [
+        "DCGM_FI_DEV_GPU_TEMP, gauge, x",
+        "DCGM_FI_DEV_SERIAL, label, x",
+        "DCGM_FI_DEV_PSTATE, label, x",
+    ]
+    it = node(settings_with(tmp_path, *lines, names="both"))
+    it.view.show(sample(gpu(temperature_celsius=41, performance_state=2)), inventory=inventory(0))
+    (old,), (new,) = it.lines("DCGM_FI_DEV_GPU_TEMP"), it.lines("DCGM_FI_DEV_GPU_TEMP_CELSIUS")
+    assert 'DCGM_FI_DEV_SERIAL="1650",DCGM_FI_DEV_PSTATE="2"}' in old
+    assert 'DCGM_FI_DEV_BOARD_SERIAL="1650",DCGM_FI_DEV_GPU_PSTATE="2"}' in new
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [("hostname", 'hostname="node-1"'), ("Hostname", 'Hostname="node-1"'), ("none", 'HBM3"}')],
+)
+def test_the_hosts_label_is_a_setting(tmp_path: Path, label: str, shown: str) -> None:
+    it = node(settings_with(tmp_path, "DCGM_FI_DEV_GPU_TEMP, gauge, x", host_label=label))
+    it.view.show(sample(gpu(temperature_celsius=41)))
+    (line,) = it.lines("DCGM_FI_DEV_GPU_TEMP")
+    assert shown in line
+
+
+def test_a_shared_gpu_has_a_series_of_its_own_and_one_for_each_container_on_it() -> None:
+    it = node(one="ml/a/main", two="ml/b/main")
+    it.view.show(
+        sample(
+            gpu(
+                utilization_ratio=0.8,
+                memory_used_bytes=3 * GIB,
+                temperature_celsius=41,
+                profiling=GpuProfiling(graphics_engine_active_ratio=0.6),
+            ),
+            containers=["one", "two"],
+            processes=[
+                process(0, 0, pid=1, sm_utilization_ratio=0.5),
+                process(0, 1, pid=2, sm_utilization_ratio=0.2),
+                process(0, 1, pid=3, sm_utilization_ratio=0.1, memory_used_bytes=None),
+            ],
+            allocations=[
+                allocation(0, "ml/a/main", replica="0"),
+                allocation(0, "ml/b/main", replica="1"),
+            ],
+        )
+    )
+    labels = ("pod", "gpuledger_share")
+    assert it.values("DCGM_FI_DEV_GPU_UTIL", *labels) == {
+        ("", ""): 80.0,
+        ("a", "pod"): 50.0,
+        ("b", "pod"): pytest.approx(30.0),
+    }
+    assert it.values("DCGM_FI_DEV_FB_USED", *labels) == {
+        ("", ""): 3072,
+        ("a", "pod"): 1024,
+        ("b", "pod"): 1024,
+    }
+    assert it.values("DCGM_FI_PROF_GR_ENGINE_ACTIVE", *labels) == {
+        ("", ""): 0.6,
+        ("a", "pod"): pytest.approx(0.375),
+        ("b", "pod"): pytest.approx(0.225),
+    }
+    assert it.values("DCGM_FI_DEV_GPU_TEMP", *labels) == {("", ""): 41}
+
+
+def test_pods_on_a_shared_gpu_can_be_left_out(tmp_path: Path) -> None:
+    it = node(settings_with(tmp_path, "DCGM_FI_DEV_FB_USED, gauge, x", pod_series=False), one=OWNER)
+    shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
+    it.view.show(shown)
+    assert it.values("DCGM_FI_DEV_FB_USED", "pod") == {("",): 1024}
+
+
+@pytest.mark.parametrize(
+    ("allocations", "holder"),
+    [
+        ([], ""),
+        ([allocation(0, OWNER)], "train-0"),
+        ([allocation(0, OWNER), allocation(0, OWNER)], "train-0"),
+        ([allocation(0, OWNER), allocation(0, "ml/other/main")], ""),
+        ([allocation(0, OWNER, replica="0")], ""),
+        ([allocation(1, OWNER)], ""),
+        ([allocation(0, OWNER, gpu_instance=1)], ""),
+    ],
+)
+def test_a_gpu_is_a_pods_where_one_container_alone_has_all_of_it(
+    allocations: list[DeviceAllocation], holder: str
+) -> None:
+    it = node()
+    it.view.show(sample(gpu(power_watts=1.0), allocations=allocations))
+    assert it.values("DCGM_FI_DEV_POWER_USAGE", "pod") == {(holder,): 1.0}
+
+
+def test_a_container_whose_name_is_not_known_has_no_series_of_dcgms() -> None:
+    it = node()
+    shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
+    it.view.show(shown)
+    assert len(it.lines("DCGM_FI_DEV_FB_USED")) == 1
+
+
+def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
+    it = node()
+    it.view.show(
+        sample(
+            gpu(0, mig_enabled=True, memory_used_bytes=3 * GIB, power_watts=300.0),
+            instance(7, memory_used_bytes=GIB),
+            instance(8, memory_used_bytes=2 * GIB),
+            allocations=[allocation(0, OWNER, gpu_instance=8)],
+        ),
+        inventory=inventory(0),
+    )
+    labels = ("UUID", "GPU_I_ID", "GPU_I_PROFILE", "pci_bus_id", "pod")
+    assert it.values("DCGM_FI_DEV_FB_USED", *labels) == {
+        ("GPU-0", "7", "1g.10gb", "00000000:10:00.0", ""): 1024,
+        ("GPU-0", "8", "1g.10gb", "00000000:10:00.0", "train-0"): 2048,
+    }
+    assert it.values("DCGM_FI_DEV_POWER_USAGE", "GPU_I_ID") == {("",): 300.0}
+
+
+def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
+    it = node()
+    it.view.show(
+        sample(
+            gpu(0, mig_enabled=True),
+            instance(7, ci=0, memory_used_bytes=GIB),
+            instance(7, ci=1, memory_used_bytes=GIB),
+        )
+    )
+    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_I_ID", "GPU_C_ID").keys() == {
+        ("7", "0"),
+        ("7", "1"),
+    }
+
+
+def test_the_last_xid_stands_with_its_words() -> None:
+    it = node()
+    it.view.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 79), incident(0, 13)])
+    found = it.values("DCGM_FI_DEV_XID_ERRORS", "gpu", "err_code", "err_msg")
+    assert found == {("0", "13", "Graphics Engine Exception"): 13, ("1", "0", "No Error"): 0}
+
+
+def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: Path) -> None:
+    it = node(settings_with(tmp_path, "DCGM_EXP_XID_ERRORS_COUNT, counter, x"))
+    it.view.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 31), incident(0, 31)])
+    labels = ("gpu", "xid", "window_size_in_ms")
+    assert it.values("DCGM_EXP_XID_ERRORS_COUNT", *labels) == {
+        ("0", "31", "300000"): 2,
+        ("1", "", "300000"): 0,
+    }
+    it.clock.turn(301)
+    it.view.show(sample(gpu(0), gpu(1)))
+    assert it.values("DCGM_EXP_XID_ERRORS_COUNT", "gpu", "xid") == {("0", ""): 0, ("1", ""): 0}
+    assert it.values("gpuledger_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}
+
+
+def test_a_clock_event_is_the_beginning_of_a_reason(tmp_path: Path) -> None:
+    it = node(settings_with(tmp_path, "DCGM_EXP_CLOCK_EVENTS_COUNT, counter, x"))
+    for reasons in (0x4, 0x4, 0x0, 0x44, 1 << 40):
+        it.view.show(sample(gpu(throttling=GpuThrottling(reasons=reasons))))
+    assert it.values("DCGM_EXP_CLOCK_EVENTS_COUNT", "clock_event") == {
+        ("power_cap",): 2,
+        ("hw_thermal",): 1,
+    }
+
+
+def test_a_label_is_written_so_that_prometheus_reads_it() -> None:
+    it = node(one='ml/a"b\\c\nd/main')
+    shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
+    it.view.show(shown)
+    assert ('a"b\\c\nd',) in it.values("DCGM_FI_DEV_FB_USED", "pod")
+
+
+PLACES = st.integers(0, 2)
+PROCESSES = st.lists(
+    st.builds(
+        process,
+        PLACES,
+        st.none() | PLACES,
+        pid=st.integers(1, 9),
+        sm_utilization_ratio=st.none() | st.floats(0, 1),
+        memory_used_bytes=st.none() | st.integers(0, GIB),
+        ended=st.none() | st.just(value=True),
+    ),
+    max_size=12,
+)
+ALLOCATIONS = st.lists(
+    st.builds(
+        allocation,
+        PLACES,
+        st.sampled_from(["ml/a/main", "ml/b/main", "ml/c/main"]),
+        replica=st.none() | st.sampled_from(["0", "1"]),
+    ),
+    max_size=6,
+)
+
+
+@generated(processes=PROCESSES, allocations=ALLOCATIONS)
+def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
+    processes: list[GpuProcess], allocations: list[DeviceAllocation]
+) -> None:
+    settings = ExpositionSettings(names="both", process_series=True)
+    it = node(settings, one="ml/a/main", two="ml/b/main")
+    gpus = [gpu(index, memory_used_bytes=GIB, utilization_ratio=0.5) for index in range(3)]
+    it.view.show(
+        sample(
+            *gpus,
+            containers=["one", "two", "unnamed"],
+            processes=processes,
+            allocations=allocations,
+        )
+    )
+    lines = [line for line in it.page().decode().splitlines() if not line.startswith("#")]
+    series = [line.rpartition(" ")[0] for line in lines]
+    assert len(series) == len(set(series))
+    for name in ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_UTIL"):
+        own = [line for line in it.lines(name) if "gpuledger_share" not in line]
+        assert len(own) == 3

@@ -1,0 +1,87 @@
+"""The tables of fields hold to the records, to the units and to dcgm-exporter's own list."""
+
+import dataclasses
+import re
+from typing import get_args, get_type_hints
+
+import pytest
+
+from agent.exposition.devices import DERIVED, Device
+from agent.exposition.events import GpuEvents
+from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
+from agent.exposition.own import OwnFamily, own_families
+from agent.exposition.own_facts import CONSTANTS, Constant
+
+# etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
+DEFAULTS = """
+DCGM_FI_DEV_SM_CLOCK DCGM_FI_DEV_MEM_CLOCK DCGM_FI_DEV_MEMORY_TEMP DCGM_FI_DEV_GPU_TEMP
+DCGM_FI_DEV_POWER_USAGE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION DCGM_FI_PROF_PCIE_TX_BYTES
+DCGM_FI_PROF_PCIE_RX_BYTES DCGM_FI_DEV_PCIE_REPLAY_COUNTER DCGM_FI_DEV_GPU_UTIL
+DCGM_FI_DEV_MEM_COPY_UTIL DCGM_FI_DEV_ENC_UTIL DCGM_FI_DEV_DEC_UTIL DCGM_FI_DEV_XID_ERRORS
+DCGM_FI_DEV_FB_FREE DCGM_FI_DEV_FB_USED DCGM_FI_DEV_FB_RESERVED
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL DCGM_FI_DEV_VGPU_LICENSE_STATUS
+DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS
+DCGM_FI_DEV_ROW_REMAP_FAILURE DCGM_FI_DRIVER_VERSION DCGM_FI_PROF_GR_ENGINE_ACTIVE
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE DCGM_FI_PROF_DRAM_ACTIVE
+"""
+
+
+def parts() -> dict[str, type]:
+    """Give the record behind each part of a device."""
+    hints = get_type_hints(Device)
+    return {
+        name: next(part for part in get_args(hint) or (hint,) if part is not type(None))
+        for name, hint in hints.items()
+    }
+
+
+@pytest.mark.parametrize("path", sorted({field.path for field in all_fields()}))
+def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
+    part, _, name = path.partition(".")
+    if part == "derived":
+        assert name in DERIVED
+    elif part == "events":
+        assert hasattr(GpuEvents(), name)
+    else:
+        assert name in {one.name for one in dataclasses.fields(parts()[part])}
+
+
+def test_what_is_on_by_default_is_what_dcgm_exporter_has_on() -> None:
+    assert [field.old for field in all_fields() if field.is_default] == sorted(
+        DEFAULTS.split(), key=[field.old for field in all_fields()].index
+    )
+
+
+def test_no_name_stands_for_two_fields() -> None:
+    names = [name for field in all_fields() for name in {field.old, field.new}]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"DCGM_(FI|EXP)_[A-Z0-9_]+", name) for name in names)
+
+
+def test_every_field_has_a_kind_and_a_help_text() -> None:
+    assert {field.kind for field in all_fields()} <= set(get_args(Kind))
+    assert all(field.meaning for field in all_fields())
+    assert all(field.is_text == (field.kind == "label") for field in all_fields())
+
+
+@pytest.mark.parametrize("name", ["DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"])
+def test_a_field_is_found_by_its_old_and_its_new_name(name: str) -> None:
+    field = find_field(name)
+    assert isinstance(field, Field)
+    assert field.old == "DCGM_FI_DEV_GPU_TEMP"
+
+
+def test_a_name_that_is_nearly_right_finds_its_neighbour() -> None:
+    assert nearest_name("DCGM_FI_DEV_GPU_TEMPERATURE") == "DCGM_FI_DEV_GPU_TEMP"
+    assert nearest_name("zzz") is None
+
+
+def test_own_names_say_their_unit_and_no_family_is_split() -> None:
+    names = [family.name for family in own_families()] + [one.name for one in CONSTANTS]
+    assert len(names) == len(set(names))
+    families: list[OwnFamily | Constant] = [*own_families(), *CONSTANTS]
+    for family in families:
+        assert family.name.startswith("gpuledger_")
+        assert family.meaning
+        assert (family.kind == "counter") == family.name.endswith("_total")
+        assert not re.search(r"percent|mib|milli|mega|_ms\b|_mb\b|kilo", family.name)
