@@ -1,0 +1,182 @@
+"""A node with a cut GPU and with accounts, against the simulator's own books."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from agent.nvml.answers import LastSeen
+from agent.nvml.library import Nvml
+from agent.sampling import Moment, Sampler, Tick
+from enricher.join.books import book_tick
+from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
+from simulator.clock import HandClock
+from simulator.scenario import parse_scenario
+from simulator.simulation import SimulatedNode, Simulation
+from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
+
+SECOND_NS = 1_000_000_000
+
+
+def play(node: SimulatedNode, clock: HandClock, lengths: list[float]) -> list[Tick]:
+    sampler = Sampler(node=node.name, procfs=node.procfs)
+    gpus = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    made = []
+    for seconds in [0.0, *lengths]:
+        clock.advance(seconds)
+        seen = sampler.last_seen()
+        given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        at = Moment.read(node.clock)
+        if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
+            made.append(tick)
+    return made
+
+
+def records_of(ticks: list[Tick]) -> list[ProcessRecord]:
+    return [record for tick in ticks for record in tick.processes]
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock(start_ns=EPOCH_NS)
+
+
+@pytest.fixture
+def cut(clock: HandClock) -> list[Tick]:
+    return play(cut_simulation(clock).node("node-a"), clock, [0.25, *[1.0] * 22])
+
+
+def test_a_gpus_instances_stand_behind_it(cut: list[Tick]) -> None:
+    gpus = cut[4].sample.gpus
+    assert [gpu.mig_profile for gpu in gpus] == [
+        None, "1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"
+    ]  # fmt: skip
+    assert [gpu.mig_enabled for gpu in gpus] == [True, None, None, None, None]
+    assert {gpu.parent_uuid for gpu in gpus[1:]} == {gpus[0].uuid}
+    assert gpus[0].utilization_ratio is None
+    assert {gpu.energy_joules is None for gpu in gpus[1:]} == {True}
+    assert gpus[0].energy_joules
+
+
+def test_processes_point_to_the_row_of_their_instance(cut: list[Tick]) -> None:
+    sample = cut[4].sample
+    held = [(process.gpu, (process.memory_used_bytes or 0) // GIB) for process in sample.processes]
+    assert held == [(1, 5), (2, 30), (3, 6)]
+    assert len({process.container for process in sample.processes}) == 3
+
+
+def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: HandClock) -> None:
+    simulation = cut_simulation(clock)
+    node = simulation.node("node-a")
+    ticks = play(node, clock, [0.25, *[1.0] * 15])[1:]
+    end_ns = clock.time_ns() - EPOCH_NS
+    start_ns = end_ns - sum(tick.sample.interval_ns for tick in ticks)
+    for place, process in enumerate(node.gpus[0].processes, start=1):
+        ran_ns = sum(
+            (tick.sample.gpus[place].utilization_ratio or 0) * tick.sample.interval_ns
+            for tick in ticks
+        )
+        assert ran_ns == pytest.approx(node.gpus[0].busy_ns(process, start_ns, end_ns), rel=1e-6)
+
+
+def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: list[Tick]) -> None:
+    profiles = [[gpu.mig_profile for gpu in tick.sample.gpus] for tick in cut]
+    assert profiles[18][1:] == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
+    assert profiles[-1][1:] == ["7g.80gb"]
+    ended = [one for one in records_of(cut) if one.change is ProcessChange.ENDED]
+    assert len(ended) == 3
+    assert all(uuid.startswith("MIG-") for one in ended for uuid in one.gpu_uuids)
+
+
+def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: HandClock) -> None:
+    """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
+    node = cut_simulation(clock).node("node-a")
+    sampler = Sampler(node="node-a", procfs=node.procfs)
+    (gpu,) = Nvml(node.nvml).open()
+    records: list[ProcessRecord] = []
+    for seconds in (1.0, 1.0, 19.0, 1.0):
+        clock.advance(seconds)
+        at = Moment.read(node.clock)
+        tick = sampler.sample([gpu.answer(LastSeen())], asked_boottime_ns=at.boottime_ns, at=at)
+        records += tick.processes if tick else []
+    changes = [record.change for record in records]
+    assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3
+
+
+def sums(samples: list[NodeSample]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        for row in book_tick(sample):
+            for entry in row.entries:
+                found["memory"] += entry.memory_byte_seconds or 0.0
+                found["joules"] += entry.joules or 0.0
+                found[f"busy {entry.account}"] += entry.busy_seconds or 0.0
+    return found
+
+
+def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[Tick]) -> None:
+    samples = [tick.sample for tick in cut]
+    booked = sums(samples)
+    boards = [(one.gpus[0], one.interval_ns / SECOND_NS) for one in samples]
+    whole = sum((gpu.memory_total_bytes or 0) * seconds for gpu, seconds in boards)
+    assert booked["memory"] == pytest.approx(whole, rel=1e-9)
+    assert booked["joules"] == pytest.approx(sum(gpu.energy_joules or 0 for gpu, _ in boards))
+    assert booked[f"busy {Account.POD}"] > 30
+
+
+def accounted_scenario(version: str) -> dict[str, Any]:
+    """Give a GPU with a long process and with short ones that no tick meets."""
+
+    def process(command: str, start: float, end: float | None, busy: float) -> dict[str, Any]:
+        return {
+            "command": command,
+            "gpus": [0],
+            "memory_bytes": GIB,
+            "start_seconds": start,
+            "end_seconds": end,
+            "load": {"busy_ratio": busy, "kernel_seconds": 0.005},
+        }
+
+    short = [process(f"short-{n}", 2.2 + n, 2.7 + n, 0.9) for n in range(5)]
+    content = {"name": "main", "processes": [process("long", 0, 9.5, 0.4), *short]}
+    return {
+        "name": "accounts",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4", "accounting": version}}],
+        "pods": [{"namespace": "a", "name": "p", "node": "n", "containers": [content]}],
+    }
+
+
+@pytest.mark.parametrize(("version", "within"), [("v1", 0.005), ("v2", 0.001)])
+def test_processes_shorter_than_a_tick_still_get_their_seconds(
+    clock: HandClock, version: str, within: float
+) -> None:
+    simulation = Simulation(
+        parse_scenario(accounted_scenario(version)), epoch_ns=EPOCH_NS, clock=clock
+    )
+    node = simulation.node("n")
+    records = records_of(play(node, clock, [1.0] * 12))
+    ends = {record.pid: record for record in records if record.change is ProcessChange.ENDED}
+    gpu = node.gpus[0]
+    assert len(ends) == len(gpu.processes) == 6
+    for process in gpu.processes:
+        found = ends[process.pid].totals
+        assert found
+        (totals,) = found
+        lived = (process.end_ns - process.start_ns) / SECOND_NS
+        busy = gpu.busy_ns(process, process.start_ns, process.end_ns) / SECOND_NS
+        assert totals.busy_seconds == pytest.approx(busy, abs=within * lived)
+        assert totals.lived_seconds == pytest.approx(lived, abs=0.001)
+        assert totals.max_memory_bytes == GIB
+        assert totals.started_time_ns == pytest.approx(EPOCH_NS + process.start_ns, abs=1000)
+    seen = [record.pid for record in records if record.change is ProcessChange.SEEN]
+    assert sorted(seen) == sorted(ends)
+    named = {pid for pid, end in ends.items() if end.container_id}
+    assert named == {process.pid for process in gpu.processes if process.spec.command == "long"}
+
+
+def test_without_accounts_short_processes_leave_no_record(clock: HandClock) -> None:
+    content = parse_scenario(accounted_scenario("off"))
+    node = Simulation(content, epoch_ns=EPOCH_NS, clock=clock).node("n")
+    records = records_of(play(node, clock, [1.0] * 12))
+    assert [record.change for record in records] == [ProcessChange.SEEN, ProcessChange.ENDED]
+    assert {record.totals for record in records} == {None}
