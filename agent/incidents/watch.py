@@ -7,7 +7,7 @@ processes on the GPU at that time.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from agent.incidents.making import make_incident
 from agent.incidents.sighting import Sighting
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import Clock
-from gpuledger.records import GpuFacts, GpuHealth, Incident, IncidentProcess
+from gpuledger.records import GpuHealth, Incident, IncidentProcess
 from gpuledger.service import Backoff, Check
 
 SOURCE: Final = "agent"
@@ -50,17 +50,18 @@ class IncidentWatch:
         clock: Clock,
         tell: Callable[[Incident], None],
         processes_on: Callable[[str], Sequence[IncidentProcess]] = _nobody,
+        buses: Callable[[], Mapping[str, str]] = dict,
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
     ) -> None:
-        """Take the parts; `processes_on` gives who is on a GPU now, by its UUID."""
+        """Take the parts: `processes_on` a GPU by its UUID, `buses` the UUIDs by PCI address."""
         self._node = node
         self._boot_id = boot_id
         self._library = library
         self._clock = clock
         self._tell = tell
         self._processes_on = processes_on
-        self._buses: Mapping[str, str] = {}
+        self._buses = buses
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
         self._pairing = Pairing()
@@ -87,11 +88,6 @@ class IncidentWatch:
         events, self._events = self._events, None
         if events and not events.end():
             _log.warning("events_hang", detail="a wait for the driver's events does not return")
-
-    def know(self, gpus: Iterable[GpuFacts]) -> None:
-        """Take in where the GPUs are plugged in: the kernel's log knows them by that."""
-        found = {gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.pci_bus_id}
-        self._buses = {**self._buses, **found}
 
     async def run(self) -> None:
         """Tell what comes, for ever."""
@@ -187,7 +183,7 @@ class IncidentWatch:
         return KmsgReader(
             open_log=open_kmsg,
             clock=self._clock,
-            buses=lambda: self._buses,
+            buses=self._buses,
             take=self.take,
             check=self._kmsg_check,
             backoff=Backoff(first_seconds=1, most_seconds=300),

@@ -13,7 +13,7 @@ from agent.incidents.sighting import Sighting
 from agent.incidents.watch import IncidentWatch
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.processes.table import ProcessTable
-from gpuledger.records import GpuFacts, GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.records import GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.service import Check
 from simulator.clock import HandClock
 from simulator.simulation import SimulatedNode
@@ -56,25 +56,17 @@ def watch_of(
     open_kmsg: Callable[[], Kmsg] | None = None,
     check: Check | None = None,
 ) -> IncidentWatch:
-    watch = IncidentWatch(
+    return IncidentWatch(
         node="node-a",
         boot_id="boot-1",
         library=node.nvml,
         clock=node.clock,
         tell=told,
         processes_on=lambda _uuid: processes,
+        buses=lambda: {"00000000:1B:00.0": node.gpus[0].facts.uuid},
         open_kmsg=open_kmsg,
         kmsg_check=check,
     )
-    facts = GpuFacts(
-        uuid=node.gpus[0].facts.uuid,
-        index=0,
-        pci_bus_id="00000000:1B:00.0",
-        instances=[],
-        capabilities=[],
-    )
-    watch.know([facts])
-    return watch
 
 
 def pausing(waits: asyncio.Event) -> Callable[[float], None]:
