@@ -67,9 +67,10 @@ class Sampler:
         """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
         self.reads_processes = reads_processes
-        self._boot_id = read_boot_id(procfs)
-        self._table = ProcessTable(procfs=procfs, node=node, boot_id=self._boot_id)
-        self._endings = Endings(procfs=procfs, node=node, boot_id=self._boot_id)
+        self.boot_id = read_boot_id(procfs)
+        """The kernel's id of this boot."""
+        self._table = ProcessTable(procfs=procfs, node=node, boot_id=self.boot_id)
+        self._endings = Endings(procfs=procfs, node=node, boot_id=self.boot_id)
         self._states: Mapping[str, GpuState] = {}
         self._layout: Mapping[str, frozenset[str]] = {}
         self._before: Moment | None = None
@@ -153,7 +154,7 @@ class Sampler:
         TICKS.inc()
         sample = NodeSample(
             node=self._node,
-            boot_id=self._boot_id,
+            boot_id=self.boot_id,
             seq=self._seq,
             time_ns=at.time_ns - (self._lag_ns or 0),
             interval_ns=interval_ns,
