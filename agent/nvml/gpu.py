@@ -60,8 +60,10 @@ class Gpu:
             return {"readings": self._readings.ask()}
         if group is CallGroup.PROFILING:
             return self._profiling()
+        health = self._health.ask()
+        # The facts come last, as they tell which of all questions were refused.
         facts = replace(self._facts.ask(), instances=self._partition.describe())
-        return {"health": self._health.ask(), "facts": facts}
+        return {"health": health, "facts": facts}
 
     def answer(self, last_seen: LastSeen) -> GpuAnswers:
         """Ask everything; raises NvmlLostError where the library must be started again."""
