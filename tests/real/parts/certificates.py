@@ -37,13 +37,22 @@ class Authority:
         signed = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
         self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, common_name: str, *, organization: str | None = None) -> KeyPair:
-        """Make a certificate that serves 127.0.0.1 and localhost, and that a client may show."""
+    def issue(
+        self,
+        common_name: str,
+        *,
+        organization: str | None = None,
+        lifetime: dt.timedelta = LIFETIME,
+    ) -> KeyPair:
+        """Make a certificate that serves 127.0.0.1 and localhost, and that a client may show.
+
+        With a negative lifetime it has ended already; no shorter than an hour before now.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _distinguished_name(common_name, organization)
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = _builder(subject, self._name, key.public_key())
+        builder = _builder(subject, self._name, key.public_key(), lifetime)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         return self._write(common_name, builder.sign(self._key, hashes.SHA256()), key)
@@ -75,7 +84,10 @@ def _distinguished_name(common_name: str, organization: str | None) -> x509.Name
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    lifetime: dt.timedelta = LIFETIME,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -85,5 +97,5 @@ def _builder(
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + LIFETIME)
+        .not_valid_after(now + lifetime)
     )
