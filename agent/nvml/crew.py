@@ -42,8 +42,8 @@ class Crew:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call hangs."""
-        return any(thread.is_stuck for thread in self._threads)
+        """Whether a call hangs, so that closing the library may hang too."""
+        return any(thread.is_stuck for thread in self._threads) or self._abandoned.total() > 0
 
     @property
     def open_groups(self) -> list[str]:
@@ -57,7 +57,6 @@ class Crew:
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Begin with the handles of a new start; one whose threads all hang is left out."""
         self.library_lost = None
-        self._abandoned.show()
         self._threads = [
             self._thread(gpu, now_ns + place * self._health_ns // len(found), now_ns)
             for place, gpu in enumerate(found)
@@ -85,6 +84,7 @@ class Crew:
         answers = [answer for answer in judged if answer]
         GPU_DEADLINES_MISSED.inc(len(self._threads) - len(answers))
         self._take_down_silence()
+        self._abandoned.show()
         return answers
 
     def _judge(self, thread: GpuThread, ended: Round, now_ns: int) -> GpuAnswers | None:

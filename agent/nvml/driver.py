@@ -198,7 +198,8 @@ class Driver:
             self._restart(self._closed)
         elif self._crew.is_silent:
             self._restart("no GPU answers")
-        elif missing and self._lost_gpu_retry.is_due(now_ns):
+        elif missing and not self._crew.is_stuck and self._lost_gpu_retry.is_due(now_ns):
+            # Where a call hangs a new start may hang too, and cost the GPUs that answer.
             self._lost_gpu_retry.tried(now_ns)
             self._restart(missing)
         elif not missing:

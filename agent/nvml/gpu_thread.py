@@ -58,7 +58,11 @@ class Abandoned:
 
     def show(self) -> None:
         """Set the metric to what still hangs."""
-        THREADS_ABANDONED.set(sum(len(self._hanging(uuid)) for uuid in list(self._questions)))
+        THREADS_ABANDONED.set(self.total())
+
+    def total(self) -> int:
+        """Give how many threads hang."""
+        return sum(len(self._hanging(uuid)) for uuid in list(self._questions))
 
     def _hanging(self, uuid: str) -> list[Question]:
         hanging = [one for one in self._questions.get(uuid, ()) if not one.is_done]

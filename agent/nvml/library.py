@@ -6,12 +6,18 @@ It takes any object with the functions of `pynvml`, the real module or the simul
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from agent.nvml.calls import call_nvml
 from agent.nvml.gpu import Gpu
 from agent.nvml.inventory import ask_versions
+from agent.nvml.worker import Worker
 from gpuledger.errors import UnavailableError
+
+# A GPU that nobody uses may have to be woken up first, which takes seconds.
+_FIND_SECONDS: Final = 10.0
 
 
 class _Found(NamedTuple):
@@ -35,6 +41,7 @@ class Nvml:
         """The functions of `pynvml`, real or played."""
         self._monotonic_ns = monotonic_ns
         self._gpus: list[Gpu] = []
+        self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
         self.missing = 0
         """GPUs that the driver counts and that did not answer at the start."""
@@ -44,7 +51,7 @@ class Nvml:
         call_nvml(self.library, "nvmlInit")
         self._is_open = True
         count = call_nvml(self.library, "nvmlDeviceGetCount")
-        found = [place for index in range(count) if (place := self._find(index))]
+        found = self._find_all(count)
         self._gpus = [self._make(place, found) for place in found]
         self.missing = count - len(self._gpus)
         return self._gpus
@@ -65,6 +72,19 @@ class Nvml:
         # However the GPUs ended: a library that is not shut down is not started anew either.
         with contextlib.suppress(UnavailableError):
             call_nvml(self.library, "nvmlShutdown")
+
+    def _find_all(self, count: int) -> list[_Found]:
+        """Find the GPUs, each in a thread: one that hangs must not cost the others."""
+        for index in range(count):
+            # One that is done now was found too late, with a handle of the start before.
+            if index not in self._finding or self._finding[index].done():
+                worker = Worker(f"find-{index}")
+                self._finding[index] = worker.start(partial(self._find, index))
+                worker.end()
+        finding = {index: self._finding[index] for index in range(count)}
+        wait(finding.values(), timeout=_FIND_SECONDS)
+        done = [index for index, future in finding.items() if future.done()]
+        return [place for index in done if (place := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
         """Give the GPU at an index; one that is lost must not cost the others."""

@@ -49,7 +49,8 @@ class Retry:
         self._due_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
 
     def wait(self, now_ns: int, seconds: float) -> None:
-        """Do not try for `seconds`."""
+        """Do not try for `seconds`; the waits after that begin anew."""
+        self._backoff.reset()
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(seconds * 1e9)
 

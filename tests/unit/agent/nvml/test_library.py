@@ -1,11 +1,13 @@
 """The seam to NVML: its errors end here, and what it does not give is absent."""
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pynvml
 import pytest
+from typing_extensions import override
 
 from agent.nvml.answers import LastSeen, ListedProcess, ProcessSample, Sample
 from agent.nvml.calls import NvmlLostError
@@ -142,6 +144,31 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     nvml = Nvml(library)
     assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
     assert nvml.missing == 1
+
+
+def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.nvml.library._FIND_SECONDS", 0.3)
+    released, asked = threading.Event(), []
+
+    class Hanging(FakeNvml):
+        @override
+        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+            asked.append(gpu.uuid)
+            if gpu.uuid == "GPU-0":
+                released.wait()
+            return gpu.uuid
+
+    nvml = Nvml(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
+    for _ in range(2):
+        assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
+    assert nvml.missing == 1
+    assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
+    released.set()
+    monkeypatch.setattr("agent.nvml.library._FIND_SECONDS", 30)
+    while len(nvml.open()) < 2:
+        pass
 
 
 def test_a_missing_library_is_told_by_its_error() -> None:

@@ -205,6 +205,20 @@ async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew
     assert bench.told == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
 
 
+async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench: Bench) -> None:
+    await bench.ask()
+    released = bench.hang(READINGS)
+    await bench.ask()
+    bench.gpus[1].errors[BOOKS] = LOST
+    for _ in range(50):
+        assert await bench.ask() == ["0", "2"]
+    assert bench.nvml.tried == 1
+    bench.gpus[1].errors.clear()
+    bench.release(released)
+    bench.be_patient()
+    await bench.ask_until(["0", "1", "2"])
+
+
 async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -> None:
     await bench.ask()
     bench.nvml.gone = {"GPU-0"}
