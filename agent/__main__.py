@@ -7,9 +7,10 @@ from functools import partial
 from agent.exposition.page import NodePage
 from agent.exposition.view import NodeView, make_view
 from agent.kubelet.names import ContainerNames
+from agent.machine import Machine
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
-from agent.source import Source, find_source
+from agent.source import find_source
 from gpuledger.bus.protocol import Bus
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
@@ -52,32 +53,29 @@ def main() -> int:
         options=_OPTIONS,
     )
     settings = name_node(settings, os.environ)
-    source = find_source(settings)
+    machine = find_source(settings)
     view = make_view(
         settings.exposition,
-        clock=source.clock,
+        clock=machine.clock,
         tick_seconds=settings.tick_seconds,
-        names=ContainerNames(list_names=source.list_log_names, clock=source.clock),
+        names=ContainerNames(list_names=machine.list_log_names, clock=machine.clock),
     )
     return run_service(
-        partial(_run, source=source, view=view),
+        partial(_run, machine=machine, view=view),
         settings=settings,
-        page=NodePage(view, settings=settings.exposition, clock=source.clock),
+        page=NodePage(view, settings=settings.exposition, clock=machine.clock),
     )
 
 
 async def _run(
-    settings: AgentSettings, readiness: Readiness, *, source: Source, view: NodeView
+    settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
 ) -> None:
     await run_agent(
-        nvml=source.nvml,
-        procfs=source.procfs,
-        clock=source.clock,
+        machine=machine,
         bus=None if settings.no_kafka else _kafka(settings),
         settings=settings,
         readiness=readiness,
         view=view,
-        kubelet=source.kubelet,
     )
 
 

@@ -93,11 +93,13 @@ class Sampler:
         asked_boottime_ns: int,
         at: Moment,
         allocations: Sequence[DeviceAllocation] = (),
+        late: bool = False,
     ) -> Tick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
-        `asked_boottime_ns` is when the GPUs were asked: a process that started later cannot be
-        the one that they listed under its pid.
+        `late` says that it began more than half a tick after its time. `asked_boottime_ns` is when
+        the GPUs were asked: a process that started later cannot be the one that they listed under
+        its pid.
         """
         before, self._before = self._before, at
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
@@ -133,7 +135,9 @@ class Sampler:
         self._untold += self._endings.settle(
             roll, accounts, time_ns=at.time_ns, boottime_ns=at.boottime_ns
         )
-        return self._tick(ticks, roll, at, interval_ns, allocations) if before else None
+        if not before:
+            return None
+        return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
 
     def _tick(
         self,
@@ -141,7 +145,9 @@ class Sampler:
         roll: Roll,
         at: Moment,
         interval_ns: int,
+        *,
         allocations: Sequence[DeviceAllocation],
+        late: bool,
     ) -> Tick:
         self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
         containers = Containers()
@@ -158,6 +164,7 @@ class Sampler:
             seq=self._seq,
             time_ns=at.time_ns - (self._lag_ns or 0),
             interval_ns=interval_ns,
+            late=True if late else None,
             gpus=[tick.reading for tick in ticks],
             containers=containers.refs(),
             processes=processes,

@@ -1,191 +1,141 @@
-"""The agent at work: ask the GPUs once a tick, put the tick into the outbox, publish the outbox.
+"""The agent at work: its parts put together for one node, run beside one another, and ended.
 
-Here the parts are put together for one node; several nodes may run in one process.
+Several nodes may run in one process. What each part does is told in its own module.
 """
 
 import asyncio
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Coroutine, Sequence
 
 import structlog
 
 from agent.exposition.view import NodeView
+from agent.hardware import Hardware
+from agent.incidents.watch import IncidentWatch
 from agent.kubelet.allocations import Allocations
-from agent.kubelet.client import Kubelet
-from agent.kubelet.devices import DeviceIndex
-from agent.metrics import ATTRIBUTION, TICK_SECONDS, TICKS_LATE
+from agent.machine import Machine
+from agent.metrics import ATTRIBUTION
 from agent.nvml.driver import Driver
 from agent.nvml.library import Nvml
+from agent.nvml.round import wait_for
+from agent.nvml.watchdog import Watchdog
+from agent.outlets import Outlets
 from agent.processes.namespace import judge_procfs
-from agent.processes.procfs import Procfs
+from agent.processes.procfs import Procfs, read_boot_id
 from agent.publishing.outbox import Outbox
-from agent.publishing.parcels import pack
 from agent.publishing.publisher import Publisher, flush
 from agent.publishing.queue import TickQueue
 from agent.publishing.spool import Spool
-from agent.sampling import Moment, Sampler, Tick
-from agent.schedule import Schedule
+from agent.sampling import Sampler
 from agent.settings import AgentSettings
+from agent.ticking import Ticking
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
-from gpuledger.records import DeviceAllocation, NodeSample
 from gpuledger.service import Backoff, Check, Readiness
 
 _log = structlog.get_logger(__name__)
+_CLOSING_SECONDS = 2.0
 
 
 async def run_agent(
     *,
-    nvml: Any,  # noqa: ANN401  # pynvml is an untyped module
-    procfs: Procfs,
-    clock: Clock,
+    machine: Machine,
     bus: Bus | None,
     settings: AgentSettings,
     readiness: Readiness,
     view: NodeView | None = None,
-    kubelet: Kubelet | None = None,
 ) -> None:
     """Sample and publish one node until cancelled; what is queued then gets a last chance.
 
-    Without a bus nothing is published; a view is shown each tick; without a kubelet ticks have no
-    allocations.
+    Without a bus nothing is published; a view is shown each tick. Raises NothingWorksError where
+    only a fresh start can help.
     """
-    outbox = _outbox(settings, clock, readiness) if bus else None
-    driver = Driver(
-        Nvml(nvml),
-        clock=clock,
-        check=readiness.check("nvml"),
-        deadline_seconds=settings.gpu_deadline_seconds,
-        backoff=Backoff(),
+    outbox = _outbox(settings, machine.clock, readiness) if bus else None
+    node = _run(machine, Outlets(outbox=outbox, view=view), settings, readiness)
+    if bus and outbox:
+        publisher = Publisher(
+            node=settings.node_name,
+            bus=bus,
+            outbox=outbox,
+            check=readiness.check("kafka"),
+            backoff=Backoff(),
+            catch_up_factor=settings.spool.catch_up_factor,
+        )
+        await _run_and_publish(node, publisher, outbox, flush_seconds=settings.flush_seconds)
+    else:
+        await node
+
+
+async def _run_and_publish(
+    node: Coroutine[None, None, None],
+    publisher: Publisher,
+    outbox: Outbox,
+    *,
+    flush_seconds: float,
+) -> None:
+    publishing = asyncio.create_task(publisher.run(), name="publishing")
+    spilling = asyncio.create_task(outbox.run(), name="spilling")
+    running = asyncio.create_task(node, name="node")
+    try:
+        await _first_to_fail(running, publishing, spilling)
+    finally:
+        await _end(running)
+        await flush(publisher, outbox, publishing, spilling, seconds=flush_seconds)
+
+
+async def _run(
+    machine: Machine, outlets: Outlets, settings: AgentSettings, readiness: Readiness
+) -> None:
+    """Run everything that looks at the node; the driver is let go of at the end."""
+    sampler = _sampler(settings, machine.procfs, readiness.check("procfs"))
+    hardware = Hardware(node=settings.node_name, boot_id=read_boot_id(machine.procfs))
+    watch = IncidentWatch(
+        node=settings.node_name,
+        boot_id=read_boot_id(machine.procfs),
+        library=machine.nvml,
+        clock=machine.clock,
+        tell=outlets.tell_incident,
+        processes_on=sampler.processes_on,
+        buses=hardware.buses,
+        open_kmsg=machine.open_kmsg,
+        kmsg_check=readiness.check("kmsg") if machine.open_kmsg else None,
     )
-    sampling = Sampling(
+    driver = _driver(machine, watch, settings, readiness)
+    allocations = _allocations(machine, settings, readiness)
+    ticking = Ticking(
         driver=driver,
-        sampler=_sampler(settings, procfs, readiness.check("procfs")),
-        clock=clock,
-        outbox=outbox,
-        view=view,
-        allocations=_allocations(kubelet, settings, clock, readiness),
+        sampler=sampler,
+        hardware=hardware,
+        watch=watch,
+        allocations=allocations,
+        outlets=outlets,
+        clock=machine.clock,
         check=readiness.check("procfs"),
         settings=settings,
     )
+    watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, tell=watch.tell_of)
+    loops = [ticking.run(), watch.run(), watchdog.run()]
+    if allocations:
+        loops.append(allocations.run())
     try:
-        if bus and outbox:
-            await _sample_and_publish(sampling, bus, outbox, readiness)
-        else:
-            await sampling.run()
+        await _run_all(loops)
     finally:
-        driver.close()
+        await _close(driver)
 
 
-async def _sample_and_publish(
-    sampling: "Sampling", bus: Bus, outbox: Outbox, readiness: Readiness
-) -> None:
-    settings = sampling.settings
-    publisher = Publisher(
-        node=settings.node_name,
-        bus=bus,
-        outbox=outbox,
-        check=readiness.check("kafka"),
+def _driver(
+    machine: Machine, watch: IncidentWatch, settings: AgentSettings, readiness: Readiness
+) -> Driver:
+    return Driver(
+        Nvml(machine.nvml),
+        clock=machine.clock,
+        check=readiness.check("nvml"),
+        deadline_seconds=settings.gpu_deadline_seconds,
         backoff=Backoff(),
-        catch_up_factor=settings.spool.catch_up_factor,
+        health_seconds=settings.health_seconds,
+        tell=watch.tell_of,
+        users=(watch,),
     )
-    publishing = asyncio.create_task(publisher.run(), name="publishing")
-    spilling = asyncio.create_task(outbox.run(), name="spilling")
-    try:
-        await _first_to_fail(
-            asyncio.create_task(sampling.run(), name="sampling"), publishing, spilling
-        )
-    finally:
-        await flush(publisher, outbox, publishing, spilling, seconds=settings.flush_seconds)
-
-
-@dataclass(kw_only=True)
-class Sampling:
-    """The loop that samples."""
-
-    driver: Driver
-    """Whom to ask."""
-    sampler: Sampler
-    """Who makes ticks of the answers."""
-    clock: Clock
-    """Whose ticks they are."""
-    outbox: Outbox | None
-    """Where they go; `None` where nothing is published."""
-    view: NodeView | None
-    """Where they are shown."""
-    allocations: Allocations | None
-    """Who holds which GPU; `None` where nobody is asked."""
-    check: Check
-    """Whether `/proc` shows the processes."""
-    settings: AgentSettings
-    """How often."""
-    devices: DeviceIndex = field(default_factory=DeviceIndex)
-    """The GPUs to which allocations may lead."""
-
-    async def run(self) -> None:
-        """Sample for ever, and have the kubelet asked meanwhile."""
-        if self.allocations is None:
-            return await self._sample()
-        asking = asyncio.create_task(self.allocations.run(), name="kubelet")
-        sampling = asyncio.create_task(self._sample(), name="ticks")
-        try:
-            await _first_to_fail(sampling, asking)
-        finally:
-            asking.cancel()
-
-    async def _sample(self) -> None:
-        schedule = Schedule(
-            tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
-        )
-        first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
-        while not await self.take():
-            await self.clock.sleep(first_ns / 1e9)
-        wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
-        while True:
-            await self.clock.sleep(wait_seconds)
-            if schedule.is_late(self.clock.monotonic_ns()):
-                TICKS_LATE.inc()
-            await self.take()
-            wait_seconds = schedule.advance(self.clock.monotonic_ns())
-
-    async def take(self) -> bool:
-        """Take one tick, publish and show it; tells whether the driver answered at all."""
-        began_seconds = time.perf_counter()
-        asked_boottime_ns = self.clock.boottime_ns()
-        answers = await self.driver.ask(self.sampler.last_seen())
-        if answers is None:
-            return False
-        tick = self.sampler.sample(
-            answers,
-            asked_boottime_ns=asked_boottime_ns,
-            at=Moment.read(self.clock),
-            allocations=self._allocated(),
-        )
-        if tick:
-            self._put(tick)
-        TICK_SECONDS.observe(time.perf_counter() - began_seconds)
-        return True
-
-    def _allocated(self) -> Sequence[DeviceAllocation]:
-        if self.allocations is None:
-            return ()
-        facts = self.driver.inventory()
-        if facts:
-            self.devices = DeviceIndex.of(facts.gpus)
-        return self.allocations.current(self.devices)
-
-    def _put(self, tick: Tick) -> None:
-        if tick.processes and self.allocations:
-            self.allocations.ask_soon()
-        if self.outbox:
-            self.outbox.put(pack(tick))
-        if self.view:
-            self.view.show(tick.sample, processes=tick.processes)
-        if self.sampler.reads_processes:
-            _check_processes(self.check, tick.sample)
 
 
 def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outbox:
@@ -199,13 +149,13 @@ def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outb
 
 
 def _allocations(
-    kubelet: Kubelet | None, settings: AgentSettings, clock: Clock, readiness: Readiness
+    machine: Machine, settings: AgentSettings, readiness: Readiness
 ) -> Allocations | None:
-    if kubelet is None or settings.kubelet.enabled is False:
+    if machine.kubelet is None:
         return None
     return Allocations(
-        kubelet=kubelet,
-        clock=clock,
+        kubelet=machine.kubelet,
+        clock=machine.clock,
         check=readiness.check("kubelet"),
         backoff=Backoff(),
         settings=settings.kubelet,
@@ -227,21 +177,29 @@ def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
     return sampler
 
 
-def _check_processes(check: Check, sample: NodeSample) -> None:
-    """Say so where /proc shows none of the driver's processes: it is another pid namespace's."""
-    running = [process for process in sample.processes if not process.ended]
-    if running and all(process.started_boottime_ns is None for process in running):
-        check.failed(f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?")
-    else:
-        check.ok(f"{len(running)} processes on GPUs")
+async def _close(driver: Driver) -> None:
+    """Let go of the driver, unless a call hangs in it."""
+    closing = driver.close()
+    if closing:
+        await wait_for(closing, _CLOSING_SECONDS)
+
+
+async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run loops that never end by themselves until one fails; end them all."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        await _first_to_fail(*tasks)
+    finally:
+        await _end(*tasks)
 
 
 async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:
-    """Wait for the first of tasks that never end by themselves; end the first one."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        tasks[0].cancel()
-        await asyncio.wait(tasks[:1])
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+async def _end(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

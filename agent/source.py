@@ -4,53 +4,38 @@ The only place in which the agent knows the simulator; it is imported where it i
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
-from agent.incidents.kmsg import DeviceKmsg, Kmsg
+from agent.incidents.kmsg import DeviceKmsg
 from agent.kubelet.client import Kubelet, SocketKubelet
-from agent.kubelet.names import ListNames, list_folder
+from agent.kubelet.names import list_folder
+from agent.machine import Machine
 from agent.nvml.library import Nvml
 from agent.nvml.worker import Worker
-from agent.processes.procfs import Procfs, SystemProcfs
+from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
-from gpuledger.clock import Clock, SystemClock
+from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
+
+if TYPE_CHECKING:
+    from simulator.simulation import SimulatedNode
 
 PROBE_SECONDS: Final = 20.0
 _SIMULATED: Final = "simulated:"
 _RECORDED: Final = "recorded:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """A node to be read."""
-
-    nvml: Any
-    """The functions of `pynvml`."""
-    procfs: Procfs
-    """The files of `/proc`."""
-    clock: Clock
-    """The clocks."""
-    kubelet: Kubelet | None
-    """Who says which container holds which device; `None` where nobody is to be asked."""
-    list_log_names: ListNames
-    """Gives the names of the containers' logs."""
-    open_kmsg: Callable[[], Kmsg] | None = None
-    """Opens the kernel's log at its end; `None` where it is not to be read."""
-
-
-async def open_source(settings: AgentSettings) -> Source:
+async def open_source(settings: AgentSettings) -> Machine:
     """Find the source while the event loop goes on; raises UserError where there is none."""
     return await asyncio.to_thread(find_source, settings)
 
 
-def find_source(settings: AgentSettings) -> Source:
+def find_source(settings: AgentSettings) -> Machine:
     """Give the source that the settings name; raises UserError where there is none."""
     if settings.source == "simulated" or settings.source.startswith(_SIMULATED):
         return _simulated(settings)
@@ -58,7 +43,7 @@ def find_source(settings: AgentSettings) -> Source:
         return _recorded(settings)
     if settings.source == "auto":
         probe(pynvml)
-    return Source(
+    return Machine(
         nvml=pynvml,
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
@@ -95,7 +80,7 @@ def _explain(detail: str) -> str:
     )
 
 
-def _simulated(settings: AgentSettings) -> Source:
+def _simulated(settings: AgentSettings) -> Machine:
     from simulator.opening import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
 
     _, _, file = settings.source.partition(":")
@@ -107,19 +92,28 @@ def _simulated(settings: AgentSettings) -> Source:
     )
     # The default scenario has one node, whatever this machine is called.
     node = simulation.node(settings.node_name if file else next(iter(simulation.nodes)))
-    return Source(
-        nvml=node.nvml,
-        procfs=node.procfs,
-        clock=node.clock,
-        kubelet=None if settings.kubelet.enabled is False else node.kubelet,
-        list_log_names=node.kubelet.log_names,
+    played = play(node)
+    return replace(
+        played,
+        kubelet=None if settings.kubelet.enabled is False else played.kubelet,
         open_kmsg=node.open_kmsg if settings.incidents.kmsg else None,
     )
 
 
-def _recorded(settings: AgentSettings) -> Source:
+def play(node: "SimulatedNode") -> Machine:
+    """Give a played node, without its kernel's log."""
+    return Machine(
+        nvml=node.nvml,
+        procfs=node.procfs,
+        clock=node.clock,
+        kubelet=node.kubelet,
+        list_log_names=node.kubelet.log_names,
+    )
+
+
+def _recorded(settings: AgentSettings) -> Machine:
     from agent.recorded.opening import open_recording  # noqa: PLC0415  # as above
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.
-    return Source(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)
+    return Machine(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

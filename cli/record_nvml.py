@@ -18,12 +18,13 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from agent.machine import Machine
 from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recorded.redaction import Redactor
 from agent.recorded.tape import Header, Tape
 from agent.service import run_agent
 from agent.settings import AgentSettings
-from agent.source import Source, find_source
+from agent.source import find_source
 from cli.nvml_probes import probe_all
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness, configure_logs
@@ -100,7 +101,7 @@ def _settings(source: str, interval: float, node: str) -> AgentSettings:
     return settings
 
 
-def _header(source: Source, settings: AgentSettings, *, is_redacted: bool) -> Header:
+def _header(source: Machine, settings: AgentSettings, *, is_redacted: bool) -> Header:
     driver, library, gpus = _describe(source.nvml)
     return Header(
         time_ns=source.clock.time_ns(),
@@ -138,13 +139,11 @@ def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as ab
     return None
 
 
-async def _run(source: Source, settings: AgentSettings, tape: Tape, seconds: float) -> None:
+async def _run(source: Machine, settings: AgentSettings, tape: Tape, seconds: float) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(
-            nvml=source.nvml,
-            procfs=source.procfs,
-            clock=source.clock,
+            machine=source,
             bus=None,
             settings=settings,
             readiness=Readiness(),

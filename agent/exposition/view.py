@@ -140,8 +140,7 @@ class NodeView:
         self._sample = sample
         self._names = names or self._names
         if inventory is not None and inventory is not self._inventory:
-            self._inventory = inventory
-            self._facts = {gpu.uuid: gpu for gpu in inventory.gpus}
+            self.equip(inventory)
         for reading in sample.gpus:
             self._take(reading, now_ns)
         self._forget(sample, now_ns)
@@ -150,6 +149,12 @@ class NodeView:
         for record in processes:
             self._know(record)
         self._count_left_out(sample)
+
+    def equip(self, inventory: Inventory) -> None:
+        """Take what the node is built of, until the next time."""
+        self.version += 1
+        self._inventory = inventory
+        self._facts = {gpu.uuid: gpu for gpu in inventory.gpus}
 
     def tell(self, incident: Incident) -> None:
         """Count an incident."""

@@ -10,9 +10,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
+import agent.machine
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
-from agent.source import Source, open_source
+from agent.source import open_source, play
 from cli.demo.plan import DemoPlan
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
@@ -62,13 +63,10 @@ class SimulatedMachine:
         for node in self._simulation.nodes.values():
             stages.start_agent(
                 run_agent(
-                    nvml=node.nvml,
-                    procfs=node.procfs,
-                    clock=node.clock,
+                    machine=play(node),
                     bus=bus,
                     settings=AgentSettings(node_name=node.name),
                     readiness=Readiness(),
-                    kubelet=node.kubelet,
                 )
             )
         url = await stack.enter_async_context(serve_kube_api(self._simulation))
@@ -89,25 +87,21 @@ class SimulatedMachine:
 class OwnMachine:
     """This machine and the GPUs in it."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, machine: agent.machine.Machine) -> None:
+        self._machine = machine
         self._settings = name_node(AgentSettings(), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
         self.nodes = {self._settings.node_name}
-        self.clock: Clock = source.clock
+        self.clock: Clock = machine.clock
 
     async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
-        source = self._source
         stages.start_agent(
             run_agent(
-                nvml=source.nvml,
-                procfs=source.procfs,
-                clock=source.clock,
+                machine=self._machine,
                 bus=bus,
                 settings=self._settings,
                 readiness=Readiness(),
-                kubelet=source.kubelet,
             )
         )
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):

@@ -5,6 +5,7 @@ from typing import Any
 
 from agent.service import run_agent
 from agent.settings import AgentSettings, KubeletSettings
+from agent.source import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import NodeSample, ProcessRecord
 from gpuledger.service import Readiness
@@ -46,13 +47,10 @@ async def run_for(
     node, bus, readiness = simulate(clock, host_pid=host_pid), MemoryBus(), Readiness()
     agent = asyncio.create_task(
         run_agent(
-            nvml=node.nvml,
-            procfs=node.procfs,
-            clock=node.clock,
+            machine=play(node),
             bus=bus,
             settings=settings,
             readiness=readiness,
-            kubelet=node.kubelet,
         )
     )
     await clock.rung.wait()

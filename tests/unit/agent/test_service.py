@@ -11,6 +11,7 @@ import pynvml
 import pytest
 from typing_extensions import override
 
+from agent.machine import Machine
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source, probe
@@ -65,9 +66,7 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
     agents = [
         asyncio.create_task(
             run_agent(
-                nvml=node.nvml,
-                procfs=node.procfs,
-                clock=node.clock,
+                machine=Machine(nvml=node.nvml, procfs=node.procfs, clock=node.clock),
                 bus=bus,
                 settings=AgentSettings(node_name=node.name),
                 readiness=readiness,
@@ -129,9 +128,9 @@ async def test_processes_that_proc_does_not_show_make_the_agent_unready() -> Non
     readiness = Readiness()
     agent = asyncio.create_task(
         run_agent(
-            nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})),
-            procfs=FakeProcfs(),
-            clock=clock,
+            machine=Machine(
+                nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FakeProcfs(), clock=clock
+            ),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=readiness,
@@ -148,9 +147,7 @@ async def test_a_node_without_proc_is_told_in_one_line() -> None:
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
         await run_agent(
-            nvml=FakeNvml(),
-            procfs=procfs,
-            clock=HandClock(start_ns=EPOCH_NS),
+            machine=Machine(nvml=FakeNvml(), procfs=procfs, clock=HandClock(start_ns=EPOCH_NS)),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=Readiness(),
@@ -180,7 +177,7 @@ def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    with pytest.raises(UserError, match="--source simulated:FILE"):
+    with pytest.raises(UserError, match="--source simulated"):
         find_source(AgentSettings(node_name="n"))
 
 

@@ -1,0 +1,40 @@
+"""Where everything goes that the agent has to say: into the outbox, and onto the node's page."""
+
+from dataclasses import dataclass
+
+from agent.exposition.view import NodeView
+from agent.publishing.outbox import Outbox
+from agent.publishing.parcels import pack, pack_incident, pack_inventory
+from agent.sampling import Tick
+from gpuledger.records import Incident, Inventory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlets:
+    """Both of them, as far as they are there."""
+
+    outbox: Outbox | None
+    """What is to be published; `None` where nothing is."""
+    view: NodeView | None
+    """What `/metrics` shows; `None` where there is no page."""
+
+    def tell_tick(self, tick: Tick) -> None:
+        """Tell of a tick."""
+        if self.outbox:
+            self.outbox.put(pack(tick))
+        if self.view:
+            self.view.show(tick.sample, processes=tick.processes)
+
+    def tell_incident(self, incident: Incident) -> None:
+        """Tell of an incident."""
+        if self.outbox:
+            self.outbox.put(pack_incident(incident))
+        if self.view:
+            self.view.tell(incident)
+
+    def tell_inventory(self, inventory: Inventory) -> None:
+        """Tell what the node is built of."""
+        if self.outbox:
+            self.outbox.put(pack_inventory(inventory))
+        if self.view:
+            self.view.equip(inventory)

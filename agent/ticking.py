@@ -1,0 +1,107 @@
+"""The loop that ticks: ask the GPUs, make the tick, tell it. Nothing here waits for a receiver."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.hardware import Hardware
+from agent.incidents.watch import IncidentWatch
+from agent.kubelet.allocations import Allocations
+from agent.metrics import TICK_SECONDS, TICKS_LATE
+from agent.nvml.driver import Driver
+from agent.outlets import Outlets
+from agent.sampling import Moment, Sampler, Tick
+from agent.schedule import Schedule
+from agent.settings import AgentSettings
+from gpuledger.clock import Clock
+from gpuledger.records import DeviceAllocation, NodeSample
+from gpuledger.service import Check
+
+
+@dataclass(kw_only=True)
+class Ticking:
+    """The ticks of one node."""
+
+    driver: Driver
+    """Whom to ask."""
+    sampler: Sampler
+    """Who makes ticks of the answers."""
+    hardware: Hardware
+    """What the node is built of."""
+    watch: IncidentWatch
+    """Who looks at the health that was read."""
+    allocations: Allocations | None
+    """Who holds which GPU; `None` where nobody is asked."""
+    outlets: Outlets
+    """Where ticks go."""
+    clock: Clock
+    """Whose ticks they are."""
+    check: Check
+    """Whether `/proc` shows the processes."""
+    settings: AgentSettings
+    """How often."""
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        schedule = Schedule(
+            tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
+        )
+        first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
+        while not await self.take():
+            await self.clock.sleep(first_ns / 1e9)
+        wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
+        while True:
+            await self.clock.sleep(wait_seconds)
+            late = schedule.is_late(self.clock.monotonic_ns())
+            TICKS_LATE.inc(late)
+            await self.take(late=late)
+            wait_seconds = schedule.advance(self.clock.monotonic_ns())
+
+    async def take(self, *, late: bool = False) -> bool:
+        """Take one tick and tell it; tells whether the driver answered at all."""
+        began_seconds = time.perf_counter()
+        asked_boottime_ns = self.clock.boottime_ns()
+        answers = await self.driver.ask(self.sampler.last_seen())
+        if answers is None:
+            return False
+        self._take_stock()
+        tick = self.sampler.sample(
+            answers,
+            asked_boottime_ns=asked_boottime_ns,
+            at=Moment.read(self.clock),
+            allocations=self._allocated(),
+            late=late,
+        )
+        if tick:
+            self._tell(tick)
+        TICK_SECONDS.observe(time.perf_counter() - began_seconds)
+        return True
+
+    def _take_stock(self) -> None:
+        """Tell what the node is built of, where that is news."""
+        facts = self.driver.inventory()
+        if facts:
+            now_ns = self.clock.time_ns()
+            self.outlets.tell_inventory(self.hardware.take(facts, time_ns=now_ns))
+
+    def _allocated(self) -> Sequence[DeviceAllocation]:
+        return self.allocations.current(self.hardware.devices) if self.allocations else ()
+
+    def _tell(self, tick: Tick) -> None:
+        if tick.processes and self.allocations:
+            self.allocations.ask_soon()
+        self.outlets.tell_tick(tick)
+        for reading in tick.sample.gpus:
+            if reading.health:
+                self.watch.look_at(reading.uuid, reading.health, time_ns=tick.sample.time_ns)
+        if self.sampler.reads_processes:
+            _check_processes(self.check, tick.sample)
+
+
+def _check_processes(check: Check, sample: NodeSample) -> None:
+    """Say so where /proc shows none of the driver's processes: it is another pid namespace's."""
+    running = [process for process in sample.processes if not process.ended]
+    if running and all(process.started_boottime_ns is None for process in running):
+        check.failed(f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?")
+    else:
+        check.ok(f"{len(running)} processes on GPUs")
