@@ -27,6 +27,9 @@ _MOST_AT_ONCE: Final = 1000
 _REMEMBERED_READS: Final = 64
 _REMEMBERED_NS: Final = 3_600_000_000_000
 _NS_PER_US: Final = 1_000
+_HEAD_FIELDS: Final = 3
+_FIRST_OF_PROGRAMS: Final = 8
+"""The kernel's own facility is 0, and the three bits below it are the level."""
 
 _log = structlog.get_logger(__name__)
 
@@ -146,10 +149,9 @@ class KmsgReader:
     def _read_record(self, record: bytes) -> None:
         for line in record.decode(errors="replace").splitlines():
             head, _, text = line.partition(";")
-            stamp_us = head.split(",")[2:3]
-            found = read_xid_line(text)
-            if found and stamp_us and stamp_us[0].isdigit():
-                self._take(self._sighting(found, self._record_time.time_ns(int(stamp_us[0]))))
+            stamp_us, found = _kernels_stamp_us(head), read_xid_line(text)
+            if found and stamp_us is not None:
+                self._take(self._sighting(found, self._record_time.time_ns(stamp_us)))
 
     def _sighting(self, line: XidLine, time_ns: int) -> Sighting:
         return Sighting(
@@ -173,3 +175,11 @@ class KmsgReader:
                 return uuid
         # A GPU that never answered is known by its place alone; better than not told.
         return write_bus(line.bus)
+
+
+def _kernels_stamp_us(head: str) -> int | None:
+    """Give a record's stamp where the kernel itself wrote it: programs can write there too."""
+    fields = head.split(",")
+    if len(fields) < _HEAD_FIELDS or not (fields[0].isdigit() and fields[2].isdigit()):
+        return None
+    return int(fields[2]) if int(fields[0]) < _FIRST_OF_PROGRAMS else None

@@ -37,7 +37,7 @@ SECOND_NS: Final = 1_000_000_000
 class Cuda:
     """The few calls of the driver's library; each raises OSError with CUDA's own code."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, *, ptx: bytes = PTX, kernel: bytes = b"spin") -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
         handle, context = ctypes.c_int(), ctypes.c_void_p()
@@ -45,8 +45,8 @@ class Cuda:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
         self._call("cuCtxSetCurrent", context)
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), PTX)
-        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
+        self._call("cuModuleLoadData", ctypes.byref(module), ptx)
+        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, kernel)
 
     def hold(self, size_bytes: int) -> None:
         """Take device memory until the process ends."""

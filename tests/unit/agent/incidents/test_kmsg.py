@@ -104,6 +104,7 @@ def test_an_xid_of_a_gpu_that_never_answered_is_told_by_its_slot() -> None:
         b"6,1,2,-;usb 1-1: new device\n",
         b"6,1,2,-;NVRM: loading\n",
         b" SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0\n",
+        b"12,512,7,-;" + LINE.encode() + b"\n",
         b"4,512,x,-;" + LINE.encode() + b"\n",
         b"NVRM: Xid (PCI:0000:1b:00): 79\n",
         b"4,512,7,-;NVRM: Xid \xff\xfe\n",

@@ -1,0 +1,97 @@
+"""The driver's events on this machine: a set can be made, waited for and freed.
+
+With `GPULEDGER_PROVOKE_XID=1` a process of its own makes a memory fault, and the event has to come.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import pynvml
+import pytest
+
+from agent.incidents.event_set import DriverEvents
+from agent.incidents.events import EventThread
+from agent.incidents.sighting import Sighting
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.gpu import Gpu
+from agent.nvml.library import Nvml
+from gpuledger.clock import SystemClock
+from gpuledger.service import Backoff
+
+ROOT = Path(__file__).parents[2]
+APPLICATION_XIDS = {13, 31, 43, 45}
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Sequence[Gpu]]:
+    nvml = Nvml(pynvml)
+    try:
+        found = nvml.open()
+    except NvmlLostError as error:
+        pytest.skip(f"no GPU to look at: {error}")
+    yield found
+    nvml.close()
+
+
+@pytest.fixture
+def events(gpus: Sequence[Gpu]) -> Iterator[DriverEvents]:
+    made = DriverEvents(pynvml, gpus, clock=SystemClock())
+    yield made
+    made.close()
+
+
+def test_a_wait_ends_in_time_and_says_which_version_the_driver_has(
+    events: DriverEvents, record_property: Callable[[str, object], None]
+) -> None:
+    began = time.monotonic()
+    seen = events.take(200)
+    waited_seconds = time.monotonic() - began
+
+    record_property("has_nvmlEventSetWait_v3", events._has_v3)
+    assert seen is None or seen.gpu_uuid.startswith("GPU-")
+    assert waited_seconds < 1
+    assert events._has_v3 is not None
+
+
+def test_every_gpu_is_registered(events: DriverEvents, gpus: Sequence[Gpu]) -> None:
+    assert set(events._uuids.values()) == {gpu.uuid for gpu in gpus}
+
+
+def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[Gpu]) -> None:
+    seen: SimpleQueue[Sighting] = SimpleQueue()
+    thread = EventThread(pynvml, gpus, clock=SystemClock(), take=seen.put, backoff=Backoff())
+    time.sleep(0.5)
+    assert thread.end(1.0)
+
+
+@pytest.mark.skipif(
+    os.environ.get("GPULEDGER_PROVOKE_XID") != "1", reason="GPULEDGER_PROVOKE_XID is not 1"
+)
+def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
+    events: DriverEvents, gpus: Sequence[Gpu], record_property: Callable[[str, object], None]
+) -> None:
+    began_ns = time.time_ns()
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.fault"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    give_up = time.monotonic() + 10
+    found = None
+    while found is None and time.monotonic() < give_up:
+        found = events.take(500)
+
+    assert "cuCtxSynchronize" in said
+    assert found is not None
+    record_property("event", str(found))
+    assert found.xid in APPLICATION_XIDS
+    assert found.gpu_uuid in {gpu.uuid for gpu in gpus}
+    assert began_ns - 1_000_000_000 <= found.time_ns <= time.time_ns()
