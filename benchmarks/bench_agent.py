@@ -7,12 +7,14 @@ scraped every 15 s.
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,14 @@ _MOST_RATIO: Final = 0.01
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _KIB: Final = 1024
+_LOCK: Final = Path(__file__).parents[1] / "requirements" / "agent.lock"
+# Some libraries import others where they are installed; in the agent's image they are not.
+_PROGRAM: Final = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
+from agent.__main__ import main
+sys.exit(main())
+"""
 
 
 def run(*, seconds: float = _SECONDS) -> Iterator[Figure]:
@@ -117,7 +127,7 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
     os.environ["NVML_STUB_MEMORY"] = str(folder / "memory")
     return Deployable(
         name="agent",
-        command=["gpuledger-agent", "--source", "nvml"],
+        command=["python", "-c", _PROGRAM, ",".join(_not_in_image()), "--source", "nvml"],
         folder=folder,
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": bootstrap_servers,
@@ -125,6 +135,21 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
             "PROCFS_ROOT": str(folder / "proc"),
         },
     )
+
+
+def _not_in_image() -> list[str]:
+    """Give the modules that are installed here and not in the agent's image."""
+    locked = re.findall(r"^([\w.-]+)==", _LOCK.read_text(), re.MULTILINE)
+    named = {_plain(name) for name in ("gpuledger", *locked)}
+    return [
+        module
+        for module, owners in packages_distributions().items()
+        if not named & {_plain(owner) for owner in owners}
+    ]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:

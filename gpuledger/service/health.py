@@ -1,24 +1,23 @@
 """The health pages over HTTP: `/livez`, `/readyz`, `/metrics`. They show; they decide nothing."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import orjson
-from aiohttp import web
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpuledger.errors import UserError
+from gpuledger.service.pages import Handler, Request, Response, serve_pages
 from gpuledger.service.readiness import Readiness
 from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings.address import parse_listen
 
-# A probe that hangs must not use up the time that a deployable has for its own end.
-_SHUTDOWN_SECONDS: Final = 1.0
-_READINESS: Final = web.AppKey("readiness", Readiness)
 Page = Callable[[], bytes]
 """Gives metrics in the Prometheus text format."""
+_NOT_FOUND: Final = Response(status=404, body=b"there are /livez, /readyz and /metrics\n")
 
 
 @asynccontextmanager
@@ -34,22 +33,21 @@ async def serve_health(
     `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
     `UserError` where the address cannot be listened on.
     """
-    app = _app(readiness, page, guard)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    await runner.setup()
-    try:
-        await _listen(runner, listen, guard)
-        host, port = runner.addresses[0][:2]
+    show = _pages(readiness, page)
+    handler = partial(guard.answer, handler=show) if guard else show
+    async with AsyncExitStack() as stack:
+        host, port = await _listen(stack, handler, listen, guard)
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    finally:
-        await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, listen: str, guard: WebGuard | None) -> None:
+async def _listen(
+    stack: AsyncExitStack, handler: Handler, listen: str, guard: WebGuard | None
+) -> tuple[str, int]:
     host, port = parse_listen(listen)
     context = guard.context() if guard else None
+    serving = serve_pages(handler, host=host, port=port, context=context)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=context).start()
+        return await stack.enter_async_context(serving)
     except OSError as error:
         raise UserError(
             f"http.listen: cannot listen on {listen}: {error.strerror or error};"
@@ -57,42 +55,41 @@ async def _listen(runner: web.AppRunner, listen: str, guard: WebGuard | None) ->
         ) from error
 
 
-def _app(readiness: Readiness, page: Page | None, guard: WebGuard | None) -> web.Application:
-    app = web.Application(middlewares=[guard.middleware] if guard else [])
-    app[_READINESS] = readiness
-    app.router.add_get("/livez", _livez)
-    app.router.add_get("/readyz", _readyz)
-    app.router.add_get("/metrics", _metrics_with(page) if page else _metrics)
-    return app
+def _pages(readiness: Readiness, page: Page | None) -> Handler:
+    pages: dict[str, Callable[[Request], Response]] = {
+        "/livez": _livez,
+        "/readyz": partial(_readyz, readiness=readiness),
+        "/metrics": partial(_metrics_with, page=page) if page else _metrics,
+    }
+
+    async def show(request: Request) -> Response:
+        write = pages.get(request.path)
+        return write(request) if write else _NOT_FOUND
+
+    return show
 
 
-async def _livez(_: web.Request) -> web.Response:
+def _livez(_: Request) -> Response:
     """Answer: that the event loop gets here is all that it says."""
-    return web.Response(text="ok\n")
+    return Response(body=b"ok\n")
 
 
-async def _readyz(request: web.Request) -> web.Response:
-    readiness = request.app[_READINESS]
-    return web.Response(
+def _readyz(_: Request, *, readiness: Readiness) -> Response:
+    return Response(
         status=200 if readiness.is_ready() else 503,
         body=orjson.dumps(readiness.report(), option=orjson.OPT_APPEND_NEWLINE),
         content_type="application/json",
     )
 
 
-async def _metrics(request: web.Request) -> web.Response:
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    return web.Response(body=encode(REGISTRY), headers={"Content-Type": content_type})
+def _metrics(request: Request) -> Response:
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(body=encode(REGISTRY), content_type=content_type)
 
 
-def _metrics_with(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _metrics_with(_: Request, *, page: Page) -> Response:
     """Answer in the text format whatever is asked for: OpenMetrics has no counters without _total.
 
     A client that prefers another format takes this one too, as the content type says what it is.
     """
-
-    async def metrics(_: web.Request) -> web.Response:
-        body = generate_latest(REGISTRY) + page()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
-
-    return metrics
+    return Response(body=generate_latest(REGISTRY) + page(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

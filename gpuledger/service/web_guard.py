@@ -7,20 +7,19 @@ certificate for its probes; over TLS they are still TLS.
 
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
-from aiohttp import web
 
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.service.basic_auth import BasicAuth
+from gpuledger.service.pages import Handler, Request, Response
 from gpuledger.service.tls import make_context, with_current
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config
 
 _log = structlog.get_logger(__name__)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LOOK_SECONDS: Final = 1.0
 _OPEN_PAGES: Final = frozenset({"/livez", "/readyz"})
 _Stamp = tuple[tuple[str, int, int], ...]
@@ -42,30 +41,27 @@ class WebGuard:
         tls = self._config.tls_server_config
         return with_current(make_context(tls), self._current_context) if tls else None
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer(self, request: Request, handler: Handler) -> Response:
         """Let a request through, or answer 401, 403 or 503; add the configured headers."""
         self._look()
         refusal = None if request.path in _OPEN_PAGES else await self._refusal(request)
         response = refusal or await handler(request)
-        response.headers.extend(self._config.http_server_config.headers.items())
-        return response
+        configured = self._config.http_server_config.headers
+        return replace(response, headers={**response.headers, **dict(configured.items())})
 
-    async def _refusal(self, request: web.Request) -> web.Response | None:
+    async def _refusal(self, request: Request) -> Response | None:
         tls = self._config.tls_server_config
         if tls and tls.requires_clients and not _shows_certificate(request, tls):
-            return web.Response(status=403, text="a client certificate is needed\n")
+            return Response(status=403, body=b"a client certificate is needed\n")
         if self._users is None:
             return None
         try:
-            is_user = await self._users.allows(request.headers.get("Authorization"))
+            is_user = await self._users.allows(request.headers.get("authorization"))
         except UnavailableError as error:
-            return web.Response(status=503, headers={"Retry-After": "1"}, text=f"{error}\n")
+            return Response(status=503, headers={"Retry-After": "1"}, body=f"{error}\n".encode())
         if is_user:
             return None
-        return web.Response(
-            status=401, headers={"WWW-Authenticate": "Basic"}, text="Unauthorized\n"
-        )
+        return Response(status=401, headers={"WWW-Authenticate": "Basic"}, body=b"Unauthorized\n")
 
     def _current_context(self) -> ssl.SSLContext:
         self._look()
@@ -119,7 +115,7 @@ def _stamp_of(file: Path) -> tuple[str, int, int]:
     return str(file), found.st_mtime_ns, found.st_ino
 
 
-def _shows_certificate(request: web.Request, tls: TlsServerConfig) -> bool:
-    shown: dict[str, Any] = request.get_extra_info("peercert") or {}
+def _shows_certificate(request: Request, tls: TlsServerConfig) -> bool:
+    shown = request.certificate
     names = {name for _, name in shown.get("subjectAltName", ())}
     return bool(shown) and (not tls.client_allowed_sans or bool(names & {*tls.client_allowed_sans}))
