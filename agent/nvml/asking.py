@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
+from gpuledger.errors import UnavailableError
 
 Key = tuple[Any, ...]
 """A function's name and the arguments behind the handle that never change."""
@@ -81,7 +82,7 @@ class Asker:
         self.outcomes.clear()
 
 
-def reason_of(error: UnsupportedError) -> str:
+def reason_of(error: UnavailableError) -> str:
     """Give the driver's name of a refusal, such as `NotSupported`."""
     cause = error.__cause__
     if isinstance(cause, pynvml.NVMLError):

@@ -9,10 +9,11 @@ from typing import Any, Final
 import pynvml
 
 from agent.metrics import NVML_ERRORS
-from agent.nvml.asking import Asker
-from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
+from agent.nvml.asking import Asker, reason_of
+from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError, call_nvml
 from agent.nvml.questions import FieldValue
 from agent.nvml.structs import peek
+from gpuledger.errors import UnavailableError
 
 _Key = tuple[Any, ...]
 _CALL: Final = "nvmlDeviceGetFieldValues"
@@ -58,20 +59,23 @@ class FieldBatch:
         if not self._numbers or self._asker.is_refused((_CALL,)):
             return {}
         try:
-            return self._ask(self._wanted, self._numbers)
-        except UnsupportedError:
+            given = self._ask(self._wanted, self._numbers)
+        except UnsupportedError as error:
+            self._asker.refuse((_CALL,), reason_of(error))
             return {}
         except FailedError:
             if all(key in self._asker.outcomes for _, key in self._wanted):
                 return {}
-        # One number that is unknown to the driver may have cost all: each is tried alone, once.
-        return self._ask_apart()
+            # One number that is unknown to the driver may have cost all: each is tried alone, once.
+            return self._ask_apart()
+        self._asker.outcomes[_CALL,] = None
+        return given
 
     def _ask(
         self, wanted: Sequence[tuple[str, _Key]], numbers: Sequence[tuple[int, int]]
     ) -> dict[str, Any]:
         given = {}
-        values = self._asker.insist((_CALL,), numbers)
+        values = call_nvml(self._asker.library, _CALL, self._asker.handle, numbers)
         for (name, key), value in zip(wanted, values, strict=False):
             if check_code(self._asker, key, peek(value, "nvmlReturn")):
                 member = value_name(peek(value, "valueType"))
@@ -83,10 +87,16 @@ class FieldBatch:
         for one, number in zip(self._wanted, self._numbers, strict=True):
             try:
                 given |= self._ask([one], [number])
-            except FailedError as error:
-                code = getattr(error.__cause__, "value", pynvml.NVML_ERROR_UNKNOWN)
-                self._asker.refuse(one[1], _name_of(code))
+            except (UnsupportedError, FailedError) as error:
+                refuse_alone(self._asker, one[1], error)
         return given
+
+
+def refuse_alone(asker: Asker, key: _Key, error: UnavailableError) -> None:
+    """Remember that one of many was refused, asked alone; what only failed may come yet."""
+    code = getattr(error.__cause__, "value", None)
+    if code in _REFUSALS:
+        asker.refuse(key, reason_of(error))
 
 
 def check_code(asker: Asker, key: _Key, code: int) -> bool:

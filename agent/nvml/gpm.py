@@ -12,7 +12,7 @@ import pynvml
 
 from agent.nvml.asking import Asker, reason_of
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
-from agent.nvml.fields import check_code
+from agent.nvml.fields import check_code, refuse_alone
 from agent.nvml.questions import Metric, Reading
 from agent.nvml.structs import peek
 
@@ -118,6 +118,10 @@ class Gpm:
             self._lay_out([one for one in self._ids if not self._is_refused(one)])
         try:
             return self._ask_metrics()
+        except UnsupportedError as error:
+            self._asker.refuse((_METRICS,), reason_of(error))
+            self.close()
+            raise
         except FailedError:
             if all((_METRICS, one) in self._asker.outcomes for one in self._ids):
                 raise
@@ -131,8 +135,8 @@ class Gpm:
             self._lay_out([one])
             try:
                 given |= self._ask_metrics()
-            except FailedError:
-                self._asker.refuse((_METRICS, one), "InvalidArgument")
+            except (UnsupportedError, FailedError) as error:
+                refuse_alone(self._asker, (_METRICS, one), error)
         self._lay_out([one for one in ids if not self._is_refused(one)])
         return given
 
@@ -147,12 +151,7 @@ class Gpm:
 
     def _ask_metrics(self) -> dict[int, float]:
         asker, given = self._asker, {}
-        try:
-            call_nvml(asker.library, _METRICS, self._struct)
-        except UnsupportedError as error:
-            asker.refuse((_METRICS,), reason_of(error))
-            self.close()
-            raise
+        call_nvml(asker.library, _METRICS, self._struct)
         for number, slot in self._slots:
             if check_code(asker, (_METRICS, number), peek(slot, "nvmlReturn")):
                 value = peek(slot, "value")

@@ -1,0 +1,154 @@
+"""Whatever a driver answers, a reading holds only what can be true, and nothing raises."""
+# ruff: noqa: ANN401  # the binding's structs have no types
+
+import ctypes
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pynvml
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.nvml.answers import LastSeen
+from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.library import Nvml
+from agent.reading.gpu import GpuState, read_gpu
+from gpuledger.codec import encode
+from gpuledger.records.readings import GpuReading
+from simulator.clock import HandClock
+from simulator.scenario import parse_scenario
+from simulator.simulation import Simulation
+
+EPOCH_NS = 1_790_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+NUMBERS = [0, 1, 2, 50, 100, 101, 255, 2**31 - 1, 2**32 - 1, 2**32, 2**53, 2**63, 2**64 - 1, -1]
+FLOATS = [0.0, 55.5, 100.0, 100.1, -1.0, 1e308, math.inf, -math.inf, math.nan]
+ERRORS = [
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_TIMEOUT,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_CORRUPTED_INFOROM,
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
+]
+SOUND = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex",
+         "nvmlDeviceGetUUID", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmSampleFree",
+         "nvmlGpmQueryDeviceSupport", "nvmlDeviceGetMigMode")  # fmt: skip
+
+
+class Garbled:
+    """A library that now and then answers with any number, or with any error."""
+
+    def __init__(self, library: Any, chance: random.Random) -> None:
+        self._library = library
+        self._chance = chance
+
+    def __getattr__(self, name: str) -> Any:
+        call: Callable[..., Any] = getattr(self._library, name)
+        if name in SOUND:
+            return call
+
+        def garble(*arguments: Any, **named: Any) -> Any:
+            if self._chance.random() < 0.1:
+                raise pynvml.NVMLError(self._chance.choice(ERRORS))
+            answer = self._garble(call(*arguments, **named))
+            for argument in arguments:
+                self._garble(getattr(argument, "_obj", None))
+            return answer
+
+        return garble
+
+    def _garble(self, value: Any) -> Any:
+        if isinstance(value, pynvml.c_nvmlGpmMetricsGet_t):
+            return self._each(value.metrics[: value.numMetrics]) and value
+        if isinstance(value, ctypes.Structure | ctypes.Union):
+            return self._members(value)
+        if isinstance(value, ctypes.Array | list | tuple):
+            return type(value)(self._each(value)) if isinstance(value, list | tuple) else value
+        if isinstance(value, int | float) and self._chance.random() < 0.3:
+            return self._chance.choice(FLOATS if isinstance(value, float) else NUMBERS)
+        return value
+
+    def _each(self, values: Any) -> list[Any]:
+        return [self._garble(value) for value in values]
+
+    def _members(self, struct: Any) -> Any:
+        for name, *_ in struct._fields_:
+            if name not in ("metricId", "metricInfo", "version", "fieldId"):
+                member = getattr(struct, name)
+                garbled = self._garble(member)
+                if isinstance(member, int | float):
+                    setattr(struct, name, garbled)
+        return struct
+
+
+def machine(seed: int) -> tuple[Garbled, HandClock]:
+    process = {"command": "train", "gpus": [0], "memory_bytes": 1 << 30}
+    scenario = parse_scenario(
+        {
+            "name": "garbage",
+            "nodes": [{"name": "n", "gpus": {"model": "NVIDIA H100 80GB HBM3"}}],
+            "host_processes": [{"node": "n", **process}],
+        }
+    )
+    clock = HandClock(start_ns=EPOCH_NS)
+    simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
+    return Garbled(simulation.node("n").nvml, random.Random(seed)), clock  # noqa: S311  # a test's chance
+
+
+def check_plausible(reading: GpuReading) -> None:
+    msgspec.json.decode(encode(reading), type=GpuReading)
+    for readings in CATALOGUE.values():
+        for one in readings:
+            part, _, field = one.name.rpartition(".")
+            value = getattr(getattr(reading, part, None) if part else reading, field, None)
+            if field.endswith(("_ratio", "_ratios")) and value is not None:
+                ratios = value if isinstance(value, list) else [value]
+                assert all(0 <= ratio <= 1 for ratio in ratios), one.name
+            elif isinstance(value, int | float):
+                low, high = (limit * one.unit.times for limit in (one.unit.low, one.unit.high))
+                assert low <= value * (one.unit.over or 1) <= high + 1, one.name
+
+
+def check_totals(reading: GpuReading, before: dict[str, float]) -> None:
+    for readings in CATALOGUE.values():
+        for one in (one for one in readings if one.unit.is_total):
+            part, _, field = one.name.rpartition(".")
+            value = getattr(getattr(reading, part, None) if part else reading, field, None)
+            if value is not None:
+                fell = value < before.get(field, 0)
+                assert fell == (field in (reading.resets or ())), field
+                before[field] = value
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
+    library, clock = machine(seed)
+    (gpu,) = Nvml(library, monotonic_ns=clock.monotonic_ns).open()
+    state: GpuState | None = None
+    totals: dict[str, float] = {}
+    for _ in range(8):
+        clock.advance(1)
+        answers = gpu.answer(state.last_seen if state else LastSeen())
+        tick = read_gpu(answers, state, interval_ns=SECOND_NS)
+        check_plausible(tick.reading)
+        check_totals(tick.reading, totals)
+        state = tick.state
+
+
+def test_the_garbage_of_this_test_would_be_seen() -> None:
+    library, _ = machine(1)
+    gpu = Nvml(library).open()[0]
+    dropped = sum(
+        read_gpu(gpu.answer(LastSeen()), None, interval_ns=SECOND_NS).dropped_readings.total()
+        for _ in range(20)
+    )
+    assert dropped > 20
+    with pytest.raises(AssertionError):
+        check_plausible(GpuReading(uuid="GPU-0", index=0, power_watts=4000.0))

@@ -1,0 +1,143 @@
+"""From the driver's values to a reading's parts: base units, only what can be true."""
+# ruff: noqa: ANN401  # the driver's values are of any type
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.nvml.answers import GpuAnswers
+from agent.reading.gpu import GpuState, GpuTick, read_gpu
+
+SECOND_NS = 1_000_000_000
+BLANK = GpuAnswers(uuid="GPU-0", index=0)
+
+
+def read(before: GpuState | None = None, **given: Any) -> GpuTick:
+    return read_gpu(replace(BLANK, **given), before, interval_ns=SECOND_NS)
+
+
+def value_of(tick: GpuTick, name: str) -> Any:
+    found: Any = tick.reading
+    for field in name.split("."):
+        found = getattr(found, field, None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "ours"),
+    [
+        ("readings", "encoder_utilization_ratio", 25, 0.25),
+        ("readings", "memory_temperature_celsius", 61, 61),
+        ("readings", "sm_clock_hertz", 1980, 1_980_000_000),
+        ("readings", "power_instant_watts", 412_345, 412.345),
+        ("readings", "performance_state", 15, 15),
+        ("readings", "throttling.reasons", 0x1FF, 0x1FF),
+        ("readings", "throttling.power_seconds_total", 1_500_000_000, 1.5),
+        ("readings", "traffic.pcie_sent_bytes_total", 1000, 1000),
+        ("readings", "traffic.nvlink_sent_bytes_total", 3, 3072),
+        ("profiling", "profiling.sm_occupancy_ratio", 12.5, 0.125),
+        ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864.0),
+        ("profiling", "profiling.nvdec_active_ratios", [50.0, 0.0], [0.5, 0.0]),
+        ("health", "health.recovery_action", 4, "drain_and_reset"),
+        ("health", "health.remapped_rows_pending", 1, True),
+        ("health", "health.remapped_rows_failed", 0, False),
+        ("health", "health.ecc_corrected_volatile_total", 7, 7),
+        ("health", "health.fan_speed_ratio", 30, 0.3),
+        ("health", "limits.power_limit_min_watts", 200_000, 200.0),
+        ("health", "limits.temperature_slowdown_celsius", 89, 89),
+    ],
+)
+def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, ours: Any) -> None:
+    tick = read(None, **{group: {name: value}})
+    assert value_of(tick, name) == ours
+    assert type(value_of(tick, name)) is type(ours)
+    assert not tick.dropped_readings
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "reason"),
+    [
+        ("readings", "encoder_utilization_ratio", 101, "out_of_range"),
+        ("readings", "performance_state", 32, "out_of_range"),
+        ("readings", "memory_temperature_celsius", 2**32 - 1, "out_of_range"),
+        ("readings", "power_instant_watts", -1, "out_of_range"),
+        ("readings", "throttling.power_seconds_total", 2**64 - 1, "out_of_range"),
+        ("readings", "traffic.nvlink_sent_bytes_total", 2**64 - 1, "out_of_range"),
+        ("profiling", "profiling.sm_active_ratio", 100.001, "out_of_range"),
+        ("profiling", "profiling.sm_active_ratio", math.inf, "not_a_number"),
+        ("profiling", "profiling.dram_active_ratio", math.nan, "not_a_number"),
+        ("profiling", "profiling.nvlink_sent_bytes_per_second", 1e300, "out_of_range"),
+        ("profiling", "profiling.nvdec_active_ratios", [101.0, 0.0], "out_of_range"),
+        ("health", "health.recovery_action", 99, "unknown"),
+        ("health", "health.sram_threshold_exceeded", 2, "unknown"),
+        ("health", "health.fabric_state", "completed", "not_a_number"),
+        ("health", "limits.power_limit_max_watts", 2**32 - 1, "out_of_range"),
+    ],
+)
+def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
+    group: str, name: str, value: Any, reason: str
+) -> None:
+    tick = read(None, **{group: {name: value}})
+    assert value_of(tick, name) is None
+    assert dict(tick.dropped_readings) == {(name, reason): 1}
+
+
+def test_a_part_of_which_the_driver_gives_nothing_is_absent() -> None:
+    reading = read(readings={"throttling.reasons": 0}).reading
+    assert reading.throttling
+    assert reading.throttling.__dict__ == {"reasons": 0}
+    parts = (reading.profiling, reading.traffic, reading.health, reading.limits)
+    assert parts == (None, None, None, None)
+
+
+def test_a_list_ends_before_the_first_engine_whose_value_cannot_be_true() -> None:
+    tick = read(profiling={"profiling.nvdec_active_ratios": [10.0, 101.0, 20.0]})
+    assert value_of(tick, "profiling.nvdec_active_ratios") == [0.1]
+    assert tick.dropped_readings.total() == 1
+
+
+def test_profiling_of_more_than_this_tick_is_left_out() -> None:
+    given = {"profiling.sm_active_ratio": 50.0}
+    assert read(profiling=given, profiling_ns=int(1.4 * SECOND_NS)).reading.profiling
+    assert not read(profiling=given, profiling_ns=2 * SECOND_NS).reading.profiling
+
+
+def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:
+    said = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
+    joined = read(health={"health.fabric_state": 3, **said}).reading.health
+    joining = read(health={"health.fabric_state": 2, **said}).reading.health
+    assert joined
+    assert joined.__dict__ == {
+        "fabric_state": "completed", "fabric_status": 0, "fabric_health_mask": 2
+    }  # fmt: skip
+    assert joining
+    assert joining.__dict__ == {"fabric_state": "in_progress"}
+
+
+def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
+    name = "health.ecc_corrected_volatile_total"
+    first = read(health={name: 9}, energy_millijoules=5000)
+    between = read(first.state, energy_millijoules=6000)
+    last = read(between.state, health={name: 2}, energy_millijoules=100)
+    assert (first.reading.resets, between.reading.resets) == (None, None)
+    assert last.reading.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
+
+
+def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
+    first = read(energy_millijoules=5000)
+    after = read(first.state.forget(), energy_millijoules=100)
+    assert after.reading.resets == ["energy_total_joules"]
+    assert after.reading.energy_joules is None
+
+
+def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
+    name = "throttling.power_seconds_total"
+    first = read(readings={name: 0})
+    leapt = read(first.state, readings={name: 10**17})
+    back = read(leapt.state, readings={name: 10**9})
+    assert value_of(leapt, name) is None
+    assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
+    assert value_of(back, name) == 1.0
+    assert back.reading.resets is None
