@@ -151,7 +151,7 @@ def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outb
 def _allocations(
     machine: Machine, settings: AgentSettings, readiness: Readiness
 ) -> Allocations | None:
-    if machine.kubelet is None:
+    if machine.kubelet is None or settings.kubelet.enabled is False:
         return None
     return Allocations(
         kubelet=machine.kubelet,

@@ -48,5 +48,5 @@ def test_a_source_can_be_named(source: str) -> None:
 @pytest.mark.parametrize("source", ["", "dcgm", "simulated:", "nvml:0"])
 def test_an_unknown_source_is_refused(source: str) -> None:
     environ = {"GPULEDGER_SOURCE": source}
-    with pytest.raises(SettingsError, match="expected auto, nvml or simulated:FILE"):
+    with pytest.raises(SettingsError, match="expected auto, nvml, simulated:FILE or recorded:FILE"):
         load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
