@@ -1,0 +1,120 @@
+"""The agent's spool as processes and a real broker have it: outages, kills, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from tests.real.test_agent import NODE, agent_of, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.parts.kafka import Kafka
+
+TICK_SECONDS = 0.25
+AFTER_SECONDS = 0.5
+READ_SECONDS = 0.1
+
+
+def spooling_agent_of(kafka: Kafka, folder: Path, **settings: str) -> Deployable:
+    """Give an agent with a spool; whenever it starts again, the played node goes on."""
+    (folder / "spool").mkdir()
+    return agent_of(
+        kafka,
+        folder,
+        TICK_SECONDS=str(TICK_SECONDS),
+        SIMULATOR__EPOCH_NS=str(time.time_ns()),
+        SPOOL__FOLDER=str(folder / "spool"),
+        SPOOL__AFTER_SECONDS=str(AFTER_SECONDS),
+        SPOOL__LEAST_FREE_BYTES="0",
+        **settings,
+    )
+
+
+def value_of(agent: Deployable, metric: str) -> float:
+    lines = agent.metrics().splitlines()
+    return float(next(line for line in lines if line.startswith(f"{metric} ")).split()[1])
+
+
+async def wait_until_empty(agent: Deployable) -> None:
+    async with asyncio.timeout(60):
+        while value_of(agent, "gpuledger_agent_spool_ticks") > 0:  # noqa: ASYNC110  # a process
+            await asyncio.sleep(READ_SECONDS)
+
+
+async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_its_order(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
+    kafka = start_kafka()
+    await create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
+    agent = spooling_agent_of(kafka, tmp_path)
+    agent.start()
+    agent.wait_until_ready()
+    await asyncio.sleep(1)
+    assert list((tmp_path / "spool" / NODE).glob("*.spool")) == []
+    kafka.kill()
+    await asyncio.sleep(4)
+    agent.kill()
+    agent.start()
+    await asyncio.sleep(4)
+    assert value_of(agent, "gpuledger_agent_spool_ticks") > 3.0 / TICK_SECONDS
+    assert agent.stop() == 0, agent.log_tail()
+    assert "stopped_with_unpublished_ticks" not in agent.log_tail()
+    agent.start()
+    await asyncio.sleep(3)
+    kafka.start()
+    agent.wait_until_ready()
+    await wait_until_empty(agent)
+    await asyncio.sleep(1)
+    assert agent.stop() == 0, agent.log_tail()
+    assert list((tmp_path / "spool" / NODE).glob("*.spool")) == []
+
+    samples, _ = await read_all(kafka)
+    # What was acknowledged and not yet noted down when the process was killed comes twice.
+    once = list({sample.seq: sample for sample in samples}.values())
+    assert len({sample.boot_id for sample in once}) == 1
+    assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
+    assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 12
+    gaps = [
+        (after.time_ns - before.time_ns - after.interval_ns) / 1e9
+        for before, after in pairwise(once)
+    ]
+    # Only where the agent was not there: at the kill and at the restart, each until it was again.
+    missing = [gap for gap in gaps if abs(gap) > 2 * TICK_SECONDS]
+    assert len(missing) <= 2
+    assert max(missing, default=0) < AFTER_SECONDS + 5
+
+
+async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
+    kafka = start_kafka()
+    await create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
+    agent = spooling_agent_of(kafka, tmp_path, SPOOL__CATCH_UP_FACTOR="8")
+    kafka.kill()
+    agent.start()
+    await asyncio.sleep(12)
+    kafka.start()
+    async with asyncio.timeout(60):
+        while value_of(agent, "gpuledger_agent_ticks_published_total") == 0:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(READ_SECONDS)
+    waiting = value_of(agent, "gpuledger_agent_spool_ticks")
+    began_seconds = time.monotonic()
+    await wait_until_empty(agent)
+    took_seconds = time.monotonic() - began_seconds
+    assert agent.stop() == 0, agent.log_tail()
+    # The last of them is followed by no pause; the first ones were sent before the count.
+    at_least_seconds = (waiting - 60) * TICK_SECONDS / 8
+    assert at_least_seconds <= took_seconds <= waiting * TICK_SECONDS + 2, waiting
+    samples, _ = await read_all(kafka)
+    for before, after in pairwise(samples):
+        assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=5_000_000)
