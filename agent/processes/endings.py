@@ -45,7 +45,7 @@ class Life:
         return cls(
             pid=known.pid,
             from_ns=epoch_of_boot_ns + (known.facts.started_boottime_ns or 0),
-            until_ns=epoch_of_boot_ns + known.listed_boottime_ns,
+            until_ns=epoch_of_boot_ns + known.certain_boottime_ns,
         )
 
     def fits(self, account: Account) -> bool:

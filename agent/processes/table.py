@@ -23,7 +23,9 @@ class KnownProcess:
     gpus: frozenset[str]
     """UUIDs of the GPUs that list it."""
     listed_boottime_ns: int = field(compare=False)
-    """When the driver listed it last."""
+    """When the driver listed it last, or another process under its pid."""
+    certain_boottime_ns: int = field(compare=False)
+    """When the driver listed it last and `/proc` showed it after that; else when it was first."""
     is_confirmed: bool = field(compare=False)
     """Whether `/proc` showed it after that. Else it may have ended before, and its pid may have
     been another process's when it was listed: nobody can tell what was used under it."""
@@ -112,6 +114,9 @@ class ProcessTable:
             facts=facts,
             gpus=gpus,
             listed_boottime_ns=listed_boottime_ns,
+            certain_boottime_ns=cached.certain_boottime_ns
+            if cached and not is_confirmed
+            else listed_boottime_ns,
             is_confirmed=is_confirmed,
         )
 
