@@ -5,7 +5,6 @@ Here lives the reading, from the log's end on, and the time of a record. The dri
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +23,6 @@ _MARK: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
 _MOST_AT_ONCE: Final = 1000
-_REMEMBERED_READS: Final = 64
-_REMEMBERED_NS: Final = 3_600_000_000_000
 _NS_PER_US: Final = 1_000
 _HEAD_FIELDS: Final = 3
 _FIRST_OF_PROGRAMS: Final = 8
@@ -71,21 +68,24 @@ class DeviceKmsg:
 class RecordTime:
     """From the log's stamps to the wall clock.
 
-    The stamps' clock is near the time since boot, but drifts from it by seconds in weeks. A record
-    is read soon after it was written, so the least lead of the clock over the latest stamps, those
-    of an hour, is how far the two are apart.
+    The stamps' clock is near the time since boot, but drifts from it, and stands still while a
+    machine is suspended. So a stamp counts as far as it can be true: a record was written after
+    the log was last seen empty, and before now.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._leads: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_READS)
+        self._empty_ns = clock.boottime_ns()
+
+    def nothing_new(self) -> None:
+        """Take down that the log holds nothing unread."""
+        self._empty_ns = self._clock.boottime_ns()
 
     def time_ns(self, stamp_us: int) -> int:
         """Give when a record was written that was read just now, nanoseconds since the epoch."""
-        now_ns, stamp_ns = self._clock.boottime_ns(), stamp_us * _NS_PER_US
-        self._leads.append((now_ns, now_ns - stamp_ns))
-        least_ns = min(lead for at, lead in self._leads if now_ns - at <= _REMEMBERED_NS)
-        return self._clock.time_ns() - (now_ns - stamp_ns - least_ns)
+        now_ns = self._clock.boottime_ns()
+        written_ns = min(max(stamp_us * _NS_PER_US, self._empty_ns), now_ns)
+        return self._clock.time_ns() - (now_ns - written_ns)
 
 
 class KmsgReader:
@@ -123,6 +123,7 @@ class KmsgReader:
 
     async def _follow(self, log: Kmsg) -> None:
         self._check.ok()
+        self._record_time.nothing_new()
         try:
             while True:
                 # Where more is left, the others get their turn and the log is read on.
@@ -138,6 +139,7 @@ class KmsgReader:
                 record = log.read()
             except BlockingIOError:
                 self._backoff.reset()
+                self._record_time.nothing_new()
                 return False
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()

@@ -148,39 +148,34 @@ async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() ->
     assert reading.clock.monotonic_ns() == (1 + 2 + 4) * SECOND_NS
 
 
-def test_a_records_time_is_its_stamps_distance_from_the_freshest_read() -> None:
+@pytest.mark.parametrize(
+    ("stamp_seconds", "written_seconds"),
+    [(100.2, 100.2), (100.0, 100.0), (100.5, 100.5), (22.0, 100.0), (0.0, 100.0), (178.0, 100.5)],
+)
+def test_a_stamp_counts_as_far_as_it_can_be_true(
+    stamp_seconds: float, written_seconds: float
+) -> None:
     clock = HandClock(start_ns=EPOCH_NS)
     times = RecordTime(clock)
     clock.advance(100)
-    prompt = times.time_ns(100_000_000)
-    clock.advance(10)
-    late = times.time_ns(107_000_000)
+    times.nothing_new()
+    clock.advance(0.5)
 
-    assert prompt == EPOCH_NS + 100 * SECOND_NS
-    assert late == EPOCH_NS + 107 * SECOND_NS
+    found_ns = times.time_ns(round(stamp_seconds * 1e6))
+
+    assert found_ns == EPOCH_NS + round(written_seconds * SECOND_NS)
 
 
-@pytest.mark.parametrize("drift_us", [-30_000_000, 30_000_000])
-def test_a_stamp_clock_that_drifted_in_weeks_does_no_harm(drift_us: int) -> None:
+def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
     clock = HandClock(start_ns=EPOCH_NS)
-    times = RecordTime(clock)
-    clock.advance(2_000_000)
-    times.time_ns(2_000_000_000_000 + drift_us)
-    clock.advance(1.5)
+    reading = Reading(clock=clock)
+    for _ in range(3):
+        clock.advance(10)
+        reading.reader.read(Log([]))
+    clock.advance(0.5)
+    reading.reader.read(Log([record(LINE, stamp_us=0)]))
 
-    found_ns = times.time_ns(2_000_001_000_000 + drift_us)
-
-    assert found_ns == EPOCH_NS + 2_000_001 * SECOND_NS
-
-
-def test_an_old_lead_is_forgotten() -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
-    times = RecordTime(clock)
-    clock.advance(10)
-    times.time_ns(12_000_000)
-    clock.advance(7200)
-
-    assert times.time_ns(7_210_000_000) == EPOCH_NS + 7210 * SECOND_NS
+    assert [seen.time_ns for seen in reading.seen] == [EPOCH_NS + 30 * SECOND_NS]
 
 
 def test_an_opened_file_is_read_from_its_end_on(tmp_path: Path) -> None:
