@@ -1,9 +1,7 @@
 """The driver's event sets, through the true functions of nvidia-ml-py and through played ones."""
 # ruff: noqa: ANN401  # ctypes' objects have no types
 
-from collections.abc import Callable
-from ctypes import POINTER, c_int, cast, pointer
-from dataclasses import dataclass
+from ctypes import POINTER, c_int, cast
 from typing import Any
 
 import pynvml
@@ -17,34 +15,19 @@ from simulator.clock import HandClock
 from tests.unit.agent.incidents.given import (
     EPOCH_NS,
     SECOND_NS,
+    SUCCESS,
+    Device,
     Functions,
+    device,
     failing_node,
+    fails,
     gpus_of,
+    supports,
+    v2,
+    v3,
 )
 
-NO_INSTANCE = 0xFFFFFFFF
-SUCCESS: int = pynvml.NVML_SUCCESS
 ALL = 0xFFFF
-
-
-@dataclass
-class Device:
-    uuid: str
-    handle: Any
-
-
-def device(uuid: str) -> Device:
-    """Give a GPU with a handle as the library has it, a pointer."""
-    handle = cast(pointer(c_int(len(uuid))), pynvml.c_nvmlDevice_t)
-    return Device(uuid, handle)
-
-
-def supports(bits: int) -> Callable[..., int]:
-    def answer(_handle: Any, types: Any) -> int:
-        types._obj.value = bits
-        return SUCCESS
-
-    return answer
 
 
 @pytest.fixture
@@ -66,38 +49,6 @@ def clock() -> HandClock:
 
 def opened(*devices: Device, clock: HandClock) -> DriverEvents:
     return DriverEvents(pynvml, devices, clock=clock)
-
-
-def v2(handle: Any, event_type: int, data: int = 0, instance: int = NO_INSTANCE) -> Any:
-    def wait(_set: Any, event: Any, _timeout: Any) -> int:
-        filled = event._obj
-        # The library gives its own pointer, which the binding wraps in an object of its own.
-        filled.device = cast(handle, pynvml.c_nvmlDevice_t)
-        filled.eventType, filled.eventData = event_type, data
-        filled.gpuInstanceId = filled.computeInstanceId = instance
-        return SUCCESS
-
-    return wait
-
-
-def v3(uuid: str, event_type: int, **fields: Any) -> Any:
-    def wait(_set: Any, event: Any) -> int:
-        values = {
-            "uuid": uuid.encode(),
-            "eventType": event_type,
-            "gpuInstanceId": NO_INSTANCE,
-            "computeInstanceId": NO_INSTANCE,
-            **fields,
-        }
-        for name, value in values.items():
-            setattr(event._obj, name, value)
-        return SUCCESS
-
-    return wait
-
-
-def fails(code: int) -> Callable[..., int]:
-    return lambda *_: code
 
 
 def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: HandClock) -> None:

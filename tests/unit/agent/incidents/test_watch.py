@@ -6,46 +6,28 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from typing_extensions import override
 
 from agent.incidents.kmsg import Kmsg
 from agent.incidents.sighting import Sighting
 from agent.incidents.watch import IncidentWatch
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.processes.table import ProcessTable
-from gpuledger.records import GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.service import Check
-from simulator.clock import HandClock
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
-from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, failing_node, gpus_of
+from tests.unit.agent.incidents.given import (
+    EPOCH_NS,
+    SECOND_NS,
+    SOON_SECONDS,
+    PatientClock,
+    Told,
+    failing_node,
+    gpus_of,
+)
 
 GPU = "GPU-1"
-SOON_SECONDS = 10.0
 WELL = GpuHealth(recovery_action="none", remapped_rows_pending=False, remapped_rows_failed=False)
-
-
-class PatientClock(HandClock):
-    """A clock that a test moves, and whose sleeps leave it where it is."""
-
-    @override
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-
-class Told:
-    """The incidents that were told, to be waited for."""
-
-    def __init__(self) -> None:
-        self.incidents: list[Incident] = []
-        self._queue: asyncio.Queue[Incident] = asyncio.Queue()
-
-    def __call__(self, incident: Incident) -> None:
-        self.incidents.append(incident)
-        self._queue.put_nowait(incident)
-
-    async def next(self) -> Incident:
-        return await asyncio.wait_for(self._queue.get(), SOON_SECONDS)
 
 
 def watch_of(
