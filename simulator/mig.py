@@ -39,6 +39,10 @@ class Instance:
     """Those of them that it has."""
     memory_bytes: int
     """Memory of its GPU instance."""
+    start: int
+    """Where its GPU instance begins on the GPU, in memory slices."""
+    slices: int
+    """Memory slices of its GPU instance, of eight."""
 
     @property
     def share(self) -> float:
@@ -80,26 +84,47 @@ def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[Instance,
         for compute_instance, profile in enumerate([given] if isinstance(given, str) else given)
     ]
     hole = 1 if len(parts) < MOST_INSTANCES else 0
+    starts = _starts(layout, room_bytes)
     return tuple(
         _instance(
             profile,
             uuid=identities.instance_uuid(f"{what}/{gpu_instance}/{compute_instance}"),
             device_index=place + hole,
             ids=(gpu_instance, compute_instance),
+            start=starts[gpu_instance],
             room_bytes=room_bytes,
         )
         for place, (gpu_instance, compute_instance, profile) in enumerate(parts)
     )
 
 
-def _instance(
-    profile: str, *, uuid: str, device_index: int, ids: tuple[int, int], room_bytes: int
-) -> Instance:
+def _starts(layout: MigLayout, room_bytes: int) -> dict[int, int]:
+    """Give where each GPU instance begins: one behind the other."""
+    starts: dict[int, int] = {}
+    start = 0
+    for gpu_instance, given in enumerate(layout.instances, start=1):
+        starts[gpu_instance] = start
+        start += _slices(_match(given if isinstance(given, str) else given[0]), room_bytes)
+    return starts
+
+
+def _match(profile: str) -> re.Match[str]:
     found = _PROFILE.fullmatch(profile)
     if found is None:
         raise ValueError(profile)
-    nominal_bytes = int(found[3]) * _GB
-    slices = min(_MEMORY_SLICES, max(1, round(_MEMORY_SLICES * nominal_bytes / room_bytes)))
+    return found
+
+
+def _slices(profile: re.Match[str], room_bytes: int) -> int:
+    nominal_bytes = int(profile[3]) * _GB
+    return min(_MEMORY_SLICES, max(1, round(_MEMORY_SLICES * nominal_bytes / room_bytes)))
+
+
+def _instance(
+    profile: str, *, uuid: str, device_index: int, ids: tuple[int, int], start: int, room_bytes: int
+) -> Instance:
+    found = _match(profile)
+    slices = _slices(found, room_bytes)
     return Instance(
         uuid=uuid,
         device_index=device_index,
@@ -109,4 +134,6 @@ def _instance(
         gpu_slices=int(found[2]),
         compute_slices=int(found[1] or found[2]),
         memory_bytes=room_bytes * slices // _MEMORY_SLICES,
+        start=start,
+        slices=slices,
     )

@@ -100,6 +100,8 @@ class InstanceIdentity:
     """Its streaming multiprocessors."""
     memory_bytes: int | None = None
     """Memory of its GPU instance."""
+    placement_start: int | None = None
+    """Where its GPU instance begins on the GPU, in memory slices; told to privileged users."""
 
 
 @dataclass(frozen=True, kw_only=True)

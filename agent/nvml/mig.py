@@ -88,6 +88,7 @@ class Partition:
                 profile=one.profile,
                 gpu_slices=one.gpu_slices,
                 compute_slices=one.compute_slices,
+                placement_start=one.placement_start,
                 multiprocessors=one.multiprocessors,
                 memory_total_bytes=one.memory_bytes,
             )
@@ -134,18 +135,29 @@ class Partition:
 
     def _identify(self, asker: Asker, uuid: str, place: int) -> InstanceIdentity:
         attributes = asker.ask("nvmlDeviceGetAttributes_v2")
+        gpu_instance = _id(asker.ask("nvmlDeviceGetGpuInstanceId"))
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
             place=place,
-            gpu_instance=_id(asker.ask("nvmlDeviceGetGpuInstanceId")),
+            gpu_instance=gpu_instance,
             compute_instance=_id(asker.ask("nvmlDeviceGetComputeInstanceId")),
             profile=_profile(asker.ask("nvmlDeviceGetName"), attributes),
             gpu_slices=attributes and attributes.gpuInstanceSliceCount,
             compute_slices=attributes and attributes.computeInstanceSliceCount,
             multiprocessors=attributes and attributes.multiprocessorCount,
             memory_bytes=attributes and attributes.memorySizeMB * _BYTES_PER_MIB,
+            placement_start=self._start(gpu_instance),
         )
+
+    def _start(self, gpu_instance: int | None) -> int | None:
+        if gpu_instance is None:
+            return None
+        handle = self.asker.ask("nvmlDeviceGetGpuInstanceById", gpu_instance)
+        if handle is None:
+            return None
+        info = Asker(library=self.asker.library, handle=handle).ask("nvmlGpuInstanceGetInfo")
+        return info and int(info.placement.start)
 
     def _share_out(
         self, listed: tuple[ListedProcess, ...] | None

@@ -108,5 +108,5 @@ def _claimed_name(gpu: SimulatedGpu, instance: Instance | None) -> str:
     name = f"gpu-{gpu.facts.index}"
     if instance is None:
         return name
-    # NVIDIA's number of the profile and the place on the GPU are not played.
-    return f"{name}-mig-{instance.profile.replace('.', '')}-0-0"
+    # NVIDIA's number of the profile is not played.
+    return f"{name}-mig-{instance.profile.replace('.', '')}-0-{instance.start}"

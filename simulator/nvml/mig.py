@@ -61,6 +61,22 @@ class Mig(Identity, Readings, Utilization):
         """Give the id of an instance's GPU instance."""
         return self._instance(device).gpu_instance
 
+    def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
+        """Give the handle of a GPU instance."""
+        cut = self._cut(device)
+        for instance in cut.instances if cut else ():
+            if instance.gpu_instance == gpuInstanceId:
+                return MigHandle(device.index, device.session, instance.uuid)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Give where a GPU instance is on the GPU; NVIDIA's number of the profile is not played."""
+        instance = self._instance(gpuInstance)
+        info = pynvml.c_nvmlGpuInstanceInfo_t()
+        info.id = instance.gpu_instance
+        info.placement.start, info.placement.size = instance.start, instance.slices
+        return info
+
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
         """Give the id of an instance in its GPU instance."""
         return self._instance(device).compute_instance

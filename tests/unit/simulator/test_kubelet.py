@@ -40,6 +40,7 @@ def facts(node: SimulatedNode) -> list[GpuFacts]:
                 gpu_instance=one.gpu_instance,
                 compute_instance=one.compute_instance,
                 profile=one.profile,
+                placement_start=one.start,
             )
             for one in (cut.instances if cut else ())
         ]
@@ -74,7 +75,7 @@ def container(**given: object) -> dict[str, Any]:
                     {"model": "NVIDIA L4"},
                     {
                         "model": "NVIDIA H100 80GB HBM3",
-                        "mig": [{"instances": ["1g.10gb", "3g.40gb"]}],
+                        "mig": [{"instances": ["1g.10gb", "3g.40gb", "1g.10gb"]}],
                     },
                 ],
             }
@@ -108,6 +109,8 @@ def process(*gpus: int, instance: int | None = None) -> dict[str, Any]:
         ({"gpu": 1, "instance": 1, "ids": "gke", "replica": 0}, 1, 2, "0"),
         ({"gpu": 0, "claim": "one-gpu"}, 0, None, None),
         ({"gpu": 1, "instance": 1, "claim": "one-part"}, 1, 2, None),
+        ({"gpu": 1, "instance": 0, "claim": "one-part"}, 1, 1, None),
+        ({"gpu": 1, "instance": 2, "claim": "one-part"}, 1, 3, None),
     ],
 )
 async def test_a_device_in_every_form_leads_to_its_gpu(
@@ -182,7 +185,7 @@ def test_the_agents_view_of_proc_is_the_scenarios_choice() -> None:
     [
         ({"gpu": 2}, "team-a/train main: devices: no GPU 2"),
         ({"gpu": 0, "instance": 0}, "GPU 0 has no instance 0"),
-        ({"gpu": 1, "instance": 2}, "GPU 1 has no instance 2"),
+        ({"gpu": 1, "instance": 3}, "GPU 1 has no instance 3"),
     ],
 )
 def test_a_device_that_is_not_there_is_the_scenarios_mistake(

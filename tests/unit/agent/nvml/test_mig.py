@@ -232,3 +232,20 @@ def test_the_layout_is_told_as_facts(bench: Bench) -> None:
     assert isinstance(first, MigInstance)
     assert (first.gpu_instance, first.profile, first.multiprocessors) == (1, "1g.10gb", 16)
     assert len(facts.instances) == 4
+
+
+@pytest.mark.parametrize(
+    "refused", ["nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo", None]
+)
+def test_the_place_of_an_instance_is_told_once_to_those_who_may_know(
+    bench: Bench, refused: str | None
+) -> None:
+    if refused:
+        bench.library.refuse(refused, pynvml.NVML_ERROR_NO_PERMISSION)
+    bench.answer()
+    bench.answer()
+    facts = bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"]
+    starts = [one.placement_start for one in facts.instances]
+
+    assert starts == ([None] * 4 if refused else [0, 1, 5, 5])
+    assert bench.library.calls["nvmlDeviceGetGpuInstanceById"] <= 4
