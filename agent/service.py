@@ -127,7 +127,7 @@ def _driver(
     machine: Machine, watch: IncidentWatch, settings: AgentSettings, readiness: Readiness
 ) -> Driver:
     return Driver(
-        Nvml(machine.nvml),
+        Nvml(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
         clock=machine.clock,
         check=readiness.check("nvml"),
         deadline_seconds=settings.gpu_deadline_seconds,
