@@ -29,6 +29,8 @@ class Crew:
         """Why no handle is good any more, where the last answers said so."""
         self.facts: dict[str, GpuFacts] = {}
         """What is known of each GPU, by UUID."""
+        self.facts_changes = 0
+        """How often that was news."""
 
     @property
     def uuids(self) -> set[str]:
@@ -101,8 +103,9 @@ class Crew:
             return None
         if answer:
             self._losses.answered(uuid)
-            if answer.facts:
+            if answer.facts and answer.facts != self.facts.get(uuid):
                 self.facts[uuid] = answer.facts
+                self.facts_changes += 1
         return answer
 
     def _take_down_silence(self) -> None:

@@ -8,7 +8,7 @@ process alive. What to ask and what an answer means is decided elsewhere.
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -23,9 +23,9 @@ from agent.nvml.library import Nvml
 from agent.nvml.losses import Losses, Tell, tell_nobody
 from agent.nvml.restarts import LibraryKeeper, LibraryUser, Retry
 from agent.nvml.round import wait_for
-from agent.nvml.unbind import Wish
+from agent.nvml.unbind import UNBIND_CALL, Wish
 from gpuledger.clock import Clock
-from gpuledger.records import GpuFacts
+from gpuledger.records import Capability, GpuFacts
 from gpuledger.service import Backoff, Check
 
 _log = structlog.get_logger(__name__)
@@ -75,7 +75,7 @@ class Driver:
         self._was_lost = False
         self._is_unbound = False
         self._worked_seconds = time.monotonic()
-        self._inventory: NodeFacts | None = None
+        self._told: object = None
 
     @property
     def idle_seconds(self) -> float:
@@ -107,12 +107,14 @@ class Driver:
 
     def inventory(self) -> NodeFacts | None:
         """Give what the node is built of, where that is news."""
-        gpus = sorted(self._crew.facts.values(), key=lambda facts: facts.index)
-        inventory = NodeFacts(versions=self._keeper.versions, gpus=gpus)
-        if not gpus or inventory == self._inventory:
+        state = (self._crew.facts_changes, self._keeper.versions, self._keeper.unbind_unheard)
+        if not self._crew.facts or state == self._told:
             return None
-        self._inventory = inventory
-        return inventory
+        self._told = state
+        return NodeFacts(
+            versions=self._keeper.versions,
+            gpus=sorted(map(self._with_unbind, self._crew.facts.values()), key=_by_index),
+        )
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
@@ -190,6 +192,10 @@ class Driver:
         self._crew.end()
         self._opening = self._keeper.open()
 
+    @property
+    def _is_stuck(self) -> bool:
+        return self._crew.is_stuck or self._keeper.is_stuck
+
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
         if not self._start_retry.is_due(now_ns):
@@ -198,13 +204,19 @@ class Driver:
             self._restart(self._closed)
         elif self._crew.is_silent:
             self._restart("no GPU answers")
-        elif missing and not self._crew.is_stuck and self._lost_gpu_retry.is_due(now_ns):
+        elif missing and not self._is_stuck and self._lost_gpu_retry.is_due(now_ns):
             # Where a call hangs a new start may hang too, and cost the GPUs that answer.
             self._lost_gpu_retry.tried(now_ns)
             self._restart(missing)
         elif not missing:
             self._start_retry.all_is_well(now_ns)
             self._lost_gpu_retry.all_is_well(now_ns)
+
+    def _with_unbind(self, facts: GpuFacts) -> GpuFacts:
+        """Add whether the driver tells that it will be unbound, as nobody asks a GPU for that."""
+        reason = self._keeper.unbind_unheard
+        told = Capability(call=UNBIND_CALL, supported=reason is None, reason=reason)
+        return replace(facts, capabilities=[*facts.capabilities, told])
 
     def _missing(self) -> str:
         """Say how many GPUs only a new start could bring back; empty where there are none."""
@@ -224,3 +236,7 @@ class Driver:
             self._check.failed(missing)
         else:
             self._check.ok(", without ".join([f"{len(answered)} GPUs", *self._crew.open_groups]))
+
+
+def _by_index(facts: GpuFacts) -> int:
+    return facts.index

@@ -74,6 +74,11 @@ class LibraryKeeper:
         """The node's versions by the fields of `Inventory`, as they were at the last start."""
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether its thread is not back from the last look, so that it cannot start anything."""
+        return self._looking is not None and not self._looking.done()
+
+    @property
     def unbind_unheard(self) -> str | None:
         """Why the driver's unbinding is not heard of; `None` where it is."""
         return self._events.refused

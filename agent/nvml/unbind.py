@@ -15,6 +15,8 @@ from gpuledger.errors import UnavailableError
 # The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
 _WAIT_MILLISECONDS: Final = 1
 _MOST_EVENTS: Final = 16
+UNBIND_CALL: Final = "nvmlSystemEventSetCreate"
+"""The function by which a driver shows that it tells of its unbinding."""
 _VERSIONS: Final = {
     "nvmlSystemEventSetCreate": "nvmlSystemEventSetCreateRequest_v1",
     "nvmlSystemRegisterEvents": "nvmlSystemRegisterEventRequest_v1",

@@ -11,6 +11,7 @@ from agent.nvml.answers import CallGroup, LastSeen
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import Nvml
+from gpuledger.records import GpuFacts
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
     CallGroup.BOOKS: {"energy_millijoules": 1},
@@ -26,6 +27,7 @@ class PlayedGpu(Gpu):
         self.errors: dict[CallGroup, Exception] = {}
         self.hangs: dict[CallGroup, threading.Event] = {}
         """Groups that block until the event is set."""
+        self.facts: GpuFacts | None = None
         self.asked: Counter[CallGroup] = Counter()
         self.threads: set[int] = set()
         """The threads that asked."""
@@ -38,6 +40,8 @@ class PlayedGpu(Gpu):
             self.hangs[group].wait()
         if group in self.errors:
             raise self.errors[group]
+        if group is CallGroup.HEALTH and self.facts:
+            return {**ANSWERS[group], "facts": self.facts}
         return ANSWERS[group]
 
     def hang(self, *groups: CallGroup) -> threading.Event:

@@ -3,15 +3,24 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typing_extensions import override
 
 from agent.nvml.answers import CallGroup, GpuAnswers
-from agent.nvml.calls import DriverNotLoadedError, GpuLostError, LibraryLostError
+from agent.nvml.calls import (
+    DriverNotLoadedError,
+    GpuLostError,
+    LibraryLostError,
+    NvmlLostError,
+)
 from agent.nvml.driver import Driver
 from agent.nvml.gpu import Gpu
 from agent.nvml.gpu_thread import MOST_ABANDONED
+from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
 from simulator.clock import HandClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedNvml
@@ -314,3 +323,59 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
     assert closing
     closing.result(timeout=5)
     assert log == ["closing", "close", "open", "opened", "closing", "close"]
+
+
+async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Bench) -> None:
+    for gpu in bench.gpus:
+        gpu.facts = GpuFacts(uuid=gpu.uuid, index=gpu.index, instances=[], capabilities=[])
+    assert bench.driver.inventory() is None
+    await bench.ask()
+    first = bench.driver.inventory()
+    assert first
+    assert [gpu.uuid for gpu in first.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert first.versions == {"driver_version": "1.0"}
+    assert not first.gpus[0].capabilities[-1].supported, "unbinding is not heard of here"
+    for _ in range(20):
+        await bench.ask()
+        assert bench.driver.inventory() is None
+    assert bench.sick.facts
+    bench.sick.facts = replace(bench.sick.facts, ecc_enabled=True)
+    news = []
+    for _ in range(20):
+        await bench.ask()
+        news.append(bench.driver.inventory())
+    (second,) = filter(None, news)
+    assert [gpu.ecc_enabled for gpu in second.gpus] == [True, None, None]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, LOST, UNLOADED]),
+            st.sets(st.sampled_from(["GPU-0", "GPU-1"])),
+            st.sampled_from([None, UNLOADED]),
+            st.integers(min_value=1, max_value=5),
+        ),
+        max_size=8,
+    )
+)
+@settings(max_examples=40, deadline=None)
+async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_is_good(
+    happenings: list[tuple[NvmlLostError | None, set[str], LibraryLostError | None, int]],
+) -> None:
+    bench = Bench()
+    try:
+        for error, gone, unloaded, ticks in happenings:
+            bench.sick.errors = {BOOKS: error} if error else {}
+            bench.nvml.gone, bench.nvml.error = gone, unloaded
+            for _ in range(ticks):
+                await bench.ask()
+        bench.sick.errors = {}
+        bench.nvml.gone, bench.nvml.error = set(), None
+        await bench.ask_until(["0", "1", "2"])
+    finally:
+        bench.driver.close()
+    for gpu in bench.gpus:
+        of_gpu = [kind for kind, uuid in bench.told if uuid == gpu.uuid]
+        turns = [kind for kind in of_gpu if kind in ("gpu_lost", "gpu_recovered")]
+        assert turns == ["gpu_lost", "gpu_recovered"] * (len(turns) // 2)
