@@ -65,7 +65,7 @@ RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "-
 
 FROM base AS runtime
 # A fresh named volume takes the owner of the folder that it covers.
-RUN ["install", "--directory", "--owner=65532", "--group=65532", "/var/lib/gpuledger"]
+RUN ["install", "--directory", "--owner=65532", "--group=65532", "/var/lib/gpuledger", "/var/spool/gpuledger"]
 ENV PATH=/opt/gpuledger/bin:$PATH
 LABEL org.opencontainers.image.title="gpuledger" \
       org.opencontainers.image.description="For every GPU and every second: who used it, how much, and how we know." \

@@ -65,7 +65,7 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The disk that takes the ticks while Kafka is away."""
 
-    folder: str = "/var/lib/gpuledger/spool"
+    folder: str = "/var/spool/gpuledger"
     """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
     the agent makes only one for its node inside it."""
     most_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20

@@ -153,10 +153,10 @@ async def flush(
         await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, *tasks):
         task.cancel()
-    await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await outbox.keep()
     if outbox.in_memory:
         _log.warning("stopped_with_unpublished_ticks", lost=outbox.in_memory)
     outbox.close()
+    await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

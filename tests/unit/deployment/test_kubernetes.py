@@ -14,7 +14,9 @@ from tests.unit.deployment.manifests import Manifest, Workload
 WORKLOADS = {workload.name: workload for workload in manifests.workloads()}
 SERVICES = {workload.name: workload for workload in manifests.services()}
 AGENT = "gpuledger-agent"
-HOST_PATHS = {AGENT: {"/var/lib/kubelet/pod-resources", "/var/log/containers"}}
+SPOOL = "/var/spool/gpuledger"
+LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
+HOST_PATHS = {AGENT: LOOKED_AT | {SPOOL}}
 STANDARD = {"apiVersion", "kind"}
 
 
@@ -133,7 +135,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(workload: Workload
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_of_the_host_only_the_agent_sees_two_folders_and_changes_nothing(
+def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spool(
     workload: Workload,
 ) -> None:
     volumes = {
@@ -143,13 +145,17 @@ def test_of_the_host_only_the_agent_sees_two_folders_and_changes_nothing(
 
     assert {one["path"] for one in volumes.values()} == HOST_PATHS.get(workload.name, set())
     assert all(one["mountPath"] == volumes[one["name"]]["path"] for one in mounts)
-    assert all(one["readOnly"] for one in mounts)
+    assert [one["mountPath"] for one in mounts if not one.get("readOnly")] == [
+        path for path in HOST_PATHS.get(workload.name, ()) if path == SPOOL
+    ]
 
 
 def test_the_agent_finds_the_hosts_folders_where_it_looks(folder: Path) -> None:
-    kubelet = WORKLOADS[AGENT].settings(folder)["kubelet"]
+    settings = WORKLOADS[AGENT].settings(folder)
+    kubelet = settings["kubelet"]
 
-    assert {str(Path(kubelet["socket"]).parent), kubelet["names_folder"]} == HOST_PATHS[AGENT]
+    assert {str(Path(kubelet["socket"]).parent), kubelet["names_folder"]} == LOOKED_AT
+    assert settings["spool"]["folder"] == SPOOL
 
 
 def test_the_store_is_kept_on_its_volume(folder: Path) -> None:
