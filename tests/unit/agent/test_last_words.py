@@ -1,0 +1,47 @@
+"""An agent that ends as nothing works any more says so on Kafka first."""
+
+import pytest
+from typing_extensions import override
+
+from agent.machine import Machine
+from agent.nvml.watchdog import NothingWorksError
+from agent.service import run_agent
+from agent.settings import AgentSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.records import Incident
+from gpuledger.service import Readiness
+from gpuledger.topics import INCIDENTS
+from simulator.clock import HandClock
+from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+
+
+async def incidents_on(bus: MemoryBus) -> list[Incident]:
+    decoder = decoder_of(INCIDENTS.name, Incident)
+    async with bus.consumer(Subscription(group="test", topics=[INCIDENTS.name])) as consumer:
+        batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
+        return [decoder.decode(one.value) for batch in batches.values() for one in batch]
+
+
+async def test_the_reason_for_the_end_is_published_before_it() -> None:
+    gpu = FakeGpu("GPU-0", samples=[(1, 10)])
+    library, bus = FakeNvml(gpu), MemoryBus()
+
+    class LosingClock(HandClock):
+        @override
+        async def sleep(self, seconds: float) -> None:
+            gpu.lost = self.monotonic_ns() > 5e9
+            await super().sleep(seconds)
+
+    clock = LosingClock(start_ns=10**18)
+    with pytest.raises(NothingWorksError, match="1 GPUs do not answer"):
+        await run_agent(
+            machine=Machine(nvml=library, procfs=FakeProcfs(), clock=clock),
+            bus=bus,
+            # Shorter than a file of settings may say.
+            settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),
+            readiness=Readiness(),
+        )
+    told = [(one.kind, one.gpu_uuid) for one in await incidents_on(bus)]
+    assert told == [("gpu_lost", "GPU-0"), ("agent_ended", "GPU-0")]
