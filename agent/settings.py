@@ -94,7 +94,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the machine's `/proc` is mounted."""
     tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
     """Time from one tick to the next."""
-    first_tick_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.25
+    first_tick_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
     """Length of the first interval; short, so that there is something to see soon."""
     gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
     """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick."""
