@@ -168,6 +168,11 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusA
         yield part
 
 
+@pytest.fixture(scope="session")
+def prometheus_binary() -> Path:
+    return _found("prometheus")
+
+
 @pytest.fixture
 def start_prometheus(starter: Starter) -> Callable[..., Prometheus]:
     binary = _found("prometheus")
