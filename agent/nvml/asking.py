@@ -28,7 +28,7 @@ class Asker:
     outcomes: dict[Key, str | None] = field(default_factory=dict)
     """What was asked so far, with the driver's reason where it is not supported."""
     refusals: int = 0
-    """How many of these are not supported."""
+    """Changes whenever what is refused does."""
 
     def ask(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401  # as the library has it
         """Give the answer, or `None` where there is none; raises NvmlLostError."""

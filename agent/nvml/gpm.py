@@ -103,7 +103,7 @@ class Gpm:
         library = self._asker.library
         self._buffers = [call_nvml(library, "nvmlGpmSampleAlloc") for _ in range(2)]
         self._struct = pynvml.c_nvmlGpmMetricsGet_t()
-        self._lay_out([number for _, numbers, _ in self._wanted for number in numbers])
+        self._lay_out(self._possible())
 
     def _take(self, buffer: Any) -> None:  # noqa: ANN401  # as the library has it
         if self._gpu_instance is None:
@@ -115,7 +115,7 @@ class Gpm:
         struct = self._struct
         struct.sample1, struct.sample2 = older, newer
         if self._asker.refusals != self._refusals:
-            self._lay_out([one for one in self._ids if not self._is_refused(one)])
+            self._lay_out(self._possible())
         try:
             return self._ask_metrics()
         except UnsupportedError as error:
@@ -130,14 +130,13 @@ class Gpm:
     def _ask_apart(self) -> dict[int, float]:
         """Try each metric alone, once: one that an older driver lacks may have cost all."""
         given: dict[int, float] = {}
-        ids = self._ids
-        for one in ids:
+        for one in self._ids:
             self._lay_out([one])
             try:
                 given |= self._ask_metrics()
             except (UnsupportedError, FailedError) as error:
                 refuse_alone(self._asker, (_METRICS, one), error)
-        self._lay_out([one for one in ids if not self._is_refused(one)])
+        self._lay_out(self._possible())
         return given
 
     def _lay_out(self, ids: list[int]) -> None:
@@ -159,8 +158,10 @@ class Gpm:
                     given[number] = value
         return given
 
-    def _is_refused(self, number: int) -> bool:
-        return self._asker.is_refused((_METRICS, number))
+    def _possible(self) -> list[int]:
+        """Give the metrics that are not refused."""
+        numbers = (number for _, numbers, _ in self._wanted for number in numbers)
+        return [one for one in numbers if not self._asker.is_refused((_METRICS, one))]
 
     def _by_name(self, given: dict[int, float]) -> dict[str, Any]:
         named: dict[str, Any] = {}

@@ -154,3 +154,13 @@ def test_the_buffers_are_freed_at_the_end_and_made_anew_after_it(bench: Bench) -
     assert sorted(bench.chip.freed) == sorted(bench.chip.holds)
     assert bench.ask() == {}
     assert bench.ask()["profiling_ns"] == SECOND_NS
+
+
+def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: Bench) -> None:
+    bench.chip.values = {1: 50.0}
+    bench.ask()
+    bench.ask()
+    bench.chip.values = {1: 50.0, 3: 25.0}
+    assert bench.ask()["profiling"] == {"busy": 50.0}
+    bench.asker.forget()
+    assert bench.ask()["profiling"] == {"busy": 50.0, "occupied": 25.0}

@@ -129,3 +129,15 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
     library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(NvmlLostError):
         inquiry(library, Reading(name="one", unit=NUMBER, asked=(Call("nvmlNew"),))).ask()
+
+
+def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
+    library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    asker = Asker(library=library, handle="gpu")
+    asked = Inquiry(asker, [reading("one", Call("nvmlNew"))])
+    asked.ask()
+    library.functions["nvmlNew"] = 5
+    assert asked.ask() == {}
+    asker.forget()
+    asked.ask()
+    assert asked.ask() == {"one": 5}
