@@ -20,6 +20,7 @@ from gpuledger.topics import (
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
+    INVENTORY,
     PODS,
     PROCESSES,
     SAMPLES,
@@ -124,6 +125,25 @@ def test_alertmanager_holds_the_alert_of_the_gpu_that_works_for_no_pod(pipeline:
         "GpuBusyWithoutPod", deadline_seconds=LOOK_SECONDS
     )
     assert "gpu-c" in {alert["labels"]["node"] for alert in alerts}
+
+
+def test_alertmanager_tells_the_owner_of_the_pod_on_whose_gpu_an_xid_was_seen(
+    pipeline: Pipeline,
+) -> None:
+    """The driver's event has come through the agent, the join and the sink."""
+    alerts = pipeline.parts.alertmanager.await_alerts("GpuIncident", deadline_seconds=LOOK_SECONDS)
+    labels = next(alert["labels"] for alert in alerts if alert["labels"].get("xid") == "31")
+    assert (labels["node"], labels["category"]) == ("gpu-a", "app")
+    assert (labels["namespace"], labels["pod"]) == ("research", "pretrain-worker-0")
+
+
+def test_the_inventory_holds_every_node_of_the_run(pipeline: Pipeline, kcat: Kcat) -> None:
+    """With each GPU's model and what its driver answers."""
+    told = [json.loads(each.value or b"") for each in read(pipeline, kcat, INVENTORY.name)]
+    newest = {inventory["node"]: inventory for inventory in told}
+    assert newest.keys() == {"gpu-a", "gpu-b", "gpu-c"}
+    assert [gpu["model"] for gpu in newest["gpu-c"]["gpus"]] == ["NVIDIA L4", "NVIDIA L4"]
+    assert all(gpu["capabilities"] for inventory in told for gpu in inventory["gpus"])
 
 
 def test_kcat_prints_an_event_that_is_as_its_schema_says(pipeline: Pipeline, kcat: Kcat) -> None:
