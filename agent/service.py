@@ -96,7 +96,6 @@ async def _run(
         clock=machine.clock,
         tell=outlets.tell_incident,
         processes_on=sampler.processes_on,
-        buses=hardware.buses,
         open_kmsg=machine.open_kmsg,
         kmsg_check=readiness.check("kmsg") if machine.open_kmsg else None,
     )

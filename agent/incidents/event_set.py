@@ -4,6 +4,7 @@ Here NVML's events become sightings. Threads and new attempts are `events`'.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import c_void_p, cast
 from typing import Any, Final, Protocol
 
@@ -165,6 +166,15 @@ class DriverEvents:
 
     def _register_mask(self, gpu: Device, bits: int) -> None:
         call_nvml(self._library, "nvmlDeviceRegisterEvents", gpu.handle, bits, self._set)
+
+
+def buses_of(library: Any, gpus: Sequence[Device]) -> dict[str, str]:  # noqa: ANN401  # as above
+    """Give the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+    found = {}
+    for gpu in gpus:
+        with suppress(UnavailableError):
+            found[call_nvml(library, "nvmlDeviceGetPciInfo_v3", gpu.handle).busId] = gpu.uuid
+    return found
 
 
 def _identity(handle: Any) -> Any:  # noqa: ANN401  # the library's own

@@ -15,7 +15,7 @@ import structlog
 
 from agent.incidents.changes import is_told_by, merge, worsened
 from agent.incidents.dedupe import Pairing
-from agent.incidents.event_set import Device
+from agent.incidents.event_set import Device, buses_of
 from agent.incidents.events import EventThread
 from agent.incidents.kmsg import Kmsg, KmsgReader
 from agent.incidents.making import make_incident
@@ -50,18 +50,17 @@ class IncidentWatch:
         clock: Clock,
         tell: Callable[[Incident], None],
         processes_on: Callable[[str], Sequence[IncidentProcess]] = _nobody,
-        buses: Callable[[], Mapping[str, str]] = dict,
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
     ) -> None:
-        """Take the parts: `processes_on` a GPU by its UUID, `buses` the UUIDs by PCI address."""
+        """Take the parts; `processes_on` gives who is on a GPU now, by its UUID."""
         self._node = node
         self._boot_id = boot_id
         self._library = library
         self._clock = clock
         self._tell = tell
         self._processes_on = processes_on
-        self._buses = buses
+        self._buses: Mapping[str, str] = {}
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
         self._pairing = Pairing()
@@ -75,6 +74,9 @@ class IncidentWatch:
     def opened(self, gpus: Sequence[Device]) -> None:
         """Wait for these GPUs' events from now on; called in any thread."""
         self.closing()
+        if self._open_kmsg:
+            # At once: what the inventory says of it comes with a later tick.
+            self._buses = {**self._buses, **buses_of(self._library, gpus)}
         self._events = EventThread(
             self._library,
             gpus,
@@ -183,7 +185,7 @@ class IncidentWatch:
         return KmsgReader(
             open_log=open_kmsg,
             clock=self._clock,
-            buses=self._buses,
+            buses=lambda: self._buses,
             take=self.take,
             check=self._kmsg_check,
             backoff=Backoff(first_seconds=1, most_seconds=300),

@@ -6,6 +6,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import pynvml
 
+from simulator.identities import pci_bus_id
 from simulator.nvml.session import Handle, Session
 
 _SERIAL_DIGITS: Final = 13
@@ -13,8 +14,6 @@ _INFOROM: Final = {
     pynvml.NVML_INFOROM_OEM: "2.1",
     pynvml.NVML_INFOROM_ECC: "7.16",
 }
-_FIRST_BUS: Final = 0x1B
-_BUS_STEP: Final = 0x10
 _LANES: Final = 16
 
 
@@ -43,8 +42,9 @@ class Board(Session):
     def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Give where the board is plugged in."""
         pci = pynvml.nvmlPciInfo_t()
-        pci.bus = _FIRST_BUS + _BUS_STEP * self._gpu(handle).facts.index
-        pci.busId = f"00000000:{pci.bus:02X}:00.0".encode()
+        address = pci_bus_id(self._gpu(handle).facts.index)
+        pci.bus = int(address.split(":")[1], 16)
+        pci.busId = address.encode()
         return pci
 
     def nvmlDeviceGetBrand(self, handle: Handle) -> int:

@@ -2,7 +2,9 @@
 # ruff: noqa: ANN401  # ctypes' objects and scenarios have no types
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import c_int, cast, pointer
 from dataclasses import dataclass
 from typing import Any
@@ -135,3 +137,15 @@ class Told:
 
     async def next(self) -> Incident:
         return await asyncio.wait_for(self._queue.get(), SOON_SECONDS)
+
+
+def pausing(waits: asyncio.Event) -> Callable[[float], None]:
+    """Give a pause of the played library that says when the events are waited for."""
+    loop = asyncio.get_running_loop()
+
+    def pause(seconds: float) -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(waits.set)
+        time.sleep(seconds)
+
+    return pause

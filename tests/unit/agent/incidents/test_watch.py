@@ -1,7 +1,6 @@
 """The watch: what the sources see becomes incidents, each told once and at once."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -24,6 +23,7 @@ from tests.unit.agent.incidents.given import (
     Told,
     failing_node,
     gpus_of,
+    pausing,
 )
 
 GPU = "GPU-1"
@@ -45,22 +45,9 @@ def watch_of(
         clock=node.clock,
         tell=told,
         processes_on=lambda _uuid: processes,
-        buses=lambda: {"00000000:1B:00.0": node.gpus[0].facts.uuid},
         open_kmsg=open_kmsg,
         kmsg_check=check,
     )
-
-
-def pausing(waits: asyncio.Event) -> Callable[[float], None]:
-    """Give a pause of the played library that says when the events are waited for."""
-    loop = asyncio.get_running_loop()
-
-    def pause(seconds: float) -> None:
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(waits.set)
-        time.sleep(seconds)
-
-    return pause
 
 
 @asynccontextmanager
@@ -119,8 +106,9 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
 async def test_what_both_sources_see_is_told_once_and_counted(
     told: Told, clock: PatientClock
 ) -> None:
-    node = failing_node({"at_seconds": 1, "xid": 79}, clock=clock)
+    node = failing_node({"at_seconds": 1, "xid": 79, "told_by": "kmsg"}, clock=clock)
     watch = watch_of(node, told, open_kmsg=node.open_kmsg)
+    watch.opened(gpus_of(node))
     before = INCIDENTS_DUPLICATE.labels(source="nvml")._value.get()
     async with running(watch):
         clock.advance(2)
