@@ -1,0 +1,190 @@
+"""The catalogue on this machine's own GPUs: what no simulation can tell.
+
+Run it where NVML answers: `.venv/bin/python -m pytest tests/gpu -s`; it prints what the driver
+refuses, how long the groups take and how wide the byte counters look. Without NVML it is skipped.
+"""
+# ruff: noqa: T201  # what it prints is for whoever runs it
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pynvml
+import pytest
+
+from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
+from agent.nvml.calls import NvmlLostError
+from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.gpu import Gpu
+from agent.nvml.library import Nvml
+from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from gpuledger.records import GpuFacts
+
+TICKS = 6
+MOST_SECONDS = {
+    CallGroup.BOOKS: 0.05,
+    CallGroup.READINGS: 0.05,
+    CallGroup.PROFILING: 0.1,
+    CallGroup.HEALTH: 0.5,
+}
+
+
+@dataclass
+class Watched:
+    """One GPU, asked for some seconds."""
+
+    gpu: Gpu
+    answers: list[GpuAnswers] = field(default_factory=list)
+    ticks: list[GpuTick] = field(default_factory=list)
+    seconds: dict[CallGroup, list[float]] = field(
+        default_factory=lambda: {group: [] for group in CallGroup}
+    )
+    _state: GpuState | None = None
+    _asked_ns: int = 0
+
+    @property
+    def facts(self) -> GpuFacts:
+        found = self.answers[-1].facts
+        assert found
+        return found
+
+    def ask(self) -> None:
+        now_ns = time.monotonic_ns()
+        interval_ns, self._asked_ns = now_ns - (self._asked_ns or now_ns - 10**9), now_ns
+        seen = self._state.last_seen if self._state else LastSeen()
+        given: dict[str, object] = {}
+        for group in CallGroup:
+            began = time.perf_counter()
+            given |= self.gpu.answers_of(group, seen)
+            self.seconds[group].append(time.perf_counter() - began)
+        answers = GpuAnswers(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
+        tick = read_gpu(answers, self._state, interval_ns=interval_ns)
+        self._state = tick.state
+        self.answers.append(answers)
+        self.ticks.append(tick)
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[list[Watched]]:
+    nvml = Nvml(pynvml)
+    try:
+        found = [Watched(gpu) for gpu in nvml.open()]
+    except NvmlLostError as error:
+        pytest.skip(f"no GPU to look at: {error}")
+    for _ in range(TICKS):
+        for one in found:
+            one.ask()
+        time.sleep(1)
+    yield found
+    nvml.close()
+
+
+def test_nothing_that_a_healthy_gpu_says_is_taken_for_untrue(watched: list[Watched]) -> None:
+    for one in watched:
+        dropped = [dict(tick.dropped_readings) for tick in one.ticks]
+        assert not any(dropped), (one.facts.model, dropped)
+
+
+def test_no_counter_falls_while_nothing_happens(watched: list[Watched]) -> None:
+    for one in watched:
+        assert [tick.reading.resets for tick in one.ticks] == [None] * TICKS, one.facts.model
+
+
+def test_a_group_is_answered_fast_enough_once_it_was_probed(watched: list[Watched]) -> None:
+    for one in watched:
+        for group, limit in MOST_SECONDS.items():
+            took = sorted(one.seconds[group][1:])[TICKS // 2 - 1]
+            print(f"{one.facts.model}: {group.value} {took * 1000:.2f} ms")
+            assert took < limit, (one.facts.model, group)
+
+
+def test_the_gpu_says_what_it_is(watched: list[Watched]) -> None:
+    for one in watched:
+        facts = one.facts
+        assert facts.architecture, facts
+        assert facts.pci_bus_id
+        assert facts.vbios_version
+        assert facts.memory_total_bytes
+        assert facts.compute_capability
+        assert len(facts.nvlink_peers or {}) in (0, len(watched) - 1)
+
+
+def test_what_is_refused_is_told_with_its_reason(watched: list[Watched]) -> None:
+    for one in watched:
+        refused = [f"{a.call} {a.reason}" for a in one.facts.capabilities if not a.supported]
+        print(f"{one.facts.model} refuses: {', '.join(refused) or 'nothing'}")
+        assert all(a.reason for a in one.facts.capabilities if not a.supported)
+
+
+def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
+    """A reading that is neither fails each time, or its question is wrong."""
+    for one in watched:
+        last = one.answers[-1]
+        given = {**last.readings, **last.profiling, **last.health}
+        asked = [
+            reading
+            for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
+            for reading in CATALOGUE[group]
+        ]
+        outcomes = one.gpu.asker.outcomes
+        no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
+        for reading in asked:
+            refused = all(outcomes.get(question.key) for question in reading.asked)
+            is_profiling = reading.name.startswith("profiling.")
+            if reading.name in given or refused or (is_profiling and no_profiling):
+                continue
+            print(f"{one.facts.model}: {reading.name} is neither given nor refused")
+            assert is_profiling or reading.name == "health.vgpu_license_status", reading.name
+
+
+def test_hopper_and_newer_have_the_chips_counters(watched: list[Watched]) -> None:
+    for one in watched:
+        if one.facts.architecture in ("hopper", "blackwell", "rubin"):
+            profiling = one.ticks[-1].reading.profiling
+            assert profiling, one.facts.model
+            assert profiling.graphics_engine_active_ratio is not None
+            assert profiling.sm_active_ratio is not None
+            assert profiling.dram_active_ratio is not None
+
+
+def test_the_chips_counters_agree_with_the_drivers_utilization(watched: list[Watched]) -> None:
+    for one in watched:
+        for tick in one.ticks[2:]:
+            profiling, coarse = tick.reading.profiling, tick.reading.utilization_ratio
+            if profiling and profiling.graphics_engine_active_ratio is not None:
+                assert coarse is not None
+                print(
+                    f"{one.facts.model}: {profiling.graphics_engine_active_ratio:.3f} {coarse:.3f}"
+                )
+                # The driver calls a window busy in which any kernel ran, the chip counts cycles.
+                assert profiling.graphics_engine_active_ratio <= coarse + 0.25
+
+
+def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list[Watched]) -> None:
+    for one in watched:
+        reading = one.ticks[-1].reading
+        limits = reading.limits
+        if reading.power_instant_watts is not None and reading.power_watts is not None:
+            assert reading.power_instant_watts == pytest.approx(reading.power_watts, rel=0.5)
+        if limits and limits.power_limit_max_watts and reading.power_watts is not None:
+            assert reading.power_watts < limits.power_limit_max_watts * 1.2
+
+
+def test_how_wide_the_byte_counters_are(watched: list[Watched]) -> None:
+    """Prints the type and the values: one above 2^32 settles that they do not wrap there."""
+    for one in watched:
+        try:
+            values = pynvml.nvmlDeviceGetFieldValues(one.gpu.handle, [197, 198])
+        except pynvml.NVMLError as error:
+            print(f"{one.facts.model}: {error}")
+            continue
+        for value in values:
+            print(
+                f"{one.facts.model}: field {value.fieldId} code {value.nvmlReturn} type"
+                f" {value.valueType} value {value.value.ullVal}"
+            )
+        traffic = one.ticks[-1].reading.traffic
+        if traffic and traffic.pcie_sent_bytes_total is not None:
+            before = one.ticks[0].reading.traffic
+            assert before
+            assert traffic.pcie_sent_bytes_total >= (before.pcie_sent_bytes_total or 0)
