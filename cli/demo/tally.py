@@ -4,7 +4,7 @@ Pure sums over events; nothing is drawn or printed here.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription
@@ -71,10 +71,11 @@ class Tally:
         described = describe_containers(event.pods)
         for gpu in event.gpus:
             self.entries += len(gpu.entries)
-            self._check(gpu, event.interval_ns / _SECOND_NS)
             for entry in gpu.entries:
                 if entry.account is Account.POD:
                     self._book(entry, described.get(entry.container_id or entry.pod_uid or ""))
+        for rows in boards(event.gpus):
+            self._check(rows, event.interval_ns / _SECOND_NS)
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -95,18 +96,27 @@ class Tally:
         else:
             stretches.append((start, event.time_ns))
 
-    def _check(self, gpu: GpuBooks, seconds: float) -> None:
-        for device, booked in device_sums(gpu, seconds):
+    def _check(self, rows: list[GpuBooks], seconds: float) -> None:
+        for device, booked in device_sums(rows, seconds):
             error = abs(device - booked) / device if device else abs(booked)
             self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
 
 
-def device_sums(gpu: GpuBooks, seconds: float) -> Iterator[tuple[float, float]]:
-    """Give, for each quantity that is known, the device's and the sum of its entries."""
-    reading, entries = gpu.reading, gpu.entries
-    busy = [entry.busy_seconds for entry in entries if entry.busy_seconds is not None]
-    if busy:
-        yield seconds, sum(busy)
+def boards(gpus: Iterable[GpuBooks]) -> list[list[GpuBooks]]:
+    """Give the rows of each GPU: its own one, then those of its MIG instances."""
+    found: dict[str, list[GpuBooks]] = {}
+    for gpu in gpus:
+        found.setdefault(gpu.reading.parent_uuid or gpu.reading.uuid, []).append(gpu)
+    return list(found.values())
+
+
+def device_sums(rows: list[GpuBooks], seconds: float) -> Iterator[tuple[float, float]]:
+    """Give, for each quantity of a GPU that is known, the device's and the sum of its entries."""
+    for row in rows:
+        busy = [entry.busy_seconds for entry in row.entries if entry.busy_seconds is not None]
+        if busy:
+            yield seconds, sum(busy)
+    reading, entries = rows[0].reading, [entry for row in rows for entry in row.entries]
     if reading.memory_total_bytes is not None:
         held = sum(entry.memory_byte_seconds or 0.0 for entry in entries)
         yield reading.memory_total_bytes * seconds, held

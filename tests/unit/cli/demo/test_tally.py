@@ -1,9 +1,11 @@
 """The sums of a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from cli.demo.tally import Tally
-from gpuledger.records import Account
+from gpuledger.records import Account, GpuBooks, GpuReading
 from tests.unit.cli.demo.events import GIB, PENDING, SECOND_NS, entry, event
 
 
@@ -53,6 +55,21 @@ def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
     tally = tally_of(*(event(second=second) for second in seconds))
     covered = [(start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["node-a"]]
     assert covered == stretches
+
+
+def test_a_gpu_balances_with_its_instances() -> None:
+    """What no instance has stands on the GPU's own row, and the board's energy."""
+    one = event()
+    board = GpuReading(uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_joules=200.0)
+    part = GpuReading(uuid="MIG-1", index=0, parent_uuid="GPU-a", memory_total_bytes=20 * GIB)
+    left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
+    own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]
+    rows = [
+        GpuBooks(reading=board, entries=[replace(left, busy_seconds=None)]),
+        GpuBooks(reading=part, entries=own),
+    ]
+    assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
+    assert tally_of(replace(one, gpus=rows[:1])).conservation_error_max_ratio == 0.25
 
 
 def test_books_that_do_not_balance_show() -> None:
