@@ -1,0 +1,149 @@
+"""Incidents from a played GPU's fault to the bus, through the whole agent."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from agent.service import run_agent
+from agent.settings import AgentSettings
+from agent.source import play
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Consumer, Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.records import Incident, NodeSample, Severity
+from gpuledger.service import Readiness
+from gpuledger.topics import INCIDENTS, SAMPLES
+from simulator.clock import HandClock
+from simulator.scenario import parse_scenario
+from simulator.simulation import SimulatedNode, Simulation
+from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
+
+FAULT_SECONDS = 20.0
+CONTENT: dict[str, Any] = {
+    "name": "faults",
+    "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": 2}}],
+    "host_processes": [
+        {"node": "node-a", "command": "/opt/train --fast", "gpus": [1], "memory_bytes": 1 << 30}
+    ],
+    "incidents": [
+        {"node": "node-a", "gpu": 1, "at_seconds": FAULT_SECONDS, "xid": 48},
+        {"node": "node-a", "gpu": 1, "at_seconds": FAULT_SECONDS + 0.1, "event": "fatal_poison"},
+        {
+            "node": "node-a", "gpu": 0, "at_seconds": FAULT_SECONDS + 0.2, "xid": 154,
+            "told_by": "kmsg", "text": "GPU recovery action changed from 0x0 (None) to 0x2 (x)",
+        },
+    ],
+}  # fmt: skip
+
+
+class MovedClock(HandClock):
+    """A clock whose sleepers wake when a test moves it."""
+
+    def __init__(self) -> None:
+        super().__init__(start_ns=EPOCH_NS)
+        self._wakings: list[tuple[int, asyncio.Event]] = []
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        awake = asyncio.Event()
+        self._wakings.append((self.time_ns() + round(seconds * SECOND_NS), awake))
+        await awake.wait()
+
+    async def move(self, seconds: float) -> None:
+        """Move on, and let those whose time has come have their turn."""
+        self.advance(seconds)
+        due = [one for one in self._wakings if one[0] <= self.time_ns()]
+        self._wakings = [one for one in self._wakings if one not in due]
+        for _, awake in due:
+            awake.set()
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+def node(clock: MovedClock) -> SimulatedNode:
+    simulation = Simulation(parse_scenario(CONTENT), epoch_ns=EPOCH_NS, clock=clock)
+    return simulation.node("node-a")
+
+
+class Agent:
+    """The agent of a played node, and what it publishes, as time is moved on."""
+
+    def __init__(self, clock: MovedClock, consumer: Consumer, waits: asyncio.Event) -> None:
+        self._clock = clock
+        self._consumer = consumer
+        self._waits = waits
+        self._samples: list[NodeSample] = []
+        self.incidents: list[Incident] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for events, and knows who is on the GPUs."""
+        return self._waits.is_set() and any(sample.processes for sample in self._samples)
+
+    async def until(self, done: Callable[[], bool], *, step_seconds: float) -> None:
+        """Move time on, a step at a time, until it is done."""
+        async with asyncio.timeout(3 * SOON_SECONDS):
+            while not done():
+                await self._clock.move(step_seconds)
+                batches = await self._consumer.poll(timeout_seconds=0.01, max_records=100)
+                for partition, records in batches.items():
+                    for record in records:
+                        self._take(partition.topic, record.value)
+
+    def _take(self, topic: str, value: bytes | None) -> None:
+        if topic == INCIDENTS.name:
+            self.incidents.append(decoder_of(topic, Incident).decode(value or b""))
+        else:
+            self._samples.append(decoder_of(topic, NodeSample).decode(value or b""))
+
+
+@asynccontextmanager
+async def running(node: SimulatedNode, clock: MovedClock) -> AsyncIterator[Agent]:
+    waits, bus = asyncio.Event(), MemoryBus()
+    node.nvml.pause = pausing(waits)
+    running = asyncio.create_task(
+        run_agent(
+            machine=replace(play(node), open_kmsg=node.open_kmsg),
+            bus=bus,
+            settings=AgentSettings(node_name="node-a"),
+            readiness=Readiness(),
+        )
+    )
+    subscription = Subscription(group="test", topics=[INCIDENTS.name, SAMPLES.name])
+    try:
+        async with bus.consumer(subscription) as consumer:
+            yield Agent(clock, consumer, waits)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+
+async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
+    node: SimulatedNode, clock: MovedClock
+) -> None:
+    async with running(node, clock) as agent:
+        await agent.until(lambda: agent.is_ready, step_seconds=0.02)
+        assert clock.time_ns() < EPOCH_NS + FAULT_SECONDS * SECOND_NS
+        await agent.until(lambda: len(agent.incidents) == 3, step_seconds=0.25)
+        until_ns = clock.time_ns() + 2 * SECOND_NS
+        await agent.until(lambda: clock.time_ns() > until_ns, step_seconds=0.25)
+
+    by_what = {(one.kind, one.xid): one for one in agent.incidents}
+    assert by_what.keys() == {("xid", 48), ("poison_fatal", None), ("xid", 154)}
+    assert len(agent.incidents) == 3
+    first, asked = by_what["xid", 48], by_what["xid", 154]
+    assert [one.command for one in first.processes] == ["train"]
+    assert (first.gpu_uuid, first.severity) == (node.gpus[1].facts.uuid, Severity.CRITICAL)
+    assert (asked.source, asked.action, asked.processes) == ("kmsg", "RESTART_BM", [])
+    assert asked.gpu_uuid == node.gpus[0].facts.uuid
