@@ -60,15 +60,17 @@ class Ticking:
     async def take(self, *, late: bool = False) -> bool:
         """Take one tick and tell it; tells whether the driver answered at all."""
         began_seconds = time.perf_counter()
-        asked_boottime_ns = self.clock.boottime_ns()
-        answers = await self.driver.ask(self.sampler.last_seen())
+        moments: list[Moment] = []
+        answers = await self.driver.ask(
+            self.sampler.last_seen(), asking=lambda: moments.append(Moment.read(self.clock))
+        )
         if answers is None:
             return False
         self._take_stock()
         tick = self.sampler.sample(
             answers,
-            asked_boottime_ns=asked_boottime_ns,
-            at=Moment.read(self.clock),
+            asked_boottime_ns=moments[-1].boottime_ns,
+            at=moments[-1],
             allocations=self._allocated(),
             late=late,
         )

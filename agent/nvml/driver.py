@@ -6,7 +6,7 @@ process alive. What to ask and what an answer means is decided elsewhere.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
@@ -92,12 +92,19 @@ class Driver:
         """The UUIDs of all GPUs that answered once."""
         return self._losses.known
 
-    async def ask(self, last_seen: Mapping[str, LastSeen]) -> list[GpuAnswers] | None:
-        """Give the answers of the GPUs that answered in time; `None` without a working library."""
+    async def ask(
+        self, last_seen: Mapping[str, LastSeen], *, asking: Callable[[], object] = bool
+    ) -> list[GpuAnswers] | None:
+        """Give the answers of the GPUs that answered in time; `None` without a working library.
+
+        `asking` is called when the GPUs are asked: the answers are of then, and not of when the
+        last one came or did not come.
+        """
         self._heed(self._keeper.look())
         if self._closed is not None and not await self._start():
             DRIVER_UP.set(0)
             return None
+        asking()
         answers = await self._crew.ask(last_seen, self._clock.monotonic_ns())
         if self._crew.library_lost:
             self._lose_library(self._crew.library_lost)

@@ -80,6 +80,10 @@ class Bench:
         answers = await self.answers()
         return None if answers is None else sorted(uuid[-1] for uuid in answers)
 
+    def seen(self) -> dict[str, int]:
+        """Give how often each GPU was asked."""
+        return {gpu.uuid: gpu.asked[BOOKS] for gpu in self.gpus}
+
     async def ask_until(self, expected: list[str] | None, *, most: int = 400) -> int:
         """Ask until the answer is as expected; gives how often it was not."""
         for asked in range(most):
@@ -379,3 +383,13 @@ async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_i
         of_gpu = [kind for kind, uuid in bench.told if uuid == gpu.uuid]
         turns = [kind for kind in of_gpu if kind in ("gpu_lost", "gpu_recovered")]
         assert turns == ["gpu_lost", "gpu_recovered"] * (len(turns) // 2)
+
+
+async def test_the_time_of_a_tick_is_when_the_gpus_were_asked_however_long_it_waited(
+    bench: Bench,
+) -> None:
+    bench.hang(BOOKS)
+    asked: list[dict[str, int]] = []
+    await bench.driver.ask({}, asking=lambda: asked.append(bench.seen()))
+    assert asked == [{"GPU-0": 0, "GPU-1": 0, "GPU-2": 0}]
+    assert bench.seen()["GPU-1"] == 1
