@@ -1,12 +1,15 @@
 """What one GPU answered at one instant, in the driver's own units: the raw material of a tick.
 
 Here live the value types between the seam to NVML and the pure core. Nothing is judged here.
+Those that are made hundreds of times a tick are structs, five times cheaper to make.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from gpuledger.records import GpuFacts, ProcessKind
 
@@ -36,8 +39,7 @@ class LastSeen:
     """Of the processes' utilization."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a ring buffer."""
 
     timestamp_us: int
@@ -46,8 +48,7 @@ class Sample:
     """Whole percents of the window."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessSample:
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One process in one of the driver's sampling windows."""
 
     pid: int

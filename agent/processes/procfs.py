@@ -14,6 +14,7 @@ from agent.processes.cgroup import Location, locate
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _ATTEMPTS: Final = 3
+_AT_ONCE_BYTES: Final = 65_536
 _START_FIELD: Final = (
     19  # field 22 of the line; the name in parentheses, fields 1 and 2, is cut off
 )
@@ -32,11 +33,20 @@ class SystemProcfs:
     """The machine's `/proc`, or the node's where that is mounted elsewhere."""
 
     def __init__(self, root: Path = Path("/proc")) -> None:
-        self._root = root
+        self._root = str(root)
 
     def read(self, path: str) -> bytes:
         """Give the bytes of `/proc/...`; raises OSError where it cannot be read."""
-        return (self._root / path.removeprefix("/proc/")).read_bytes()
+        # Read many times a tick, so without the layers that pathlib and io put between.
+        file = os.open(f"{self._root}/{path.removeprefix('/proc/')}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = part = os.read(file, _AT_ONCE_BYTES)
+            while part:
+                part = os.read(file, _AT_ONCE_BYTES)
+                content += part
+        finally:
+            os.close(file)
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)

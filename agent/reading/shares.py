@@ -72,10 +72,14 @@ class Cover:
 
     def _width_us(self, end_us: int, window_us: int) -> int:
         """Give a window's true width: that of the GPU's window, where both are of one grid."""
-        window = window_at(self.windows, end_us)
+        window = self._by_end.get(end_us) or window_at(self.windows, end_us)
         width_us = window.end_us - window.start_us if window else window_us
         is_same = abs(width_us - window_us) < _SAME_PERIOD_RATIO * window_us
         return width_us if is_same else window_us
+
+    @cached_property
+    def _by_end(self) -> Mapping[int, Window]:
+        return {window.end_us: window for window in self.windows}
 
     @cached_property
     def _told_us(self) -> float:
@@ -173,13 +177,15 @@ class _Measure:
         is_known: bool,
         ended: bool,
     ) -> ProcessUsage:
-        parts = [(sample, self.cover.share(sample, self.window_us)) for sample in samples]
-        sm = sum(sample.sm_percent * part for sample, part in parts) / 100
-        memory = sum(sample.memory_percent * part for sample, part in parts) / 100
+        sm = memory = 0.0
+        for sample in samples:
+            part = self.cover.share(sample, self.window_us)
+            sm += sample.sm_percent * part
+            memory += sample.memory_percent * part
         return ProcessUsage(
             process=process,
-            sm_ratio=self._limit(sm) if is_known else None,
-            memory_ratio=min(1.0, memory) if is_known else None,
+            sm_ratio=self._limit(sm / 100) if is_known else None,
+            memory_ratio=min(1.0, memory / 100) if is_known else None,
             ended=ended,
         )
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+import msgspec
+
 from agent.nvml.answers import Sample
 
 LAG_WINDOWS: Final = 1.5
@@ -45,7 +47,10 @@ class Stretch:
 
     def overlap_us(self, start_us: float, end_us: float) -> float:
         """Give how much of another stretch lies in this one."""
-        return max(0.0, min(self.end_us, end_us) - max(self.start_us, start_us))
+        # Asked hundreds of times a tick: comparisons cost a third of min and max.
+        start = start_us if start_us > self.start_us else self.start_us  # noqa: FURB136  # see above
+        end = end_us if end_us < self.end_us else self.end_us  # noqa: FURB136  # as above
+        return end - start if end > start else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +65,7 @@ class DriverTime:
     """Where the tick's cover ended."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Window:
+class Window(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sampling window of the driver."""
 
     start_us: int
@@ -144,13 +148,12 @@ def known_us(windows: Sequence[Window], stretch: Stretch) -> float:
 
 def mean_percent(windows: Sequence[Window], stretch: Stretch) -> float | None:
     """Give the mean over what the windows tell of the stretch; `None` where that is nothing."""
-    told_us = known_us(windows, stretch)
-    if not told_us:
-        return None
-    used = sum(
-        window.percent * stretch.overlap_us(window.start_us, window.end_us) for window in windows
-    )
-    return used / told_us
+    told_us = used = 0.0
+    for window in windows:
+        overlap_us = stretch.overlap_us(window.start_us, window.end_us)
+        told_us += overlap_us
+        used += window.percent * overlap_us
+    return used / told_us if told_us else None
 
 
 def window_at(windows: Sequence[Window], time_us: int) -> Window | None:
