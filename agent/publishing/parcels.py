@@ -47,6 +47,11 @@ def time_ms(parcel: Parcel) -> int:
     return parcel[0][1].timestamp_ms
 
 
+def size_bytes(parcel: Parcel) -> int:
+    """Give the size of a parcel's values."""
+    return sum(len(message.value or b"") for _, message in parcel)
+
+
 def _message(record: _NodeRecord) -> Message:
     return Message(
         key=record.node.encode(), value=encode(record), timestamp_ms=record.time_ns // _NS_PER_MS

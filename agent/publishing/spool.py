@@ -24,12 +24,13 @@ from agent.metrics import (
     SPOOL_WRITTEN,
 )
 from agent.publishing.frames import DamagedError, pack_frame
-from agent.publishing.parcels import Parcel, time_ms
+from agent.publishing.parcels import Parcel, size_bytes, time_ms
 from agent.publishing.segment import START, Segment
 from agent.settings import SpoolSettings
 
 _SEGMENT_BYTES: Final = 4 * 2**20
 _FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
+_READ_BYTES: Final = 2**20
 _SUFFIX: Final = ".spool"
 _OURS_ALONE: Final = 0o700
 _NS_PER_MS: Final = 1_000_000
@@ -105,7 +106,7 @@ class Spool:
     def read(self, *, at_most: int) -> tuple[list[Parcel], Mark] | None:
         """Give the oldest parcels without forgetting them; `None` where there are none.
 
-        They are at most `at_most`, or one frame. A file that cannot be read is left out, counted.
+        They are at most `at_most`, and not many bytes, or one frame. A file that cannot be read is left out, counted.
         """
         self.open()
         self._drop_old()
@@ -176,7 +177,8 @@ class Spool:
         end = START
         try:
             for frame in segment.frames:
-                if parcels and len(parcels) + frame.parcels > at_most:
+                is_enough = sum(map(size_bytes, parcels)) > _READ_BYTES
+                if parcels and (is_enough or len(parcels) + frame.parcels > at_most):
                     break
                 parcels += segment.read(frame)
                 end = frame.end

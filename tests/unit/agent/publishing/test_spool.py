@@ -83,6 +83,15 @@ def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) ->
     assert len(found[0]) == 9
 
 
+def test_large_ticks_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, *range(9), size_bytes=400_000)
+    found = spool.read(at_most=60)
+    assert found
+    assert [number_of(parcel) for parcel in found[0]] == [0, 1]
+    assert drain(spool) == list(range(9))
+
+
 def test_what_was_read_and_not_forgotten_is_read_again(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1, 2, 3)
