@@ -18,9 +18,9 @@ class Ailments:
 
     all: Sequence[Ailment] = ()
 
-    def count(self, name: str, time_ns: int) -> int:
-        """Give how often something has happened by now."""
-        return sum(getattr(one, name) for one in self.all if _start_ns(one) <= time_ns)
+    def count(self, name: str, time_ns: int, *, since_ns: int = -_NS) -> int:
+        """Give how often something has happened by now, and after `since_ns`."""
+        return sum(getattr(one, name) for one in self.all if since_ns < _start_ns(one) <= time_ns)
 
     def has(self, name: str, time_ns: int) -> bool:
         """Tell whether a state lasts now."""

@@ -19,7 +19,8 @@ _WARMING_CELSIUS: Final = 45
 _WARMING_NS: Final = 30 * _NS
 _INSTANT_NS: Final = 20_000_000
 _RECOVERIES: Final = ("none", "reset", "reboot", "drain_p2p", "drain_and_reset")
-_Taken = Callable[[SimulatedGpu, int], int | None]
+_Taken = Callable[[SimulatedGpu, int, int], int | None]
+"""Gives a field by the GPU, the time at which the driver was loaded, and now."""
 
 
 class Fields(Session):
@@ -42,7 +43,7 @@ class Fields(Session):
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
         value.valueType, take = known
-        taken = take(gpu, now_ns)
+        taken = take(gpu, self._driver_loaded_ns, now_ns)
         if taken is None:
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
         elif value.valueType == _UINT:
@@ -51,49 +52,55 @@ class Fields(Session):
             value.value.ullVal = taken
 
 
-def _memory_celsius(gpu: SimulatedGpu, now_ns: int) -> int | None:
+def _memory_celsius(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.model.has_hbm:
         return None
     busy_ns = gpu.device_busy_ns(now_ns - _WARMING_NS, now_ns)
     return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
 
 
-def _instant_milliwatts(gpu: SimulatedGpu, now_ns: int) -> int | None:
+def _instant_milliwatts(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.architecture.has_instant_power:
         return None
     return round(gpu.joules(now_ns - _INSTANT_NS, now_ns) * 1000 * _NS / _INSTANT_NS)
 
 
 def _throttled(*throttles: str) -> _Taken:
-    return lambda gpu, now_ns: gpu.facts.ailments.throttled_ns(throttles, now_ns)
+    def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int:
+        ailments = gpu.facts.ailments
+        until_now = ailments.throttled_ns(throttles, now_ns)
+        return until_now - ailments.throttled_ns(throttles, loaded_ns)
+
+    return take
 
 
-def _pcie_bytes(gpu: SimulatedGpu, now_ns: int) -> int | None:
+def _pcie_bytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.architecture.has_profiling:
         return None
-    return int(gpu.mixed_ns("pcie_bytes_per_second", 0, now_ns) / _NS)
+    return int(gpu.mixed_ns("pcie_bytes_per_second", loaded_ns, now_ns) / _NS)
 
 
-def _nvlink_kibibytes(gpu: SimulatedGpu, now_ns: int) -> int | None:
+def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
     if not gpu.facts.model.nvlinks:
         return None
-    return int(gpu.mixed_ns("nvlink_bytes_per_second", 0, now_ns) / _NS / _KIB)
+    return int(gpu.mixed_ns("nvlink_bytes_per_second", loaded_ns, now_ns) / _NS / _KIB)
 
 
-def _nvlink_replays(gpu: SimulatedGpu, now_ns: int) -> int | None:
-    links = gpu.facts.model.nvlinks
-    return gpu.facts.ailments.count("nvlink_replays", now_ns) if links else None
+def _nvlink_replays(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
+    if not gpu.facts.model.nvlinks:
+        return None
+    return gpu.facts.ailments.count("nvlink_replays", now_ns, since_ns=loaded_ns)
 
 
-def _no_nvlink_error(gpu: SimulatedGpu, _now_ns: int) -> int | None:
+def _no_nvlink_error(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
     return 0 if gpu.facts.model.nvlinks else None
 
 
-def _recovery(gpu: SimulatedGpu, now_ns: int) -> int:
+def _recovery(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int:
     return _RECOVERIES.index(gpu.facts.ailments.recovery(now_ns))
 
 
-def _retired(gpu: SimulatedGpu, _now_ns: int) -> int | None:
+def _retired(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
     return None if gpu.facts.architecture.remaps_rows else 0
 
 
@@ -115,7 +122,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     82: (_UINT, _memory_celsius),
     138: (_ULONG_LONG, _nvlink_kibibytes),
     139: (_ULONG_LONG, _nvlink_kibibytes),
-    170: (_UINT, lambda _gpu, _now_ns: None),
+    170: (_UINT, lambda _gpu, _loaded_ns, _now_ns: None),
     186: (_UINT, _instant_milliwatts),
     197: (_ULONG_LONG, _pcie_bytes),
     198: (_ULONG_LONG, _pcie_bytes),

@@ -24,12 +24,16 @@ class Health(Session):
     """The functions that tell of errors and limits."""
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
-        """Give the memory's errors; none are from before the driver was loaded."""
+        """Give the memory's errors, all of them or those since the driver was loaded."""
         gpu = self._gpu(handle)
         if counterType not in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         corrected = errorType == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-        return self._count(gpu, "ecc_corrected" if corrected else "ecc_uncorrected")
+        name = "ecc_corrected" if corrected else "ecc_uncorrected"
+        if counterType == pynvml.NVML_AGGREGATE_ECC:
+            return self._count(gpu, name)
+        loaded_ns, ailments = self._driver_loaded_ns, gpu.facts.ailments
+        return ailments.count(name, self._since_epoch_ns(), since_ns=loaded_ns)
 
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:  # noqa: ANN401  # a reference to a struct
         """Fill in the errors of the chip's own memory."""
