@@ -148,6 +148,11 @@ class SimulatedGpu:
         """Give the GPU's instances at `time_ns`; `None` while it is whole."""
         return cut_at(self.facts.cuts, time_ns)
 
+    def cuts_within(self, start_ns: int, end_ns: int) -> list[Cut]:
+        """Give the cuts that the GPU had at any time within [start, end)."""
+        first = self.cut(start_ns)
+        return [cut for cut in self.facts.cuts if cut is first or start_ns < cut.start_ns < end_ns]
+
     def instance_of(self, process: PlannedProcess) -> Instance | None:
         """Give the instance in which a process runs; `None` on a whole GPU."""
         cut, place = self.cut(process.start_ns), process.spec.instance

@@ -97,7 +97,7 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_visible: bool = True
     """Whether NVML tells how much memory it holds; the device's sum counts it either way."""
     kind: Literal["compute", "graphics", "mps"] = "compute"
-    """The driver's list in which it stands."""
+    """The driver's list in which it stands; clients of MPS take turns here like all others."""
     instance: Annotated[int, Meta(ge=0)] | None = None
     """On GPUs that are cut: the position of its instance in the cut."""
     also: list[Literal["compute", "graphics", "mps"]] = []

@@ -23,7 +23,14 @@ from simulator.nvml.faults import make_nvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
 from simulator.scenario_shape import Node, Scenario
-from simulator.truth import PodUsage, Usage, pod_usage, sum_usage
+from simulator.truth import (
+    InstanceUsage,
+    PodUsage,
+    Usage,
+    instance_usages,
+    pod_usage,
+    sum_usage,
+)
 
 _NS = 1_000_000_000
 
@@ -109,6 +116,11 @@ class Simulation:
         ]
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         return sum_usage(gpus, start, end, of=None)
+
+    def instance_truth(self, start_ns: int, end_ns: int, node: str) -> list[InstanceUsage]:
+        """Give what ran in each MIG instance of a node within [start, end)."""
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return instance_usages(self.node(node).gpus, start, end)
 
     def _make_node(self, node: Node) -> SimulatedNode:
         seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * _NS)

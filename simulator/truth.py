@@ -3,7 +3,7 @@
 Here the kernels' busy intervals are summed by pod. Nothing here passes through NVML.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from simulator.device import SimulatedGpu
@@ -46,6 +46,41 @@ class Usage:
     """Energy of their kernels beyond the GPUs' idle draw."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstanceUsage:
+    """What ran in one MIG instance within an interval."""
+
+    uuid: str
+    """The instance's UUID."""
+    gpu_uuid: str
+    """The GPU's."""
+    profile: str
+    """Its profile."""
+    usage: Usage
+    """What its processes used; its seconds are of the instance, its energy of the board."""
+
+
+def instance_usages(
+    gpus: Iterable[SimulatedGpu], start_ns: int, end_ns: int
+) -> list[InstanceUsage]:
+    """Give each instance of any cut that there was within [start, end), in the driver's order."""
+    return [
+        InstanceUsage(
+            uuid=instance.uuid,
+            gpu_uuid=gpu.facts.uuid,
+            profile=instance.profile,
+            usage=_sum(
+                [(gpu, one) for one in gpu.processes if gpu.instance_of(one) == instance],
+                start_ns,
+                end_ns,
+            ),
+        )
+        for gpu in gpus
+        for cut in gpu.cuts_within(start_ns, end_ns)
+        for instance in cut.instances
+    ]
+
+
 def sum_usage(
     gpus: Iterable[SimulatedGpu],
     start_ns: int,
@@ -55,6 +90,10 @@ def sum_usage(
 ) -> Usage:
     """Sum what a pod's processes, or those of no pod, used of the GPUs within [start, end)."""
     pairs = [(gpu, process) for gpu in gpus for process in gpu.processes if process.pod is of]
+    return _sum(pairs, start_ns, end_ns)
+
+
+def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, end_ns: int) -> Usage:
     busy = [gpu.busy_ns(process, start_ns, end_ns) for gpu, process in pairs]
     return Usage(
         busy_seconds=sum(busy) / _NS,

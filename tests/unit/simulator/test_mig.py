@@ -12,7 +12,7 @@ from simulator.clock import HandClock
 from simulator.nvml import Handle, SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
-from tests.unit.simulator.given_mig import CUT, GIB, cut_simulation
+from tests.unit.simulator.given_mig import CUT, EPOCH_NS, GIB, cut_simulation
 
 
 @pytest.fixture
@@ -144,3 +144,18 @@ def test_a_process_must_fit_its_instance(where: str, value: object, words: str) 
     content["pods"][0]["containers"][0]["processes"][0][where] = value
     with pytest.raises(UserError, match=words):
         parse_scenario(content)
+
+
+def test_what_ran_in_the_instances_is_what_the_pods_ran(cut: Simulation) -> None:
+    start_ns, end_ns = EPOCH_NS, EPOCH_NS + 30_000_000_000
+    instances = cut.instance_truth(start_ns, end_ns, "node-a")
+    assert [one.profile for one in instances] == [
+        "1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb", "7g.80gb"
+    ]  # fmt: skip
+    pods = cut.truth(start_ns, end_ns)
+    ran = [one.usage.busy_seconds for one in instances]
+    assert ran == pytest.approx([pod.busy_seconds for pod in pods] + [0, 0])
+    joules = sum(one.usage.joules for one in instances)
+    assert joules == pytest.approx(sum(pod.joules for pod in pods))
+    early = cut.instance_truth(start_ns, start_ns + 1, "node-a")
+    assert len(early) == 4
