@@ -53,6 +53,7 @@ docs: $(VENV)/.dev ## Generate docs/metrics.md, docs/xids.md and the table in do
 	@$(BIN)/python -m cli.metrics_page docs/metrics.md
 	@$(BIN)/python -m cli.readings_page docs/agent.md
 	@$(BIN)/python -m cli.xids_page docs/xids.md
+	@$(BIN)/python -m cli.node_page docs/node-metrics.md
 
 lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock
