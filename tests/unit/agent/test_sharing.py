@@ -1,0 +1,108 @@
+"""GPUs shared by MIG, by MPS and by turns of short processes: what is booked is what ran."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from agent.nvml.answers import LastSeen
+from agent.nvml.library import Nvml
+from agent.sampling import Moment, Sampler, Tick
+from enricher.join.books import book_tick
+from gpuledger.records import Account, Entry, ProcessKind
+from simulator.clock import HandClock
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+
+SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
+
+class Run:
+    """A node of the scenario, seen by an agent second by second."""
+
+    def __init__(self, node: str, seconds: int) -> None:
+        clock = HandClock(start_ns=EPOCH_NS)
+        self.simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
+        self.node = self.simulation.node(node)
+        self.ticks: list[Tick] = []
+        sampler = Sampler(node=node, procfs=self.node.procfs)
+        gpus = Nvml(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
+        for length in [1.0] * seconds:
+            clock.advance(length)
+            seen = sampler.last_seen()
+            given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+            at = Moment.read(self.node.clock)
+            if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
+                self.ticks.append(tick)
+        # The first tick only opens the counters; each covers time up to its own `time_ns`.
+        samples = [tick.sample for tick in self.ticks]
+        self.start_ns = samples[0].time_ns - samples[0].interval_ns
+        self.end_ns = samples[-1].time_ns
+
+    def entries(self) -> list[Entry]:
+        return [one for tick in self.ticks for gpu in book_tick(tick.sample) for one in gpu.entries]
+
+    def busy_by_pod(self) -> dict[str | None, float]:
+        busy: dict[str | None, float] = defaultdict(float)
+        for entry in self.entries():
+            busy[entry.pod_uid] += entry.busy_seconds or 0.0
+        return busy
+
+
+def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
+    run = Run("mig-node", 60)
+    busy = run.busy_by_pod()
+    truth = run.simulation.truth(run.start_ns, run.end_ns, "mig-node")
+    assert len(truth) == 5
+    for pod in truth:
+        # A process that ends within a tick leaves the instance's busy time to nobody.
+        assert busy[pod.uid] == pytest.approx(pod.busy_seconds, abs=1.0)
+    instances = run.simulation.instance_truth(run.start_ns, run.end_ns, "mig-node")
+    ran: dict[str, float] = defaultdict(float)
+    for tick in run.ticks:
+        for gpu in tick.sample.gpus[1:]:
+            ran[gpu.uuid] += (gpu.utilization_ratio or 0.0) * tick.sample.interval_ns / SECOND_NS
+    for instance in instances:
+        # The first sample of the chip's counters has none before it to be compared with.
+        assert ran[instance.uuid] == pytest.approx(instance.usage.busy_seconds, abs=1.0)
+
+
+def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once() -> None:
+    run = Run("mps-node", 6)
+    sample = run.ticks[-1].sample
+    by_command = {one.pid: one.spec.command.split()[0] for one in run.node.gpus[0].processes}
+    kinds = {by_command[one.pid]: one.kind for one in sample.processes}
+    assert kinds == {
+        "/usr/bin/detect": ProcessKind.MPS,
+        "/usr/bin/render": ProcessKind.COMPUTE,
+        "nvidia-cuda-mps-server": ProcessKind.COMPUTE,
+    }
+    held = sum(one.memory_used_bytes or 0 for one in sample.processes)
+    assert held == sample.gpus[0].memory_used_bytes
+
+
+def test_the_server_of_mps_is_the_hosts() -> None:
+    run = Run("mps-node", 12)
+    server = next(one for one in run.node.gpus[0].processes if one.pod is None)
+    host = [one for one in run.entries() if one.account is Account.HOST]
+    reserved = run.node.gpus[0].facts.model.reserved_bytes
+    seconds = len(run.ticks)
+    held = sum(one.memory_byte_seconds or 0.0 for one in host)
+    assert held == pytest.approx((reserved + server.spec.memory_bytes) * seconds)
+    busy = run.busy_by_pod()
+    for pod in run.simulation.truth(run.start_ns, run.end_ns, "mps-node"):
+        assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)
+
+
+def test_a_batch_of_short_processes_is_told_to_the_second() -> None:
+    run = Run("accounts-node", 15)
+    totals = [
+        total for tick in run.ticks for record in tick.processes for total in record.totals or ()
+    ]
+    (truth,) = run.simulation.truth(EPOCH_NS, run.end_ns, "accounts-node")
+    assert len(totals) == 4
+    assert sum(one.busy_seconds or 0.0 for one in totals) == pytest.approx(
+        truth.busy_seconds, rel=0.001
+    )
