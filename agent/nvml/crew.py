@@ -111,7 +111,7 @@ class Crew:
     def _take_down_silence(self) -> None:
         for thread in self._threads:
             if thread.is_silent and not self.library_lost:
-                self._losses.lose(thread.gpu.uuid, "its calls do not return in time")
+                self._losses.lose(thread.gpu.uuid, thread.silence)
 
     def _thread(self, gpu: Gpu, health_ns: int, now_ns: int) -> GpuThread:
         return GpuThread(

@@ -23,9 +23,9 @@ from agent.nvml.library import Nvml
 from agent.nvml.losses import Losses, Tell, tell_nobody
 from agent.nvml.restarts import LibraryKeeper, LibraryUser, Retry
 from agent.nvml.round import wait_for
-from agent.nvml.unbind import UNBIND_CALL, Wish
+from agent.nvml.unbind import Wish, capability_of
 from gpuledger.clock import Clock
-from gpuledger.records import Capability, GpuFacts
+from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
 
 _log = structlog.get_logger(__name__)
@@ -76,6 +76,7 @@ class Driver:
         self._is_unbound = False
         self._worked_seconds = time.monotonic()
         self._told: object = None
+        self._wish = Wish.NOTHING
 
     @property
     def idle_seconds(self) -> float:
@@ -100,7 +101,7 @@ class Driver:
         `asking` is called when the GPUs are asked: the answers are of then, and not of when the
         last one came or did not come.
         """
-        self._heed(self._keeper.look())
+        self._heed()
         if self._closed is not None and not await self._start():
             DRIVER_UP.set(0)
             return None
@@ -162,6 +163,7 @@ class Driver:
             self._losses.tell_all("driver_reloaded", f"before: {reason}")
 
     def _take_down_failure(self, error: NvmlLostError) -> None:
+        self._wish = Wish.NOTHING
         if self._is_unbound and isinstance(error, DriverNotLoadedError):
             # As it should be while a driver is exchanged, so no reason to give up.
             self._worked_seconds = time.monotonic()
@@ -172,10 +174,13 @@ class Driver:
         self._check.failed(self._closed)
         _log.warning("nvml_does_not_answer", detail=self._closed)
 
-    def _heed(self, wish: Wish) -> None:
-        """Do what the driver wishes for."""
-        if self._closed is not None or wish is Wish.NOTHING:
+    def _heed(self) -> None:
+        """Do what the driver wishes for, or as soon as the library is open again."""
+        heard = self._keeper.look()
+        self._wish = self._wish if heard is Wish.NOTHING else heard
+        if self._closed is not None or self._wish is Wish.NOTHING:
             return
+        wish, self._wish = self._wish, Wish.NOTHING
         if wish is Wish.LOOK_AGAIN:
             self._restart("the driver was bound to a GPU")
             return
@@ -199,19 +204,16 @@ class Driver:
         self._crew.end()
         self._opening = self._keeper.open()
 
-    @property
-    def _is_stuck(self) -> bool:
-        return self._crew.is_stuck or self._keeper.is_stuck
-
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
+        is_stuck = self._crew.is_stuck or self._keeper.is_stuck
         if not self._start_retry.is_due(now_ns):
             return
         if self._closed is not None:
             self._restart(self._closed)
         elif self._crew.is_silent:
             self._restart("no GPU answers")
-        elif missing and not self._is_stuck and self._lost_gpu_retry.is_due(now_ns):
+        elif missing and not is_stuck and self._lost_gpu_retry.is_due(now_ns):
             # Where a call hangs a new start may hang too, and cost the GPUs that answer.
             self._lost_gpu_retry.tried(now_ns)
             self._restart(missing)
@@ -221,8 +223,7 @@ class Driver:
 
     def _with_unbind(self, facts: GpuFacts) -> GpuFacts:
         """Add whether the driver tells that it will be unbound, as nobody asks a GPU for that."""
-        reason = self._keeper.unbind_unheard
-        told = Capability(call=UNBIND_CALL, supported=reason is None, reason=reason)
+        told = capability_of(self._keeper.unbind_unheard)
         return replace(facts, capabilities=[*facts.capabilities, told])
 
     def _missing(self) -> str:

@@ -101,6 +101,7 @@ class GpuThread:
         self._worker = Worker(f"gpu-{gpu.index}")
         self._breakers = {group: Breaker(backoff=backoff()) for group in CallGroup}
         self._question: Question | None = None
+        self._books_error: str | None = None
         self._health = health
         self._next_health_ns = now_ns
         for group, breaker in self._breakers.items():
@@ -117,6 +118,11 @@ class GpuThread:
     def is_silent(self) -> bool:
         """Whether it is asked by probes only, as even what is booked did not come."""
         return self._breakers[CallGroup.BOOKS].is_open
+
+    @property
+    def silence(self) -> str:
+        """Why, for people."""
+        return self._books_error or "its calls do not return in time"
 
     @property
     def open_groups(self) -> list[CallGroup]:
@@ -154,6 +160,7 @@ class GpuThread:
             given |= question.answers.get(group, {})
             self._count(question, group, ended, now_ns)
         lost = question.errors.get(CallGroup.BOOKS)
+        self._books_error = str(lost) if lost else None
         if isinstance(lost, NvmlLostError):
             raise lost
         if CallGroup.BOOKS not in question.answers:

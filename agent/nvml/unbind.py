@@ -11,12 +11,11 @@ import pynvml
 
 from agent.nvml.calls import call_nvml
 from gpuledger.errors import UnavailableError
+from gpuledger.records import Capability
 
 # The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
 _WAIT_MILLISECONDS: Final = 1
 _MOST_EVENTS: Final = 16
-UNBIND_CALL: Final = "nvmlSystemEventSetCreate"
-"""The function by which a driver shows that it tells of its unbinding."""
 _VERSIONS: Final = {
     "nvmlSystemEventSetCreate": "nvmlSystemEventSetCreateRequest_v1",
     "nvmlSystemRegisterEvents": "nvmlSystemRegisterEventRequest_v1",
@@ -92,6 +91,11 @@ class SystemEvents:
     def _call(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401  # as the library has it
         version = getattr(pynvml, _VERSIONS[name], None)
         return call_nvml(self._library, name, version, *arguments)
+
+
+def capability_of(refused: str | None) -> Capability:
+    """Say whether the driver tells of its unbinding, by the first function that takes."""
+    return Capability(call="nvmlSystemEventSetCreate", supported=refused is None, reason=refused)
 
 
 def _events() -> int:

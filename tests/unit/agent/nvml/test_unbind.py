@@ -165,3 +165,25 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     assert told == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
     assert library.sets == 1
     driver.close()
+
+
+async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_after_it() -> None:
+    library = PlayedEvents()
+    gpus = [PlayedGpu("GPU-0", 0), PlayedGpu("GPU-1", 1)]
+    nvml = PlayedNvml(*gpus)
+    nvml.library = library
+    driver = Driver(
+        nvml, clock=HandClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
+    )
+    await driver.ask({})
+    driver._closed = "a new start is under way"
+    driver._opening = driver._keeper.open()
+    driver._keeper._worker.start(lambda: None).result(timeout=5)
+    library.waiting = [UNBIND]
+    driver._keeper.look()
+    driver._keeper._worker.start(lambda: None).result(timeout=5)
+    assert await driver.ask({}) is not None
+    assert await driver.ask({}) is None
+    driver._keeper._worker.start(lambda: None).result(timeout=5)
+    assert not nvml.is_open
+    driver.close()
