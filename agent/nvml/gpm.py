@@ -53,6 +53,7 @@ class Gpm:
         self._ids: list[int] = []
         self._slots: list[tuple[int, Any]] = []
         self._refusals = 0
+        self._is_asking = False
 
     def ask(self) -> dict[str, Any]:
         """Give `profiling`, by our names, and the time that it is of as `profiling_ns`.
@@ -63,13 +64,21 @@ class Gpm:
         now_ns = self._monotonic_ns()
         if self._taken_ns is not None and now_ns - self._taken_ns < LEAST_NS:
             return {}
+        self._is_asking = True
         try:
             return self._ask(now_ns)
         except (UnsupportedError, FailedError):
             return {}
+        finally:
+            self._is_asking = False
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""
+        # A call that hangs in another thread may yet write into them: they are left to it.
+        if not self._is_asking:
+            self._free()
+
+    def _free(self) -> None:
         buffers, self._buffers, self._taken_ns = self._buffers, [], None
         for buffer in buffers:
             try:
@@ -120,7 +129,7 @@ class Gpm:
             return self._ask_metrics()
         except UnsupportedError as error:
             self._asker.refuse((_METRICS,), reason_of(error))
-            self.close()
+            self._free()
             raise
         except FailedError:
             if all((_METRICS, one) in self._asker.outcomes for one in self._ids):

@@ -164,3 +164,31 @@ def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: B
     assert bench.ask()["profiling"] == {"busy": 50.0}
     bench.asker.forget()
     assert bench.ask()["profiling"] == {"busy": 50.0, "occupied": 25.0}
+
+
+def test_buffers_into_which_a_hanging_call_may_yet_write_are_not_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    bench.ask()
+
+    def close_meanwhile(_device: object, _sample: object) -> int:
+        bench.gpm.close()
+        return 0
+
+    play(monkeypatch, {**bench.chip.functions(), "nvmlGpmSampleGet": close_meanwhile})
+    bench.ask()
+    assert bench.chip.freed == []
+
+
+def test_where_the_library_lacks_the_metrics_its_buffers_are_freed_and_it_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch)
+    functions = bench.chip.functions()
+    del functions["nvmlGpmMetricsGet"]
+    play(monkeypatch, functions)
+    assert [bench.ask() for _ in range(4)] == [{}] * 4
+    assert bench.asker.outcomes[METRICS,] == "FunctionNotFound"
+    assert len(bench.chip.freed) == 2
+    assert bench.chip.samples == 2
