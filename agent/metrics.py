@@ -85,6 +85,10 @@ NVML_STARTS: Final = Counter(
 PUBLISH_FAILURES: Final = Counter(
     "gpuledger_agent_publish_failures", "Batches that the broker did not acknowledge; sent again."
 )
+MESSAGES_OF_THE_FUTURE: Final = Counter(
+    "gpuledger_agent_messages_of_the_future",
+    "Records stamped more than a day ahead, left out: the node's clock had been wrong.",
+)
 MESSAGES_TOO_LARGE: Final = Counter(
     "gpuledger_agent_messages_too_large", "Records that no broker would take, left out."
 )

@@ -60,6 +60,7 @@ async def run_agent(
             check=readiness.check("kafka"),
             backoff=Backoff(),
             catch_up_factor=settings.spool.catch_up_factor,
+            now_ns=machine.clock.time_ns,
         )
         await _run_and_publish(node, publisher, outbox, flush_seconds=settings.flush_seconds)
     else:

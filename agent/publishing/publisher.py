@@ -6,6 +6,7 @@ its topics are acknowledged, so nothing is lost and nothing overtakes.
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -16,6 +17,7 @@ import structlog
 from agent.metrics import (
     INCIDENTS_PUBLISHED,
     INVENTORIES_PUBLISHED,
+    MESSAGES_OF_THE_FUTURE,
     MESSAGES_TOO_LARGE,
     PROCESS_RECORDS_PUBLISHED,
     PUBLISH_FAILURES,
@@ -26,12 +28,14 @@ from agent.publishing.pace import pause_seconds
 from agent.publishing.parcels import Parcel, time_ms
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES, partition_of_node
 
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
+_AHEAD_MS: Final = 86_400_000  # the topics' message.timestamp.after.max.ms
+_NS_PER_MS: Final = 1_000_000
 _PUBLISHED: Final = {
     SAMPLES.name: TICKS_PUBLISHED,
     PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
@@ -53,6 +57,7 @@ class Publisher:
         check: Check,
         backoff: Backoff,
         catch_up_factor: float,
+        now_ns: Callable[[], int] = time.time_ns,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
@@ -61,6 +66,7 @@ class Publisher:
         self._check = check
         self._backoff = backoff
         self._catch_up_factor = catch_up_factor
+        self._now_ns = now_ns
         self._chance = chance
         self._times_ms: list[int] = []
         self._unsent: dict[str, list[Message]] = {}
@@ -100,13 +106,23 @@ class Publisher:
                 self._unsent = _by_topic(parcels)
                 self._times_ms = [time_ms(parcel) for parcel in parcels]
             for topic in tuple(self._unsent):
-                await producer.publish(topic, partition, self._unsent[topic])
-                _PUBLISHED[topic].inc(len(self._unsent.pop(topic)))
+                await self._publish(producer, topic, partition)
             await self._outbox.sent()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
             self._check.ok()
             await self._pause(times_ms)
+
+    async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
+        # Looked at again with each attempt: a clock that ran ahead may have been set right since.
+        messages = _acceptable(self._unsent[topic], now_ms=self._now_ns() // _NS_PER_MS)
+        try:
+            await producer.publish(topic, partition, messages)
+        except MessageTooLargeError:
+            messages = await _publish_singly(producer, topic, partition, messages)
+        del self._unsent[topic]
+        if counter := _PUBLISHED.get(topic):
+            counter.inc(len(messages))
 
     async def _pause(self, times_ms: Sequence[int]) -> None:
         seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
@@ -121,21 +137,39 @@ def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
     sorted_: dict[str, list[Message]] = {}
     for topic, message in chain.from_iterable(parcels):
         sorted_.setdefault(topic, []).append(message)
-    lawful = {topic: _of_lawful_size(messages) for topic, messages in sorted_.items()}
-    return {topic: messages for topic, messages in lawful.items() if messages}
+    return sorted_
 
 
-def _of_lawful_size(messages: Sequence[Message]) -> list[Message]:
+def _acceptable(messages: Sequence[Message], *, now_ms: int) -> list[Message]:
     """Leave out what no broker takes: it would be refused for ever, and all that is behind it."""
-    lawful = [
-        message
-        for message in messages
-        if len(message.key or b"") + len(message.value or b"") <= MAX_MESSAGE_BYTES
-    ]
-    if refused := len(messages) - len(lawful):
+    small = [one for one in messages if _size_bytes(one) <= MAX_MESSAGE_BYTES]
+    if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
         _log.error("message_too_large", count=refused, most_bytes=MAX_MESSAGE_BYTES)
-    return lawful
+    past = [one for one in small if one.timestamp_ms <= now_ms + _AHEAD_MS]
+    if refused := len(small) - len(past):
+        MESSAGES_OF_THE_FUTURE.inc(refused)
+        _log.error("message_of_the_future", count=refused, now_ms=now_ms)
+    return past
+
+
+async def _publish_singly(
+    producer: Producer, topic: str, partition: int, messages: Sequence[Message]
+) -> list[Message]:
+    """Leave out what this broker does not take, as its limit is lower; give what it took."""
+    taken = []
+    for message in messages:
+        try:
+            await producer.publish(topic, partition, [message])
+            taken.append(message)
+        except MessageTooLargeError as error:
+            MESSAGES_TOO_LARGE.inc()
+            _log.error("message_too_large", detail=str(error))
+    return taken
+
+
+def _size_bytes(message: Message) -> int:
+    return len(message.key or b"") + len(message.value or b"")
 
 
 async def flush(

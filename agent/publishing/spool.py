@@ -5,12 +5,9 @@ old. All of it blocks: `outbox` runs it in a thread. Errors: `OSError`.
 """
 
 import errno
-import fcntl
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 import structlog
 
@@ -23,6 +20,7 @@ from agent.metrics import (
     SPOOL_TORN,
     SPOOL_WRITTEN,
 )
+from agent.publishing.folder import SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
 from agent.publishing.parcels import Parcel, size_bytes, time_ms
 from agent.publishing.segment import START, Segment
@@ -31,8 +29,6 @@ from agent.settings import SpoolSettings
 _SEGMENT_BYTES: Final = 4 * 2**20
 _FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
 _READ_BYTES: Final = 2**20
-_SUFFIX: Final = ".spool"
-_OURS_ALONE: Final = 0o700
 _NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 
@@ -49,15 +45,13 @@ class Spool:
 
     def __init__(self, settings: SpoolSettings, *, node: str, now_ns: Callable[[], int]) -> None:
         self._settings = settings
-        # A folder for each node: what another node's agent left is not sent in this one's name.
-        self._folder = Path(settings.folder) / _file_name(node)
+        self._folder = SpoolFolder(Path(settings.folder), node=node)
         self._now_ns = now_ns
         self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
         self._writing: Segment | None = None
         self._last_number = 0
         self._lent: Mark | None = None
-        self._lock: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -71,26 +65,24 @@ class Spool:
 
     def open(self) -> None:
         """Find what an earlier agent left; once it has succeeded, calling again does nothing."""
-        if self._lock is None:
-            lock = self._locked_folder()
-            try:
-                self._load()
-            except BaseException:
-                os.close(lock)
-                raise
-            self._lock = lock
-            self._show()
+        if self._folder.is_locked:
+            return
+        self._folder.lock()
+        try:
+            self._load()
+        except BaseException:
+            self._folder.unlock()
+            raise
+        self._show()
 
     def close(self) -> None:
         """Let another process open it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._folder.unlock()
 
     def append(self, parcels: Sequence[Parcel]) -> Mark:
         """Write parcels behind all others, whole or not at all; give the place behind them."""
         self.open()
-        self._refuse_where_space_is_low()
+        self._folder.refuse_below(self._settings.least_free_bytes)
         frame = pack_frame(parcels)
         self._drop_old()
         self._make_room(len(frame))
@@ -106,7 +98,8 @@ class Spool:
     def read(self, *, at_most: int) -> tuple[list[Parcel], Mark] | None:
         """Give the oldest parcels without forgetting them; `None` where there are none.
 
-        They are at most `at_most`, and not many bytes, or one frame. A file that cannot be read is left out, counted.
+        They are at most `at_most`, and not many bytes, or one frame. A file that cannot be read is
+        left out, counted.
         """
         self.open()
         self._drop_old()
@@ -130,36 +123,15 @@ class Spool:
             self._remove(segment)
         self._show()
 
-    def _locked_folder(self) -> int:
-        if not self._folder.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "no such folder", str(self._folder.parent))
-        self._folder.mkdir(mode=_OURS_ALONE, exist_ok=True)
-        lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._refuse_where_not_writable()
-        except OSError as error:
-            os.close(lock)
-            if error.errno == errno.EWOULDBLOCK:
-                raise BlockingIOError(
-                    errno.EWOULDBLOCK, "another agent uses it", str(self._folder)
-                ) from error
-            raise
-        return lock
-
-    def _refuse_where_not_writable(self) -> None:
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "not writable", str(self._folder))
-
     def _load(self) -> None:
-        paths = sorted(path for path in self._folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+        paths = self._folder.files()
         loaded = [segment for path in paths for segment in self._loaded(path)]
         self._last_number = int(paths[-1].stem) if paths else 0
         self._segments = loaded
         for segment in [one for one in loaded if not one.frames]:
             self._remove(segment)
         if not self.is_empty:
-            _log.info("spool_found", ticks=self.parcels, folder=str(self._folder))
+            _log.info("spool_found", ticks=self.parcels, folder=str(self._folder.path))
 
     def _loaded(self, path: Path) -> Iterator[Segment]:
         try:
@@ -206,7 +178,7 @@ class Spool:
 
     def _make_room(self, needed_bytes: int) -> None:
         if needed_bytes + START > self._settings.most_bytes:
-            raise OSError(errno.EFBIG, "larger than the whole spool may be", str(self._folder))
+            raise OSError(errno.EFBIG, "larger than the whole spool may be", str(self._folder.path))
         most_bytes = self._settings.most_bytes - needed_bytes - START
         while self._segments and self._bytes() > most_bytes:
             self._drop(self._segments[0], reason="bytes")
@@ -240,24 +212,13 @@ class Spool:
     def _new_segment(self) -> Segment:
         # Counted on also where it fails: a file that may be there is not made again.
         self._last_number += 1
-        return Segment.create(self._folder / f"{self._last_number:012d}{_SUFFIX}")
+        return Segment.create(self._folder.file(self._last_number))
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
         if segment is self._writing:
             self._writing = None
         self._tolerate(segment.delete)
-
-    def _refuse_where_space_is_low(self) -> None:
-        disk = os.statvfs(self._folder)
-        free_bytes = disk.f_bavail * disk.f_frsize
-        if free_bytes < self._settings.least_free_bytes:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free_bytes} bytes are free there, and spool.least_free_bytes leaves the last"
-                f" {self._settings.least_free_bytes} to others",
-                str(self._folder),
-            )
 
     def _bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments)
@@ -279,8 +240,3 @@ class Spool:
 def count_failure(error: OSError) -> None:
     """Count what the disk refused, by the name of its error."""
     SPOOL_FAILURES.labels(error=errno.errorcode.get(error.errno or 0, "unknown")).inc()
-
-
-def _file_name(node: str) -> str:
-    quoted = quote(node, safe="")
-    return quoted if quoted.strip(".") else f"%{quoted}"

@@ -1,12 +1,13 @@
 """The queue is bounded, the order is kept, and nothing is taken for sent before it is."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from agent.metrics import MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
+from agent.metrics import MESSAGES_OF_THE_FUTURE, MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
 from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
 from agent.publishing.publisher import Publisher, flush
@@ -15,7 +16,7 @@ from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
 from gpuledger.records import (
     Incident,
     Inventory,
@@ -195,3 +196,42 @@ async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> 
     await publish_all(bus, outbox)
     assert bus.values(SAMPLES.name) == [b"1"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 2
+
+
+async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, outbox = FakeBus(), outbox_in_memory()
+    truth = bus.publish
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if any(message.value == b"1" for message in messages):
+            raise MessageTooLargeError("larger than the topic's max.message.bytes")
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # with a limit of its own
+    for number in range(3):
+        outbox.put(parcel(number))
+    await publish_all(bus, outbox)
+    assert bus.values(SAMPLES.name) == [b"0", b"2"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 1
+
+
+async def test_ticks_of_a_clock_that_ran_ahead_block_nothing_once_it_is_right() -> None:
+    left_out = MESSAGES_OF_THE_FUTURE._value.get()
+    bus, outbox = FakeBus(), outbox_in_memory()
+    in_a_week = Message(
+        key=b"k", value=b"ahead", timestamp_ms=time.time_ns() // 1_000_000 + 7 * 86_400_000
+    )
+    outbox.put(((SAMPLES.name, in_a_week),))
+    outbox.put(parcel(1))
+    await publish_all(bus, outbox)
+    assert bus.values(SAMPLES.name) == [b"1"]
+    assert MESSAGES_OF_THE_FUTURE._value.get() - left_out == 1
+
+
+async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:
+    bus, outbox = FakeBus(), outbox_in_memory()
+    message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
+    outbox.put((("gpuledger.tomorrow.v1", message),))
+    await publish_all(bus, outbox)
+    assert bus.values("gpuledger.tomorrow.v1") == [message.value]
