@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 import structlog
@@ -121,7 +122,7 @@ class Driver:
         self._told = state
         return NodeFacts(
             versions=self._keeper.versions,
-            gpus=sorted(map(self._with_unbind, self._crew.facts.values()), key=_by_index),
+            gpus=sorted(map(self._with_unbind, self._crew.facts.values()), key=attrgetter("index")),
         )
 
     def close(self) -> "Future[None] | None":
@@ -244,7 +245,3 @@ class Driver:
             self._check.failed(missing)
         else:
             self._check.ok(", without ".join([f"{len(answered)} GPUs", *self._crew.open_groups]))
-
-
-def _by_index(facts: GpuFacts) -> int:
-    return facts.index
