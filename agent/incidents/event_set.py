@@ -110,9 +110,14 @@ class DriverEvents:
 
     def _v2(self, timeout_ms: int) -> Sighting | None:
         event = call_nvml(self._library, "nvmlEventSetWait_v2", self._set, timeout_ms)
-        return self._sighting(
-            event, self._uuids.get(_identity(event.device)), self._clock.time_ns()
-        )
+        now_ns = self._clock.time_ns()
+        uuid = self._uuids.get(_identity(event.device)) or self._ask_uuid(event.device)
+        return self._sighting(event, uuid, now_ns)
+
+    def _ask_uuid(self, handle: Any) -> str | None:  # noqa: ANN401  # the library's own
+        with suppress(UnavailableError):
+            return str(call_nvml(self._library, "nvmlDeviceGetUUID", handle))
+        return None
 
     def _credible(self, stamp_ns: int) -> int:
         now_ns = self._clock.time_ns()

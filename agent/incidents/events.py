@@ -6,6 +6,7 @@ library that is closed.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -20,7 +21,8 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.service import Backoff
 
-_WAIT_MS: Final = 250
+_WAIT_SECONDS: Final = 0.25
+_WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 _CLOSING_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
@@ -71,10 +73,14 @@ class EventThread:
         """Take events as fast as they come, until the end or an error."""
         try:
             while not self._ending.is_set():
+                began = time.monotonic()
                 sighting = events.take(_WAIT_MS)
                 self._backoff.reset()
                 if sighting:
                     self._take(sighting)
+                else:
+                    # A wait may end early, and must not be begun again and again then.
+                    self._ending.wait(began + _WAIT_SECONDS - time.monotonic())
         except UnavailableError as error:
             # With one GPU lost the whole set fails; a new one holds those that are left.
             self._fail("wait", error)

@@ -19,9 +19,7 @@ from tests.unit.agent.incidents.given import (
     Device,
     Functions,
     device,
-    failing_node,
     fails,
-    gpus_of,
     supports,
     v2,
     v3,
@@ -96,6 +94,23 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_o
     )
     events.take(0)
     assert functions.calls.count("nvmlEventSetWait_v3") == 1
+
+
+def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
+    functions: Functions, clock: HandClock
+) -> None:
+    def name(_handle: Any, text: Any, _size: Any) -> int:
+        text.value = b"GPU-333"
+        return SUCCESS
+
+    functions.given["nvmlEventSetWait_v2"] = v2(device("GPU-333").handle, 0x8, 31)
+    unknown = opened(device("GPU-1"), clock=clock).take(0)
+    functions.given["nvmlDeviceGetUUID"] = name
+    asked = opened(device("GPU-1"), clock=clock).take(0)
+
+    assert unknown is not None
+    assert asked is not None
+    assert (unknown.gpu_uuid, asked.gpu_uuid) == ("unknown", "GPU-333")
 
 
 @pytest.mark.parametrize(("bit", "kind"), KINDS.items())
@@ -210,30 +225,3 @@ def test_a_driver_without_events_is_unsupported(functions: Functions, clock: Han
 
     with pytest.raises(UnsupportedError):
         opened(device("GPU-1"), clock=clock)
-
-
-@pytest.mark.parametrize("version", ["v3", "v2"])
-def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
-    node = failing_node(
-        {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},
-        {"at_seconds": 2, "xid": 48, "gpu_instance": 9, "compute_instance": 0},
-        {"at_seconds": 2.5, "xid": 63, "told_by": "kmsg"},
-        {"at_seconds": 9, "xid": 79},
-        clock=clock,
-        events={"version": version},
-    )
-    gpus = gpus_of(node)
-    events = DriverEvents(node.nvml, gpus, clock=clock)
-    early = events.take(0)
-    clock.advance(4)
-    first, second, third = events.take(0), events.take(0), events.take(0)
-
-    assert early is third is None
-    assert first is not None
-    assert second is not None
-    assert (first.xid, first.gpu_uuid, first.gpu_instance) == (48, gpus[0].uuid, 9)
-    assert (second.kind, second.gpu_uuid) == ("ecc_uncorrected", gpus[1].uuid)
-    told_ns = EPOCH_NS + (2 if version == "v3" else 4) * SECOND_NS
-    assert first.time_ns == told_ns
-    events.close()

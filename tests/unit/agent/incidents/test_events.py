@@ -136,6 +136,16 @@ def test_after_an_error_a_new_set_holds_what_is_left(clock: HandClock, code: int
         assert driver.freed == 1
 
 
+def test_waits_that_end_early_are_not_begun_again_and_again(clock: HandClock) -> None:
+    driver = bursting(clock)
+    for _ in range(50):
+        driver.errors.put(pynvml.NVML_ERROR_TIMEOUT)
+    with watching(driver, gpus_of(driver.node), clock) as (thread, _):
+        assert driver.waiting.wait(SOON_SECONDS)
+        assert thread.end(1.0)
+        assert driver.errors.qsize() > 40
+
+
 def test_a_driver_without_events_is_asked_once(clock: HandClock) -> None:
     driver = Driver(failing_node(clock=clock, events={"version": "none"}))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
