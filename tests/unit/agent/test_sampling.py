@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.metrics import READINGS_DROPPED
 from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
 from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler, Tick
@@ -229,3 +231,18 @@ def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> No
     tick = sampler.sample([answers()], asked_boottime_ns=at.boottime_ns, at=at, allocations=[given])
     assert tick
     assert tick.sample.allocations == [given]
+
+
+def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler: Sampler) -> None:
+    counter = READINGS_DROPPED.labels(reading="power_watts", reason="out_of_range")
+    before = counter._value.get()
+    sample(sampler, [replace(answers(), power_milliwatts=2**32 - 1)], 1)
+    assert counter._value.get() == before + 1
+
+
+def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -> None:
+    sample(sampler, [replace(answers(), energy_millijoules=9000)], 1)
+    assert tick_at(sampler, [answers(index=1)], 2).gpus[0].resets is None
+    (gpu,) = tick_at(sampler, [replace(answers(), energy_millijoules=10)], 3).gpus
+    assert gpu.resets == ["energy_total_joules"]
+    assert gpu.energy_joules is None
