@@ -3,7 +3,7 @@
 The layout of MIG instances is known elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pynvml as nvml
@@ -11,6 +11,7 @@ import pynvml as nvml
 from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
 from agent.nvml.capabilities import capabilities_of
+from agent.nvml.questions import MEMORY_BYTES
 from gpuledger.records import GpuFacts
 
 _BRANDS: Final = {
@@ -56,6 +57,7 @@ _PEER_STATUSES: Final = {
     nvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled_by_regkey",
     nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
 }
+_PEER: Final = "nvmlDeviceGetP2PStatus"
 _MOST: Final = 2**31 - 1
 
 
@@ -69,46 +71,82 @@ class Facts:
         self._asker = asker
         self._uuid = uuid
         self._index = index
-        self._peers = peers
-        self._built_in: dict[str, Any] | None = None
+        self._peers = dict(peers)
+        self._built_in: dict[str, Any] = {}
+        self._reached: dict[str, str] = {}
 
     def ask(self) -> GpuFacts:
         """Give the facts as they are now, without the MIG layout; raises NvmlLostError."""
-        if self._built_in is None:
-            self._built_in = _built_in(self._asker) | {
-                "nvlink_peers": _nvlink_peers(self._asker, self._peers)
-            }
+        self._look_at_board()
+        self._look_at_peers()
         return GpuFacts(
             uuid=self._uuid,
             index=self._index,
             **self._built_in,
+            nvlink_peers=dict(self._reached) or None,
             **_settings(self._asker),
             instances=[],
             capabilities=capabilities_of(self._asker.outcomes),
         )
 
+    def _look_at_board(self) -> None:
+        """Ask for what is not known yet: not given, or not refused."""
+        for name, call, convert in _BUILT_IN:
+            if name not in self._built_in:
+                answer = self._asker.ask(*call)
+                if answer is not None:
+                    self._built_in[name] = convert(answer)
+                elif self._asker.is_refused(call):
+                    self._built_in[name] = None
 
-def _built_in(asker: Asker) -> dict[str, Any]:
-    ask = asker.ask
-    memory = ask("nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2)
-    pci = ask("nvmlDeviceGetPciInfo_v3")
-    return {
-        "minor_number": _small(ask("nvmlDeviceGetMinorNumber")),
-        "model": ask("nvmlDeviceGetName"),
-        "brand": _BRANDS.get(ask("nvmlDeviceGetBrand")),
-        "architecture": _ARCHITECTURES.get(ask("nvmlDeviceGetArchitecture")),
-        "compute_capability": _version(ask("nvmlDeviceGetCudaComputeCapability")),
-        "serial": ask("nvmlDeviceGetSerial"),
-        "pci_bus_id": pci and _text(pci.busId),
-        "vbios_version": ask("nvmlDeviceGetVbiosVersion"),
-        "inforom_image_version": ask("nvmlDeviceGetInforomImageVersion"),
-        "inforom_oem_version": ask("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM),
-        "inforom_ecc_version": ask("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC),
-        "inforom_power_version": ask("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER),
-        "memory_total_bytes": memory and memory.total,
-        "pcie_max_link_generation": _small(ask("nvmlDeviceGetMaxPcieLinkGeneration")),
-        "pcie_max_link_width": _small(ask("nvmlDeviceGetMaxPcieLinkWidth")),
-    }
+    def _look_at_peers(self) -> None:
+        """Ask whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
+        for uuid in list(self._peers):
+            arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
+            try:
+                status = call_nvml(self._asker.library, _PEER, self._asker.handle, *arguments)
+                self._reached[uuid] = _PEER_STATUSES.get(status, "unknown")
+            except FailedError:
+                continue
+            except UnsupportedError:
+                pass
+            del self._peers[uuid]
+
+
+def _small(value: int) -> int | None:
+    return value if 0 <= value <= _MOST else None
+
+
+def _version(parts: tuple[int, int]) -> str:
+    return f"{parts[0]}.{parts[1]}"
+
+
+def _bus_id(pci: Any) -> str:  # noqa: ANN401  # a ctypes struct
+    value = pci.busId
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _total(memory: Any) -> int | None:  # noqa: ANN401  # a ctypes struct
+    return memory.total if 0 <= memory.total <= MEMORY_BYTES.high else None
+
+
+_BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = (
+    ("minor_number", ("nvmlDeviceGetMinorNumber",), _small),
+    ("model", ("nvmlDeviceGetName",), str),
+    ("brand", ("nvmlDeviceGetBrand",), _BRANDS.get),
+    ("architecture", ("nvmlDeviceGetArchitecture",), _ARCHITECTURES.get),
+    ("compute_capability", ("nvmlDeviceGetCudaComputeCapability",), _version),
+    ("serial", ("nvmlDeviceGetSerial",), str),
+    ("pci_bus_id", ("nvmlDeviceGetPciInfo_v3",), _bus_id),
+    ("vbios_version", ("nvmlDeviceGetVbiosVersion",), str),
+    ("inforom_image_version", ("nvmlDeviceGetInforomImageVersion",), str),
+    ("inforom_oem_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM), str),
+    ("inforom_ecc_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC), str),
+    ("inforom_power_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER), str),
+    ("memory_total_bytes", ("nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2), _total),
+    ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), _small),
+    ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), _small),
+)
 
 
 def _settings(asker: Asker) -> dict[str, Any]:
@@ -120,24 +158,6 @@ def _settings(asker: Asker) -> dict[str, Any]:
         "accounting_enabled": _flag(ask("nvmlDeviceGetAccountingMode")),
         "compute_mode": _COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode")),
     }
-
-
-def _nvlink_peers(asker: Asker, peers: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
-    """Give what the driver says of each other GPU; not remembered as a call that is refused."""
-    given = {}
-    for uuid, handle in peers:
-        try:
-            status = call_nvml(
-                asker.library,
-                "nvmlDeviceGetP2PStatus",
-                asker.handle,
-                handle,
-                nvml.NVML_P2P_CAPS_INDEX_NVLINK,
-            )
-        except (UnsupportedError, FailedError):
-            continue
-        given[uuid] = _PEER_STATUSES.get(status, "unknown")
-    return given or None
 
 
 def ask_versions(library: Any) -> Mapping[str, str | None]:  # noqa: ANN401  # pynvml is untyped
@@ -159,15 +179,3 @@ def _of_system(library: Any, name: str) -> Any:  # noqa: ANN401  # as the librar
 
 def _flag(value: Any) -> bool | None:  # noqa: ANN401  # as the library has it
     return bool(value) if value in (0, 1) else None
-
-
-def _small(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value <= _MOST else None
-
-
-def _version(parts: tuple[int, int] | None) -> str | None:
-    return f"{parts[0]}.{parts[1]}" if parts else None
-
-
-def _text(value: Any) -> str:  # noqa: ANN401  # bytes of a struct, or a friendly object's text
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

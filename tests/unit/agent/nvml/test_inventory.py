@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pynvml
 import pytest
 
 from agent.nvml.answers import CallGroup, LastSeen
@@ -13,6 +14,7 @@ from simulator.clock import HandClock
 from simulator.nvml import SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
+from tests.fakes.altered import Altered
 
 EPOCH_NS = 1_790_000_000_000_000_000
 
@@ -123,3 +125,29 @@ def test_a_new_start_of_the_library_probes_everything_anew() -> None:
             gpu.answers_of(CallGroup.PROFILING, LastSeen())
         nvml.close()
     assert library.calls["nvmlGpmQueryDeviceSupport"] == 2
+
+
+def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
+    library = Altered(machine({"model": "NVIDIA L4"}, {"model": "NVIDIA L4"}))
+    library.refuse("nvmlDeviceGetSerial", pynvml.NVML_ERROR_TIMEOUT)
+    library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    library.refuse("nvmlDeviceGetP2PStatus", pynvml.NVML_ERROR_TIMEOUT)
+    gpu = Nvml(library).open()[0]
+    first = gpu.answer(LastSeen()).facts
+    library.functions.clear()
+    second = gpu.answer(LastSeen()).facts
+    assert first
+    assert second
+    assert (first.serial, first.vbios_version, first.nvlink_peers) == (None, None, None)
+    assert second.serial
+    assert second.nvlink_peers
+    assert second.vbios_version is None
+
+
+def test_a_fact_that_cannot_be_true_is_absent() -> None:
+    library = Altered(machine({"model": "NVIDIA L4"}))
+    library.functions["nvmlDeviceGetMinorNumber"] = lambda _gpu: 2**32 - 1
+    library.functions["nvmlDeviceGetArchitecture"] = lambda _gpu: 2**32 - 1
+    library.functions["nvmlDeviceGetEccMode"] = lambda _gpu: [7, 7]
+    (found,) = facts(library)
+    assert (found.minor_number, found.architecture, found.ecc_enabled) == (None, None, None)
