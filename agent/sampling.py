@@ -15,7 +15,7 @@ from agent.processes.entries import Containers, describe
 from agent.processes.procfs import Procfs, read_boot_id
 from agent.processes.table import ProcessTable, Roll
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
-from agent.reading.rows import find_vanished, lay_out, layout_of
+from agent.reading.rows import find_cut_anew, find_vanished, lay_out, layout_of
 from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import (
@@ -37,6 +37,8 @@ class Tick:
     """The readings."""
     processes: list[ProcessRecord]
     """What happened to the processes."""
+    cut_anew: Sequence[str] = ()
+    """The GPUs whose MIG instances are not those of the tick before, by UUID."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,7 @@ class Sampler:
         self._endings = Endings(procfs=procfs, node=node, boot_id=self.boot_id)
         self._states: Mapping[str, GpuState] = {}
         self._layout: Mapping[str, frozenset[str]] = {}
+        self._cut_anew: list[str] = []
         self._before: Moment | None = None
         self._untold: list[ProcessRecord] = []
         self._seq = 0
@@ -108,6 +111,7 @@ class Sampler:
             for answer in lay_out(answers)
         ]
         vanished = find_vanished(self._layout, answers)
+        self._cut_anew += find_cut_anew(self._layout, answers)
         self._layout = {**self._layout, **layout_of(answers)}
         # Of a GPU that did not answer only the counters are kept, so that their falls are seen:
         # what it says next covers more than one interval.
@@ -171,7 +175,8 @@ class Sampler:
             allocations=list(allocations),
         )
         records, self._untold = self._untold, []
-        return Tick(sample=sample, processes=records)
+        cut_anew, self._cut_anew = self._cut_anew, []
+        return Tick(sample=sample, processes=records, cut_anew=cut_anew)
 
 
 def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:

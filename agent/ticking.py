@@ -93,11 +93,18 @@ class Ticking:
         if tick.processes and self.allocations:
             self.allocations.ask_soon()
         self.outlets.tell_tick(tick)
+        for uuid in tick.cut_anew:
+            self.watch.tell_of("mig_changed", uuid, _describe_cut(tick.sample, uuid))
         for reading in tick.sample.gpus:
             if reading.health:
                 self.watch.look_at(reading.uuid, reading.health, time_ns=tick.sample.time_ns)
         if self.sampler.reads_processes:
             _check_processes(self.check, tick.sample)
+
+
+def _describe_cut(sample: NodeSample, gpu_uuid: str) -> str:
+    profiles = [gpu.mig_profile or "?" for gpu in sample.gpus if gpu.parent_uuid == gpu_uuid]
+    return f"it has {', '.join(profiles) or 'no instances'} now"
 
 
 def _check_processes(check: Check, sample: NodeSample) -> None:

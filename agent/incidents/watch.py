@@ -26,6 +26,7 @@ from gpuledger.records import GpuHealth, Incident, IncidentProcess
 from gpuledger.service import Backoff, Check
 
 SOURCE: Final = "agent"
+_MIG_CHANGED: Final = "mig_changed"
 _MOST_WAITING: Final = 4096
 _AT_ONCE: Final = 100
 _LATELY: Final = 64
@@ -137,9 +138,7 @@ class IncidentWatch:
 
     def take(self, seen: Sighting) -> None:
         """Tell of a sighting, unless it was told already; in the event loop."""
-        if seen.xid is not None and not self._pairing.is_news(
-            (seen.gpu_uuid, seen.xid), source=seen.source, time_ns=seen.time_ns
-        ):
+        if not self._is_news(seen):
             INCIDENTS_DUPLICATE.labels(source=seen.source).inc()
             return
         incident = make_incident(
@@ -160,6 +159,13 @@ class IncidentWatch:
         self._lately.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
         self._tell(incident)
+
+    def _is_news(self, seen: Sighting) -> bool:
+        """Tell whether no other source has told of the same XID, or of the same change of MIG."""
+        if seen.xid is None and seen.kind != _MIG_CHANGED:
+            return True
+        key = (seen.gpu_uuid, seen.xid or 0)
+        return self._pairing.is_news(key, source=seen.source, time_ns=seen.time_ns)
 
     def _put(self, seen: Sighting) -> None:
         """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""

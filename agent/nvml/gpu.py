@@ -18,6 +18,7 @@ from agent.nvml.inquiry import Inquiry
 from agent.nvml.instance_counters import InstanceCounters
 from agent.nvml.inventory import Facts
 from agent.nvml.mig import Partition
+from gpuledger.records import GpuFacts
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,8 @@ class Gpu:
         self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
         self._health = Inquiry(asker, CATALOGUE[CallGroup.HEALTH])
         self._partition = Partition(asker=asker, uuid=self.uuid, index=self.index)
+        self._told: GpuFacts | None = None
+        self._told_cut = 0
         self._accounting = Accounting(asker=asker)
         self._counters = InstanceCounters(
             asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
@@ -62,8 +65,8 @@ class Gpu:
             return self._profiling()
         health = self._health.ask()
         # The facts come last, as they tell which of all questions were refused.
-        facts = replace(self._facts.ask(), instances=self._partition.describe())
-        return {"health": health, "facts": facts}
+        self._told = self._with_layout(self._facts.ask())
+        return {"health": health, "facts": self._told}
 
     def answer(self, last_seen: LastSeen) -> GpuAnswers:
         """Ask everything; raises NvmlLostError where the library must be started again."""
@@ -82,7 +85,16 @@ class Gpu:
         books |= self._partition.ask(books)
         if not books["mig_enabled"]:
             books["accounted"] = self._accounting.ask(books["processes"])
+        if self._told and self._told_cut != self._partition.cut:
+            # At once, and not with the next health: kubelet's ids lead to instances by it.
+            self._told = self._with_layout(self._told)
+            books["facts"] = self._told
         return books
+
+    def _with_layout(self, facts: GpuFacts) -> GpuFacts:
+        self._told_cut = self._partition.cut
+        is_enabled = self._partition.is_enabled
+        return replace(facts, instances=self._partition.describe(), mig_enabled=is_enabled)
 
     def _profiling(self) -> dict[str, Any]:
         of_instances = self._counters.ask(self._partition.instances)

@@ -56,20 +56,24 @@ class Partition:
     """The driver's index of the GPU."""
     instances: Sequence[Instance] = ()
     """The instances as they were at the last question."""
-    _is_enabled: bool | None = None
+    is_enabled: bool | None = None
+    """Whether MIG is on; `None` where the GPU has none."""
+    cut: int = 0
+    """Counts the layouts that were seen."""
     _most: int = 0
     _lists_all: bool = False
     _known: dict[str, Instance] = field(default_factory=dict)
 
     def ask(self, books: Mapping[str, Any]) -> dict[str, Any]:
         """Give what changes in the answers of a GPU's books; raises NvmlLostError."""
-        was, self._is_enabled = self._is_enabled, self._ask_mode()
-        if was is not None and was != self._is_enabled:
+        was, self.is_enabled = self.is_enabled, self._ask_mode()
+        if was is not None and was != self.is_enabled:
             # What was refused in one mode may be given in the other.
             self.asker.forget()
-        if not self._is_enabled:
-            self.instances, self._known = (), {}
-            return {"mig_enabled": self._is_enabled}
+            self.cut += 1
+        if not self.is_enabled:
+            self._take([])
+            return {"mig_enabled": self.is_enabled}
         self._find_instances()
         own, left = self._share_out(books["processes"])
         instances = tuple(
@@ -102,14 +106,18 @@ class Partition:
         except UnsupportedError:
             return None
         except FailedError:
-            return self._is_enabled
+            return self.is_enabled
         return bool(current)
 
     def _find_instances(self) -> None:
         self._most = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount") or self._most
         found = [one for place in range(self._most) if (one := self._find(place))]
+        self._take(found)
+
+    def _take(self, found: list[Instance]) -> None:
         known = {instance.identity.uuid: instance for instance in found}
         if known.keys() != self._known.keys():
+            self.cut += 1
             _log.info("mig_layout", gpu=self.uuid, instances=sorted(known))
         self.instances, self._known = found, known
 

@@ -27,6 +27,12 @@ def find_vanished(before: Layout, answers: Iterable[GpuAnswers]) -> set[str]:
     return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
 
 
+def find_cut_anew(before: Layout, answers: Iterable[GpuAnswers]) -> list[str]:
+    """Give the GPUs whose instances are not those that they were."""
+    now = layout_of(answers)
+    return [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
+
+
 def _rows(gpu: GpuAnswers) -> list[GpuAnswers]:
     if not gpu.instances:
         return [gpu]

@@ -88,6 +88,14 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: lis
     assert all(uuid.startswith("MIG-") for one in ended for uuid in one.gpu_uuids)
 
 
+def test_the_tick_of_a_new_cut_says_so(cut: list[Tick]) -> None:
+    told = [(place, tick.cut_anew) for place, tick in enumerate(cut) if tick.cut_anew]
+    first_new = next(
+        place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
+    )
+    assert told == [(first_new, [cut[0].sample.gpus[0].uuid])]
+
+
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: HandClock) -> None:
     """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
     node = cut_simulation(clock).node("node-a")

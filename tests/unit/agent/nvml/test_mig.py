@@ -225,6 +225,18 @@ def test_a_profile_that_no_name_tells_is_built_of_the_slices(bench: Bench) -> No
     assert profiles == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
 
 
+def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
+    """Not with the next health: the kubelet's ids lead to instances by it."""
+    bench.answer()
+    assert bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"].mig_enabled
+    assert bench.answer().facts is None
+    bench.clock.advance(19)
+    facts = bench.answer().facts
+    assert facts
+    assert [one.profile for one in facts.instances] == ["7g.80gb"]
+    assert bench.answer().facts is None
+
+
 def test_the_layout_is_told_as_facts(bench: Bench) -> None:
     bench.answer()
     facts = bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"]
