@@ -40,7 +40,8 @@ class GpuHealth:
     """Errors and wear; absent in ticks in which it was not asked."""
 
     recovery_action: str | None = None
-    """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`."""
+    """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and newer
+    ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
     ecc_corrected_volatile_total: Natural | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected_volatile_total: Natural | None = None
