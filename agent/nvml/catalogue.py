@@ -107,12 +107,12 @@ _TRAFFIC: Final = (
 
 def _active(name: str, metric: int) -> Reading:
     row = Metric(metric)
-    return _row(f"profiling.{name}_active_ratio", q.RATIO, row, since="Hopper")
+    return _row(f"profiling.{name}_active_ratio", q.ACTIVITY, row, since="Hopper")
 
 
 def _engines(name: str, metric: int, count: int) -> Reading:
     row = Metric(metric, count)
-    return _row(f"profiling.{name}_active_ratios", q.RATIO, row, since="Hopper")
+    return _row(f"profiling.{name}_active_ratios", q.ACTIVITY, row, since="Hopper")
 
 
 def _flow(name: str, metric: int) -> Reading:
@@ -125,7 +125,7 @@ _PROFILING: Final = (
     _active("sm", nvml.NVML_GPM_METRIC_SM_UTIL),
     _row(
         "profiling.sm_occupancy_ratio",
-        q.RATIO,
+        q.ACTIVITY,
         Metric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
         since="Hopper",
     ),

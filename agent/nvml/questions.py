@@ -24,6 +24,8 @@ class Unit:
     """What one of the driver's is in ours."""
     over: int | None = None
     """How many of the driver's make one of ours, where the reading is no whole number."""
+    cap: float | None = None
+    """The most that ours can be, where the driver's is beyond it by rounding."""
     is_total: bool = False
     """Whether it only rises, until it begins again."""
     most_per_second: int | None = None
@@ -35,6 +37,7 @@ class Unit:
 
 
 RATIO: Final = Unit(name="%", high=100, over=100)
+ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=-20, high=150)
 MEGAHERTZ: Final = Unit(name="MHz", high=20_000, times=1_000_000)
 MILLIWATTS: Final = Unit(name="mW", high=3_000_000, over=1000)

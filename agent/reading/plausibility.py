@@ -55,6 +55,8 @@ def convert(value: Any, unit: Unit) -> Any:  # noqa: ANN401  # of the field's ty
     """Give a value that can be true in our unit, of the type of its field."""
     if unit.choices:
         return unit.choices[value]
+    if unit.cap is not None:
+        return min(unit.cap, value * unit.times / (unit.over or 1))
     if unit.over is not None:
         return value * unit.times / unit.over
     return int(value) * unit.times
