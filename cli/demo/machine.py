@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import agent.machine
 from agent.service import run_agent
-from agent.settings import AgentSettings, name_node
+from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source import open_source, play
 from cli.demo.plan import DemoPlan
 from cli.demo.stages import Stages
@@ -29,6 +29,8 @@ from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+# The bus in memory is never away, and what a real agent left on this machine is not for it.
+_NO_SPOOL: Final = SpoolSettings(folder="")
 
 
 class Machine(Protocol):
@@ -65,7 +67,7 @@ class SimulatedMachine:
                 run_agent(
                     machine=play(node),
                     bus=bus,
-                    settings=AgentSettings(node_name=node.name),
+                    settings=AgentSettings(node_name=node.name, spool=_NO_SPOOL),
                     readiness=Readiness(),
                 )
             )
@@ -89,7 +91,7 @@ class OwnMachine:
 
     def __init__(self, machine: agent.machine.Machine) -> None:
         self._machine = machine
-        self._settings = name_node(AgentSettings(), os.environ)
+        self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
         self.nodes = {self._settings.node_name}
         self.clock: Clock = machine.clock
