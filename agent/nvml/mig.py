@@ -21,7 +21,7 @@ from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
 _HOLE: Final = object()
-_NO_ID: Final = 0xFFFFFFFF
+_MOST: Final = 2**31 - 1
 _BYTES_PER_MIB: Final = 1 << 20
 _PROFILE: Final = re.compile(r" MIG (\S+)$")
 # What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
@@ -143,18 +143,18 @@ class Partition:
 
     def _identify(self, asker: Asker, uuid: str, place: int) -> InstanceIdentity:
         attributes = asker.ask("nvmlDeviceGetAttributes_v2")
-        gpu_instance = _id(asker.ask("nvmlDeviceGetGpuInstanceId"))
+        gpu_instance = _small(asker.ask("nvmlDeviceGetGpuInstanceId"))
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
             place=place,
             gpu_instance=gpu_instance,
-            compute_instance=_id(asker.ask("nvmlDeviceGetComputeInstanceId")),
+            compute_instance=_small(asker.ask("nvmlDeviceGetComputeInstanceId")),
             profile=_profile(asker.ask("nvmlDeviceGetName"), attributes),
-            gpu_slices=attributes and attributes.gpuInstanceSliceCount,
-            compute_slices=attributes and attributes.computeInstanceSliceCount,
-            multiprocessors=attributes and attributes.multiprocessorCount,
-            memory_bytes=attributes and attributes.memorySizeMB * _BYTES_PER_MIB,
+            gpu_slices=attributes and _small(attributes.gpuInstanceSliceCount),
+            compute_slices=attributes and _small(attributes.computeInstanceSliceCount),
+            multiprocessors=attributes and _small(attributes.multiprocessorCount),
+            memory_bytes=attributes and _bytes(attributes.memorySizeMB),
             placement_start=self._start(gpu_instance),
         )
 
@@ -216,8 +216,13 @@ class Partition:
         )
 
 
-def _id(given: int | None) -> int | None:
-    return None if given == _NO_ID else given
+def _small(given: int | None) -> int | None:
+    """Give an id or a number of parts where it can be one; "none" is the greatest number of all."""
+    return given if given is not None and 0 <= given <= _MOST else None
+
+
+def _bytes(mebibytes: int) -> int | None:
+    return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MOST else None
 
 
 def _profile(name: str | None, attributes: Any) -> str | None:  # noqa: ANN401  # a ctypes struct

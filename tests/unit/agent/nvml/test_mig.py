@@ -225,6 +225,21 @@ def test_a_profile_that_no_name_tells_is_built_of_the_slices(bench: Bench) -> No
     assert profiles == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
 
 
+def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
+    garbage = SimpleNamespace(
+        gpuInstanceSliceCount=2**32 - 1,
+        computeInstanceSliceCount=2**31,
+        multiprocessorCount=2**32 - 2,
+        memorySizeMB=2**64 - 1,
+    )
+    bench.library.functions["nvmlDeviceGetAttributes_v2"] = lambda _: garbage
+    bench.library.functions["nvmlDeviceGetComputeInstanceId"] = lambda _: 2**32 - 1
+    one = bench.answer().instances[0].instance
+    assert one
+    assert (one.compute_instance, one.gpu_slices, one.compute_slices) == (None, None, None)
+    assert (one.multiprocessors, one.memory_bytes) == (None, None)
+
+
 def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
     """Not with the next health: the kubelet's ids lead to instances by it."""
     bench.answer()
