@@ -5,8 +5,8 @@ decided elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
 from agent.nvml.answers import GpuAnswers, LastSeen
@@ -77,6 +77,7 @@ class Sampler:
         self._layout: Mapping[str, frozenset[str]] = {}
         self._cut_anew: list[str] = []
         self._before: Moment | None = None
+        self._health_before: Mapping[str, Mapping[str, Any]] = {}
         self._untold: list[ProcessRecord] = []
         self._seq = 0
         self._lag_ns: int | None = None
@@ -105,6 +106,7 @@ class Sampler:
         its pid.
         """
         before, self._before = self._before, at
+        answers = self._with_health(answers, is_told=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         ticks = [
             read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns)
@@ -142,6 +144,15 @@ class Sampler:
         if not before:
             return None
         return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
+
+    def _with_health(self, answers: Sequence[GpuAnswers], *, is_told: bool) -> Sequence[GpuAnswers]:
+        """Bring the health of answers that make no tick into the next tick: it is asked rarely."""
+        kept, self._health_before = self._health_before, {}
+        if not is_told:
+            self._health_before = {one.uuid: one.health for one in answers}
+        if not kept:
+            return answers
+        return [replace(one, health=one.health or kept.get(one.uuid, {})) for one in answers]
 
     def _tick(
         self,

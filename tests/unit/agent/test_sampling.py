@@ -246,3 +246,21 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     (gpu,) = tick_at(sampler, [replace(answers(), energy_millijoules=10)], 3).gpus
     assert gpu.resets == ["energy_total_joules"]
     assert gpu.energy_joules is None
+
+
+def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sampler: Sampler) -> None:
+    healthy = {"health.pcie_replays_total": 3, "health.remapped_rows_pending": 1}
+    sample(sampler, [replace(answers(), health=healthy), answers(index=1)], 1)
+    first, other = tick_at(sampler, [answers(), answers(index=1)], 1.25).gpus
+    assert first.health
+    assert (first.health.pcie_replays_total, first.health.remapped_rows_pending) == (3, True)
+    assert other.health is None
+    assert tick_at(sampler, [answers()], 2.25).gpus[0].health is None
+
+
+def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
+    name = "health.pcie_replays_total"
+    sample(sampler, [replace(answers(), health={name: 3})], 1)
+    (first,) = tick_at(sampler, [replace(answers(), health={name: 4})], 1.25).gpus
+    assert first.health
+    assert first.health.pcie_replays_total == 4
