@@ -92,6 +92,6 @@ def _parse_stat(stat: bytes) -> tuple[str, int]:
     return command, ticks * _NS // _CLOCK_TICKS
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _locate(cgroup: bytes) -> Location:
     return locate(cgroup.decode("utf-8", "replace"))
