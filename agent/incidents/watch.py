@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from agent.incidents.changes import is_told_by, merge, worsened
-from agent.incidents.dedupe import Pairing
+from agent.incidents.dedupe import WINDOW_NS, Pairing
 from agent.incidents.event_set import Device, buses_of
 from agent.incidents.events import EventThread
 from agent.incidents.kmsg import Kmsg, KmsgReader
@@ -26,11 +26,12 @@ from gpuledger.records import GpuHealth, Incident, IncidentProcess
 from gpuledger.service import Backoff, Check
 
 SOURCE: Final = "agent"
-_MIG_CHANGED: Final = "mig_changed"
 _MOST_WAITING: Final = 4096
 _AT_ONCE: Final = 100
 _LATELY: Final = 64
 _LATELY_NS: Final = 60_000_000_000
+# The driver tells of a new layout at once, the agent sees it at a tick.
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
 
 _log = structlog.get_logger(__name__)
 
@@ -161,11 +162,12 @@ class IncidentWatch:
         self._tell(incident)
 
     def _is_news(self, seen: Sighting) -> bool:
-        """Tell whether no other source has told of the same XID, or of the same change of MIG."""
-        if seen.xid is None and seen.kind != _MIG_CHANGED:
-            return True
-        key = (seen.gpu_uuid, seen.xid or 0)
-        return self._pairing.is_news(key, source=seen.source, time_ns=seen.time_ns)
+        """Tell whether no other source has told of it, of what more than one can see."""
+        what = seen.kind if seen.xid is None else seen.xid
+        window_ns = _WINDOWS_NS.get(seen.kind)
+        return window_ns is None or self._pairing.is_news(
+            (seen.gpu_uuid, what), source=seen.source, time_ns=seen.time_ns, window_ns=window_ns
+        )
 
     def _put(self, seen: Sighting) -> None:
         """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""

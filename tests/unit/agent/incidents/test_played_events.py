@@ -44,7 +44,7 @@ def test_gpus_are_found_by_where_they_are_plugged_in() -> None:
     }
 
 
-def test_a_gpu_that_does_not_say_where_it_is_does_not_cost_the_others() -> None:
+def test_gpus_that_do_not_say_where_they_are_are_left_out() -> None:
     node = failing_node()
     gpus = gpus_of(node)
     node.nvml.nvmlShutdown()

@@ -181,18 +181,18 @@ def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentWatch, to
     assert INCIDENTS.labels(kind="gpu_lost", source="agent")._value.get() == before + 2
 
 
-def test_a_new_cut_that_an_event_and_a_tick_saw_is_told_once(
-    idle: IncidentWatch, told: Told
+def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
+    idle: IncidentWatch, told: Told, clock: PatientClock
 ) -> None:
-    event = Sighting(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml")
-    idle.take(event)
+    idle.take(Sighting(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml"))
+    clock.advance(5)
     idle.tell_of("mig_changed", GPU, "it has 7g.80gb now")
     idle.tell_of("mig_changed", "GPU-2", "it has no instances now")
+    clock.advance(15)
+    idle.tell_of("mig_changed", GPU, "it has no instances now")
 
-    assert [(one.gpu_uuid, one.source) for one in told.incidents] == [
-        (GPU, "nvml"),
-        ("GPU-2", "agent"),
-    ]
+    found = [(one.gpu_uuid, one.source) for one in told.incidents]
+    assert found == [(GPU, "nvml"), ("GPU-2", "agent"), (GPU, "agent")]
 
 
 def test_a_worse_reading_without_an_event_is_told_once(idle: IncidentWatch, told: Told) -> None:
