@@ -38,7 +38,7 @@ _PROCESSES: Final = """
 
 With `--process-series` alone, and for at most `exposition.most_process_series` processes.
 """
-_UNITS: Final = {"": "as it is", "text": "text", "window": "count in the window"}
+_UNITS: Final = {"": "as it is", "text": "text", "several": "several series"}
 
 
 def node_page() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
-from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
+from agent.exposition.fields import SEVERAL_UNIT, Field, Kind, all_fields, find_field, nearest_name
 from gpuledger.errors import UserError
 
 _COLUMNS: Final = 3
@@ -77,7 +77,7 @@ def _parse(line: str) -> Counter:
         raise ValueError(f"{name}: expected one of {', '.join(_KINDS)}, got {kind!r}")
     if field.is_text and kind != "label":
         raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
-    if field.unit == "window" and kind == "label":
+    if field.unit == SEVERAL_UNIT and kind == "label":
         raise ValueError(f"{name} has several values: its type cannot be label")
     return Counter(field, kind, meaning)
 

@@ -9,8 +9,9 @@ from typing import Final, Literal, NamedTuple
 
 from agent.exposition.counters import Counter
 from agent.exposition.devices import Device
-from agent.exposition.fields import Field
+from agent.exposition.fields import SEVERAL_UNIT, Field
 from agent.exposition.holders import Holder, Share, find_shares, whole_holder
+from agent.exposition.several import SEVERAL, Window
 from agent.exposition.text import Labels, Sample, write_family, write_labels
 from agent.exposition.units import unit_of
 from agent.exposition.view import Snapshot
@@ -110,11 +111,12 @@ class DcgmPage:
         self, field: Field, rows: Sequence[_Row], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
         """Give the labels by old names, those by new names, and the value, of each series."""
-        values = [field.read(row.device) for row in rows] if field.unit != "window" else []
-        if field.unit == "window":
-            yield from self._windows(field, rows, now)
+        if field.unit == SEVERAL_UNIT:
+            yield from self._several(field, rows, now)
+            return
+        values = [field.read(row.device) for row in rows]
         covered = _gpus_with_instances(rows, values)
-        for row, value in zip(rows, values, strict=False):
+        for row, value in zip(rows, values, strict=True):
             if value is None or isinstance(value, str) or row.device.reading.uuid in covered:
                 continue
             extra = _xid_labels(int(value)) if field.old == _XID else ""
@@ -124,22 +126,14 @@ class DcgmPage:
                 if part is not None:
                     yield old_labels, new_labels, part
 
-    def _windows(
+    def _several(
         self, field: Field, rows: Sequence[_Row], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
-        is_xid = field.old == "DCGM_EXP_XID_ERRORS_COUNT"
+        window = Window(now.since_ns, self._window_ms)
         for row in rows:
-            events = row.device.events
-            if events is None:
-                continue
-            recent = events.recent_xids if is_xid else events.recent_clock_events
-            head = f',window_size_in_ms="{self._window_ms}"'
-            found = recent(now.since_ns)
-            if not found:
-                yield row.old_labels + head, row.new_labels + head, 0
-            for what, count in found.items():
-                extra = f'{head},{"xid" if is_xid else "clock_event"}="{what}"'
-                yield row.old_labels + extra, row.new_labels + extra, count
+            for labels, value in SEVERAL[field.path](row.device, window):
+                extra = "," + write_labels(labels)
+                yield row.old_labels + extra, row.new_labels + extra, value
 
 
 def _identity(device: Device, *, is_split: bool) -> list[tuple[str, str]]:
@@ -190,7 +184,7 @@ def _gpus_with_instances(rows: Iterable[_Row], values: Iterable[object]) -> set[
     """Give the GPUs whose instances have a value: theirs is the sum, which would count twice."""
     return {
         row.device.reading.parent_uuid
-        for row, value in zip(rows, values, strict=False)
+        for row, value in zip(rows, values, strict=True)
         if value is not None and row.device.reading.parent_uuid is not None
     }
 

@@ -52,6 +52,8 @@ class Device:
 
 
 Read = Callable[[Device], Converted]
+ABSENT: Final = "absent"
+"""The path of a field that is known, and never has a value here."""
 
 
 def read_at(path: str, unit: str = "") -> Read:
@@ -59,6 +61,8 @@ def read_at(path: str, unit: str = "") -> Read:
 
     Raises KeyError for a unit or a derived value that there is none of.
     """
+    if path == ABSENT:
+        return lambda _device: None
     part_name, _, name = path.partition(".")
     convert = unit_of(unit)
     if part_name == "derived":

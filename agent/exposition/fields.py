@@ -15,6 +15,8 @@ from agent.exposition.devices import Read, read_at
 
 Kind = Literal["gauge", "counter", "label"]
 FILE: Final = Path(__file__).with_name("fields.csv")
+SEVERAL_UNIT: Final = "several"
+"""The unit of a field with several series of a device."""
 _SAME: Final = "="
 
 

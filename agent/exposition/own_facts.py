@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from agent.exposition.devices import Device
+from agent.exposition.events import GpuEvents
 from agent.exposition.holders import Holder, Share, find_shares
 from agent.exposition.own import device_labels
 from agent.exposition.text import Labels, Sample, write_family, write_labels
@@ -128,6 +129,7 @@ def write_facts(now: Snapshot) -> Iterator[str]:
                 for further, value in values_of(one)
             ),
         )
+    yield from _write_events(now, node)
     yield from _write_containers(now, node)
 
 
@@ -193,21 +195,29 @@ def _fabric(device: Device) -> Iterator[tuple[Labels, float]]:
         yield [("state", device.health.fabric_state)], 1
 
 
-def _xids(device: Device) -> Iterator[tuple[Labels, float]]:
-    for xid, count in (device.events.xids if device.events else {}).items():
+def _xids(events: GpuEvents) -> Iterator[tuple[Labels, float]]:
+    for xid, count in events.xids.items():
         yield [("xid", str(xid))], count
 
 
-def _incidents(device: Device) -> Iterator[tuple[Labels, float]]:
-    for (kind, severity), count in (device.events.incidents if device.events else {}).items():
+def _incidents(events: GpuEvents) -> Iterator[tuple[Labels, float]]:
+    for (kind, severity), count in events.incidents.items():
         yield [("kind", kind), ("severity", severity)], count
+
+
+def _write_events(now: Snapshot, node: tuple[str, str]) -> Iterator[str]:
+    for constant, counts_of in ((XIDS, _xids), (INCIDENTS, _incidents)):
+        rows = (
+            ([node, ("gpu_uuid", uuid), ("gpu_index", index), *further], count)
+            for uuid, (index, events) in now.events.items()
+            for further, count in counts_of(events)
+        )
+        yield from _write(constant, rows)
 
 
 _BY_DEVICE: Final[Sequence[tuple[Constant, Callable[[Device], Iterator[tuple[Labels, float]]]]]] = (
     (RECOVERY, _recovery),
     (FABRIC, _fabric),
-    (XIDS, _xids),
-    (INCIDENTS, _incidents),
 )
 
 

@@ -7,8 +7,11 @@ newer tick or its values are too old.
 from collections.abc import Iterator
 from typing import Final
 
+import structlog
+
 from agent.exposition.counters import default_counters, read_counters
 from agent.exposition.dcgm import DcgmPage
+from agent.exposition.devices import ABSENT
 from agent.exposition.own import write_own
 from agent.exposition.own_facts import write_facts
 from agent.exposition.processes import write_processes
@@ -16,6 +19,7 @@ from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import NodeView, Snapshot
 from gpuledger.clock import Clock
 
+_log = structlog.get_logger(__name__)
 _KEEP_NS: Final = 1_000_000_000
 
 
@@ -63,8 +67,12 @@ def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
     if settings.names == "none":
         return None
     file = settings.counters_file
+    counters = read_counters(file) if file else default_counters()
+    for counter in counters:
+        if counter.field.path == ABSENT:
+            _log.warning("counter_without_values", field=counter.field.old, file=str(file))
     return DcgmPage(
-        read_counters(file) if file else default_counters(),
+        counters,
         names=settings.names,
         host_label=settings.host_label,
         window_seconds=settings.window_seconds,

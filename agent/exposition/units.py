@@ -33,5 +33,5 @@ UNITS: Final[dict[str, Unit]] = {
     "ns": lambda value: round(value * 1e9),
     "recovery": _RECOVERY_CODES.get,
     "text": str,
-    "window": lambda value: value,
+    "several": lambda value: value,
 }

@@ -68,6 +68,8 @@ class Snapshot:
     """Who knows the tick's containers."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
+    events: Mapping[str, tuple[str, GpuEvents]]
+    """What happened to each GPU, with its index, by UUID: also of those that are silent."""
     since_ns: int
     """Where the window of recent events begins, by the clock that never goes back."""
 
@@ -175,8 +177,15 @@ class NodeView:
             devices=[self._device(one, now_ns) for one in kept],
             names=self._names,
             commands=self._commands,
+            events={uuid: (self._index_of(uuid), one) for uuid, one in self._events.items()},
             since_ns=now_ns - self._window_ns,
         )
+
+    def _index_of(self, uuid: str) -> str:
+        """Give the last known index of a GPU; empty where none is known."""
+        known = self._kept.get(uuid)
+        facts = known.reading if known else self._facts.get(uuid)
+        return str(facts.index) if facts else ""
 
     def _take(self, reading: GpuReading, now_ns: int) -> None:
         kept = self._kept.get(reading.uuid)

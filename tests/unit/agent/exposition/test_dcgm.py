@@ -1,9 +1,11 @@
 """What dcgm-exporter's users see: names, labels, units, and whose a series is."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import given as generated
 from hypothesis import strategies as st
 
@@ -303,6 +305,86 @@ def test_a_clock_event_is_the_beginning_of_a_reason(tmp_path: Path) -> None:
         ("power_cap",): 2,
         ("hw_thermal",): 1,
     }
+
+
+HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
+
+
+@pytest.mark.parametrize(
+    ("values", "watch", "verdict"),
+    [
+        ({"health": GpuHealth(remapped_rows_failed=False)}, "MEM", ("DCGM_FR_OK", 0)),
+        (
+            {"health": GpuHealth(remapped_rows_failed=True)},
+            "MEM",
+            ("DCGM_FR_ROW_REMAP_FAILURE", 20),
+        ),
+        (
+            {"health": GpuHealth(ecc_uncorrected_volatile_total=1)},
+            "MEM",
+            ("DCGM_FR_VOLATILE_DBE_DETECTED", 20),
+        ),
+        (
+            {"health": GpuHealth(remapped_rows_failed=False, remapped_rows_pending=True)},
+            "MEM",
+            ("DCGM_FR_PENDING_ROW_REMAP", 10),
+        ),
+        (
+            {"health": GpuHealth(nvlink_recoveries_total=0, nvlink_replays_total=3)},
+            "NVLINK",
+            ("DCGM_FR_NVLINK_ERROR_THRESHOLD", 10),
+        ),
+        (
+            {"health": GpuHealth(nvlink_recoveries_total=1)},
+            "NVLINK",
+            ("DCGM_FR_NVLINK_ERROR_CRITICAL", 20),
+        ),
+        (
+            {"throttling": GpuThrottling(reasons=0x40)},
+            "THERMAL",
+            ("DCGM_FR_CLOCK_THROTTLE_THERMAL", 10),
+        ),
+        ({"throttling": GpuThrottling(reasons=0x4)}, "POWER", ("DCGM_FR_OK", 0)),
+        (
+            {"throttling": GpuThrottling(reasons=0x80)},
+            "POWER",
+            ("DCGM_FR_CLOCK_THROTTLE_POWER", 10),
+        ),
+    ],
+)
+def test_health_is_judged_from_what_was_read(
+    tmp_path: Path, values: dict[str, Any], watch: str, verdict: tuple[str, int]
+) -> None:
+    it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
+    it.view.show(sample(gpu(**values)))
+    found = it.values(HEALTH, "health_watch", "health_error_code")
+    assert found[watch, verdict[0]] == verdict[1]
+
+
+def test_health_that_was_not_read_is_not_judged(tmp_path: Path) -> None:
+    it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
+    it.view.show(sample(gpu(health=GpuHealth(), throttling=GpuThrottling())))
+    assert not it.lines(HEALTH)
+
+
+def test_peers_are_told_with_the_state_of_their_link(tmp_path: Path) -> None:
+    it = node(settings_with(tmp_path, "DCGM_EXP_P2P_STATUS, counter, x"))
+    known = inventory(0, 1, 2)
+    peers = {"GPU-1": "ok", "GPU-2": "topology_not_supported", "GPU-9": "ok"}
+    known.gpus[0] = replace(known.gpus[0], nvlink_peers=peers)
+    it.view.show(sample(gpu(0), gpu(1)), inventory=known)
+    assert it.values("DCGM_EXP_P2P_STATUS", "gpu", "peer_gpu", "link_status") == {
+        ("0", "1", "OK"): 0,
+        ("0", "2", "TopologyNotSupported"): 3,
+    }
+
+
+def test_a_field_that_never_has_a_value_is_said_at_the_start(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as logs:
+        node(settings_with(tmp_path, "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0, counter, x"))
+    assert [(one["event"], one["field"]) for one in logs] == [
+        ("counter_without_values", "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0")
+    ]
 
 
 def test_a_label_is_written_so_that_prometheus_reads_it() -> None:

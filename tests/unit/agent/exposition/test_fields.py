@@ -6,11 +6,12 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent.exposition.devices import DERIVED, Device
+from agent.exposition.devices import ABSENT, DERIVED, Device
 from agent.exposition.events import GpuEvents
 from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
 from agent.exposition.own import OwnFamily, own_families
 from agent.exposition.own_facts import CONSTANTS, Constant
+from agent.exposition.several import SEVERAL
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """
@@ -23,6 +24,22 @@ DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL DCGM_FI_DEV_VGPU_LICENSE_STATUS
 DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS
 DCGM_FI_DEV_ROW_REMAP_FAILURE DCGM_FI_DRIVER_VERSION DCGM_FI_PROF_GR_ENGINE_ACTIVE
 DCGM_FI_PROF_PIPE_TENSOR_ACTIVE DCGM_FI_PROF_DRAM_ACTIVE
+"""
+# The lines of the same files that are commented out.
+OTHERS = """
+DCGM_FI_DEV_POWER_VIOLATION DCGM_FI_DEV_THERMAL_VIOLATION DCGM_FI_DEV_SYNC_BOOST_VIOLATION
+DCGM_FI_DEV_BOARD_LIMIT_VIOLATION DCGM_FI_DEV_LOW_UTIL_VIOLATION
+DCGM_FI_DEV_RELIABILITY_VIOLATION DCGM_EXP_CLOCK_EVENTS_COUNT DCGM_EXP_XID_ERRORS_COUNT
+DCGM_EXP_GPU_HEALTH_STATUS DCGM_EXP_P2P_STATUS DCGM_FI_DEV_ECC_SBE_VOL_TOTAL
+DCGM_FI_DEV_ECC_DBE_VOL_TOTAL DCGM_FI_DEV_ECC_SBE_AGG_TOTAL DCGM_FI_DEV_ECC_DBE_AGG_TOTAL
+DCGM_FI_DEV_RETIRED_SBE DCGM_FI_DEV_RETIRED_DBE DCGM_FI_DEV_RETIRED_PENDING
+DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL
+DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL
+DCGM_FI_DEV_NVLINK_BANDWIDTH_L0 DCGM_FI_NVML_VERSION DCGM_FI_DEV_BRAND DCGM_FI_DEV_SERIAL
+DCGM_FI_DEV_OEM_INFOROM_VER DCGM_FI_DEV_ECC_INFOROM_VER DCGM_FI_DEV_POWER_INFOROM_VER
+DCGM_FI_DEV_INFOROM_IMAGE_VER DCGM_FI_DEV_VBIOS_VERSION DCGM_FI_PROF_SM_ACTIVE
+DCGM_FI_PROF_SM_OCCUPANCY DCGM_FI_PROF_PIPE_FP64_ACTIVE DCGM_FI_PROF_PIPE_FP32_ACTIVE
+DCGM_FI_PROF_PIPE_FP16_ACTIVE
 """
 
 
@@ -40,6 +57,12 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     part, _, name = path.partition(".")
     if part == "derived":
         assert name in DERIVED
+    elif part == "several":
+        assert path in SEVERAL
+    elif path == ABSENT:
+        assert [one.old for one in all_fields() if one.path == path] == [
+            "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0"
+        ]
     elif part == "events":
         assert hasattr(GpuEvents(), name)
     else:
@@ -50,6 +73,13 @@ def test_what_is_on_by_default_is_what_dcgm_exporter_has_on() -> None:
     assert [field.old for field in all_fields() if field.is_default] == sorted(
         DEFAULTS.split(), key=[field.old for field in all_fields()].index
     )
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_what_dcgm_exporter_has_off_can_be_switched_on(name: str) -> None:
+    field = find_field(name)
+    assert field is not None
+    assert not field.is_default
 
 
 def test_no_name_stands_for_two_fields() -> None:

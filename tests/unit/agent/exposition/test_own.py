@@ -105,3 +105,19 @@ def test_own_names_can_be_left_out() -> None:
     it.view.show(sample(gpu(0, temperature_celsius=40)))
     assert b"gpuledger_" not in it.page()
     assert it.lines("DCGM_FI_DEV_GPU_TEMP")
+
+
+def test_incidents_of_a_gpu_outlive_its_readings() -> None:
+    it = node()
+    it.view.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
+    it.clock.turn(10)
+    it.view.show(sample(gpu(1)))
+    it.view.tell(incident(0, kind="gpu_lost"))
+    it.view.tell(incident(0, 79))
+    assert not it.values("gpuledger_gpu_info", "gpu_index").get(("0",))
+    labels = ("gpu_uuid", "gpu_index")
+    assert it.values("gpuledger_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
+    assert it.values("gpuledger_gpu_incidents_total", *labels, "kind") == {
+        ("GPU-0", "0", "gpu_lost"): 1,
+        ("GPU-0", "0", "xid"): 1,
+    }
