@@ -66,4 +66,5 @@ class ProcessRecord:
     """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,
     where that is on."""
     max_memory_bytes: Natural | None = None
-    """At the end: the most device memory it held, by the driver's accounting, where that is on."""
+    """At the end: the most device memory it held on one GPU, by the driver's accounting, where that
+    is on."""

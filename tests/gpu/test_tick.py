@@ -40,11 +40,14 @@ def test_every_gpu_is_in_every_tick(ticks: list[Tick]) -> None:
     uuids = [[gpu.uuid for gpu in tick.sample.gpus] for tick in ticks]
     assert uuids[0]
     assert all(found == uuids[0] for found in uuids)
-    assert all(uuid.startswith("GPU-") for uuid in uuids[0])
+    assert all(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids[0])
+    assert uuids[0][0].startswith("GPU-")
 
 
 def test_readings_are_there_and_plausible(ticks: list[Tick]) -> None:
     for gpu in ticks[-1].sample.gpus:
+        if gpu.mig_enabled or gpu.parent_uuid:
+            continue
         assert gpu.model
         assert gpu.utilization_ratio is not None
         assert 0 <= gpu.utilization_ratio <= 1
@@ -58,6 +61,8 @@ def test_readings_are_there_and_plausible(ticks: list[Tick]) -> None:
 
 def test_energy_agrees_with_power(ticks: list[Tick]) -> None:
     for place, gpu in enumerate(ticks[-1].sample.gpus):
+        if gpu.parent_uuid:
+            continue
         drawn = sum(tick.sample.gpus[place].energy_joules or 0 for tick in ticks[1:])
         seconds = sum(tick.sample.interval_ns for tick in ticks[1:]) / 1e9
         watts = [tick.sample.gpus[place].power_watts or 0 for tick in ticks[1:]]
