@@ -97,6 +97,9 @@ def call_nvml(library: Any, name: str, *arguments: Any, empty: Any = None) -> An
             if empty is not None and error.value in _EMPTY:
                 return empty
             raise _translate(name, error) from error
+        except UnicodeDecodeError as error:
+            NVML_ERRORS.labels(call=name, error="NotText").inc()
+            raise FailedError(f"{name}: what the driver wrote is no text") from error
     NVML_ERRORS.labels(call=name, error="InsufficientSize").inc()
     raise FailedError(f"{name}: its list grew {_ATTEMPTS} times while it was read")
 

@@ -12,6 +12,7 @@ from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
 from agent.nvml.capabilities import capabilities_of
 from agent.nvml.questions import MEMORY_BYTES
+from agent.nvml.structs import peek
 from gpuledger.records import GpuFacts
 
 _BRANDS: Final = {
@@ -122,8 +123,7 @@ def _version(parts: tuple[int, int]) -> str:
 
 
 def _bus_id(pci: Any) -> str:  # noqa: ANN401  # a ctypes struct
-    value = pci.busId
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return str(peek(pci, "busId").decode(errors="replace"))
 
 
 def _total(memory: Any) -> int | None:  # noqa: ANN401  # a ctypes struct

@@ -1,4 +1,5 @@
 """What is built into a GPU is asked once, what is set on it each time, and refusals are told."""
+# ruff: noqa: ANN401  # the binding's structs have no types
 
 from collections import Counter
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from agent.nvml.answers import CallGroup, LastSeen
 from agent.nvml.capabilities import capabilities_of
+from agent.nvml.inventory import Facts
 from agent.nvml.library import Nvml
 from gpuledger.records import Capability, GpuFacts
 from simulator.clock import HandClock
@@ -15,6 +17,7 @@ from simulator.nvml import SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.fakes.altered import Altered
+from tests.fakes.nvml_pointers import play
 
 EPOCH_NS = 1_790_000_000_000_000_000
 
@@ -32,12 +35,12 @@ class Counted:
         self._library = library
         self.calls: Counter[str] = Counter()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
+    def __getattr__(self, name: str) -> Any:
         self.calls[name] += 1
         return getattr(self._library, name)
 
 
-def facts(library: Any) -> list[GpuFacts]:  # noqa: ANN401  # any library
+def facts(library: Any) -> list[GpuFacts]:
     return [gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"] for gpu in Nvml(library).open()]
 
 
@@ -151,3 +154,19 @@ def test_a_fact_that_cannot_be_true_is_absent() -> None:
     library.functions["nvmlDeviceGetEccMode"] = lambda _gpu: [7, 7]
     (found,) = facts(library)
     assert (found.minor_number, found.architecture, found.ecc_enabled) == (None, None, None)
+
+
+def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(text: bytes) -> Any:
+        def fill(_gpu: object, buffer: Any, _size: object) -> int:
+            buffer.value = text
+            return 0
+
+        return fill
+
+    asker = play(
+        monkeypatch,
+        {"nvmlDeviceGetSerial": write(b"\xff\xfe"), "nvmlDeviceGetName": write(b"NVIDIA L4")},
+    )
+    found = Facts(asker, uuid="GPU-0", index=0, peers=()).ask()
+    assert (found.model, found.serial) == ("NVIDIA L4", None)
