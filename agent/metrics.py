@@ -119,7 +119,7 @@ INCIDENTS: Final = Counter(
 )
 INCIDENTS_DUPLICATE: Final = Counter(
     "gpuledger_agent_incidents_duplicate",
-    "XIDs that were told already, by who said so the second time.",
+    "Incidents that were told already, by who said so the second time.",
     ["source"],
 )
 INCIDENTS_DROPPED: Final = Counter(

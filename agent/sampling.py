@@ -15,7 +15,7 @@ from agent.processes.entries import Containers, describe
 from agent.processes.procfs import Procfs, read_boot_id
 from agent.processes.table import ProcessTable, Roll
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
-from agent.reading.rows import find_cut_anew, find_vanished, lay_out, layout_of
+from agent.reading.rows import find_cut_anew, find_vanished, gpu_instances_of, lay_out, layout_of
 from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import (
@@ -75,6 +75,7 @@ class Sampler:
         self._endings = Endings(procfs=procfs, node=node, boot_id=self.boot_id)
         self._states: Mapping[str, GpuState] = {}
         self._layout: Mapping[str, frozenset[str]] = {}
+        self._gpu_instances: Mapping[str, int] = {}
         self._cut_anew: list[str] = []
         self._before: Moment | None = None
         self._health_before: Mapping[str, Mapping[str, Any]] = {}
@@ -86,9 +87,12 @@ class Sampler:
         """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
-    def processes_on(self, gpu_uuid: str) -> list[IncidentProcess]:
-        """Give who was on a GPU, or on an instance of it, at the last tick."""
-        return self._table.on({gpu_uuid, *self._layout.get(gpu_uuid, ())})
+    def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
+        """Give who was on a GPU at the last tick, on all its instances or on that one alone."""
+        instances = self._layout.get(gpu_uuid, frozenset())
+        hit = {uuid for uuid in instances if self._gpu_instances.get(uuid, -1) == gpu_instance}
+        # Where the instance is not known, everybody on the GPU may be meant.
+        return self._table.on(hit or {gpu_uuid, *instances})
 
     def sample(
         self,
@@ -115,6 +119,7 @@ class Sampler:
         vanished = find_vanished(self._layout, answers)
         self._cut_anew += find_cut_anew(self._layout, answers)
         self._layout = {**self._layout, **layout_of(answers)}
+        self._gpu_instances = gpu_instances_of(answers)
         # Of a GPU that did not answer only the counters are kept, so that their falls are seen:
         # what it says next covers more than one interval.
         kept = {

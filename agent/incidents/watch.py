@@ -33,10 +33,13 @@ _LATELY_NS: Final = 60_000_000_000
 # The driver tells of a new layout at once, the agent sees it at a tick.
 _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
 
+ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
+"""Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+
 _log = structlog.get_logger(__name__)
 
 
-def _nobody(_gpu_uuid: str) -> Sequence[IncidentProcess]:
+def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> Sequence[IncidentProcess]:
     return ()
 
 
@@ -51,11 +54,11 @@ class IncidentWatch:
         library: Any,  # noqa: ANN401  # pynvml is an untyped module
         clock: Clock,
         tell: Callable[[Incident], None],
-        processes_on: Callable[[str], Sequence[IncidentProcess]] = _nobody,
+        processes_on: ProcessesOn = _nobody,
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
     ) -> None:
-        """Take the parts; `processes_on` gives who is on a GPU now, by its UUID."""
+        """Take the parts; `processes_on` gives who is on a GPU, or on a GPU instance, now."""
         self._node = node
         self._boot_id = boot_id
         self._library = library
@@ -155,7 +158,7 @@ class IncidentWatch:
             action=seen.action,
             severity=seen.severity,
             detail=seen.detail,
-            processes=_with_named(self._processes_on(seen.gpu_uuid), seen),
+            processes=_with_named(self._processes_on(seen.gpu_uuid, seen.gpu_instance), seen),
         )
         self._lately.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()

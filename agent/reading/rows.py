@@ -21,6 +21,16 @@ def layout_of(answers: Iterable[GpuAnswers]) -> Layout:
     return {gpu.uuid: frozenset(one.uuid for one in gpu.instances) for gpu in answers}
 
 
+def gpu_instances_of(answers: Iterable[GpuAnswers]) -> dict[str, int]:
+    """Give the driver's id of the GPU instance in which each instance is, where it is known."""
+    return {
+        one.uuid: one.instance.gpu_instance
+        for gpu in answers
+        for one in gpu.instances
+        if one.instance and one.instance.gpu_instance is not None
+    }
+
+
 def find_vanished(before: Layout, answers: Iterable[GpuAnswers]) -> set[str]:
     """Give the instances that are gone from GPUs that answered: nothing runs in them any more."""
     now = layout_of(answers)

@@ -44,7 +44,7 @@ def watch_of(
         library=node.nvml,
         clock=node.clock,
         tell=told,
-        processes_on=lambda _uuid: processes,
+        processes_on=lambda _uuid, _instance: processes,
         open_kmsg=open_kmsg,
         kmsg_check=check,
     )
