@@ -28,6 +28,8 @@ class GivenDevice:
     """The claim's name, where one gave it."""
 
 
+User = tuple[PlannedPod, str]
+"""A pod, and the name of a container of it."""
 Place = tuple[int, int | None]
 """A GPU's index, and an instance's position in its cut."""
 
@@ -39,20 +41,19 @@ def hand_out(
     users = _users(pods)
     return {
         (pod.key, container.name): [
-            _name(device, gpus[device.gpu], pod)
-            for device in _devices(container, (pod.key, container.name), users)
+            _name(device, gpus[device.gpu], pod) for device in _devices(container, pod, users)
         ]
         for pod in pods
         for container in pod.spec.containers
     }
 
 
-def _users(pods: Iterable[PlannedPod]) -> Mapping[Place, list[tuple[str, str]]]:
-    users: dict[Place, list[tuple[str, str]]] = {}
+def _users(pods: Iterable[PlannedPod]) -> Mapping[Place, list[User]]:
+    users: dict[Place, list[User]] = {}
     for pod in pods:
         for container in pod.spec.containers:
             for place in _places(container):
-                users.setdefault(place, []).append((pod.key, container.name))
+                users.setdefault(place, []).append((pod, container.name))
     return users
 
 
@@ -64,7 +65,7 @@ def _places(container: Container) -> list[Place]:
 
 
 def _devices(
-    container: Container, who: tuple[str, str], users: Mapping[Place, list[tuple[str, str]]]
+    container: Container, pod: PlannedPod, users: Mapping[Place, list[User]]
 ) -> list[Device]:
     if container.devices is not None:
         return container.devices
@@ -72,10 +73,19 @@ def _devices(
         Device(
             gpu=gpu,
             instance=instance,
-            replica=users[gpu, instance].index(who) if len(users[gpu, instance]) > 1 else None,
+            replica=_replica((pod, container.name), users[gpu, instance]),
         )
         for gpu, instance in _places(container)
     ]
+
+
+def _replica(who: User, users: Sequence[User]) -> int | None:
+    """Give which share of a device a container has; `None` where nobody else ever shares it."""
+    pod, _ = who
+    at_once = [
+        other for other, _ in users if other.start_ns < pod.end_ns and pod.start_ns < other.end_ns
+    ]
+    return users.index(who) if len(at_once) > 1 else None
 
 
 def _name(device: Device, gpu: SimulatedGpu, pod: PlannedPod) -> GivenDevice:

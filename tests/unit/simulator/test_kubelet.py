@@ -152,6 +152,15 @@ async def test_containers_on_one_gpu_have_a_share_each() -> None:
     assert len({one.device_id for one in shared}) == len(shared)
 
 
+async def test_containers_that_follow_one_another_on_a_gpu_have_all_of_it() -> None:
+    scenario = container(processes=[process(0)])
+    first = scenario["pods"][0]
+    scenario["pods"] = [first | {"end_seconds": 20}, first | {"name": "next", "start_seconds": 100}]
+    found = [one for at in (1, 101) for one in await allocated(simulate(scenario, at_seconds=at))]
+
+    assert [(one.pod, one.replica) for one in found] == [("train", None), ("next", None)]
+
+
 async def test_a_pod_is_listed_from_its_start_until_some_time_after_its_end() -> None:
     scenario = container(devices=[{"gpu": 0}])
     scenario["pods"][0] |= {"start_seconds": 10, "end_seconds": 20}
