@@ -15,7 +15,7 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 
-_OPTIONS = (
+OPTIONS = (
     Option(
         name="--source",
         setting="source",
@@ -50,7 +50,7 @@ def main() -> int:
         AgentSettings,
         prog="gpuledger-agent",
         description="Reads a node's GPUs and their processes; publishes and shows a sample a tick.",
-        options=_OPTIONS,
+        options=OPTIONS,
     )
     settings = name_node(settings, os.environ)
     machine = find_source(settings)

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
+from agent.__main__ import OPTIONS
 from agent.settings import AgentSettings, name_node
+from agent.source import find_source
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
 
@@ -38,7 +40,9 @@ def test_a_node_without_a_name_takes_the_hosts() -> None:
     assert name_node(AgentSettings(), {}).node_name
 
 
-@pytest.mark.parametrize("source", ["auto", "nvml", "simulated:scenarios/quickstart.yaml"])
+@pytest.mark.parametrize(
+    "source", ["auto", "nvml", "simulated", "simulated:scenarios/quickstart.yaml"]
+)
 def test_a_source_can_be_named(source: str) -> None:
     environ = {"GPULEDGER_SOURCE": source}
     loaded = load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
@@ -48,5 +52,28 @@ def test_a_source_can_be_named(source: str) -> None:
 @pytest.mark.parametrize("source", ["", "dcgm", "simulated:", "nvml:0"])
 def test_an_unknown_source_is_refused(source: str) -> None:
     environ = {"GPULEDGER_SOURCE": source}
-    with pytest.raises(SettingsError, match="expected auto, nvml, simulated:FILE or recorded:FILE"):
+    with pytest.raises(SettingsError, match=r"expected auto, nvml, simulated\[:FILE\] or rec"):
         load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
+
+
+def test_the_options_for_a_node_without_kafka_set_what_they_say() -> None:
+    argv = ["--no-kafka", "--process-series", "--listen", "127.0.0.1:1", "--source", "simulated"]
+    loaded = load_settings(
+        AgentSettings, prog="p", description="", options=OPTIONS, argv=argv, environ={}
+    )
+    assert loaded.no_kafka
+    assert loaded.exposition.process_series
+    assert loaded.http.listen == "127.0.0.1:1"
+
+
+def test_without_kafka_its_client_is_not_loaded() -> None:
+    code = "import agent.__main__, json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not modules & {"aiokafka", "bcrypt"}
+
+
+def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_called() -> None:
+    machine = find_source(AgentSettings(source="simulated", node_name="anything"))
+    machine.nvml.nvmlInit()
+    assert machine.nvml.nvmlDeviceGetCount() == 4

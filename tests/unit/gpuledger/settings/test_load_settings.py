@@ -298,3 +298,15 @@ def test_the_printed_settings_mask_passwords_in_addresses_and_the_values_of_head
     assert shown["urls"] == ["http://********@one:9093/x", "http://two/@x"]
     assert shown["headers"] == {"X-Api-Key": "********"}
     assert shown["costs"] == {"gpu": 2.5}
+
+
+def test_an_option_without_a_value_makes_its_setting_true() -> None:
+    class Loud(msgspec.Struct, frozen=True, kw_only=True):
+        is_loud: bool = False
+
+    options = [Option(name="--loud", setting="is_loud", help="be loud", is_flag=True)]
+    for argv, is_loud in ((["--loud"], True), ([], False)):
+        loaded = load_settings(
+            Loud, prog="p", description="", options=options, argv=argv, environ={}
+        )
+        assert loaded.is_loud is is_loud
