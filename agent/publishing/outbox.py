@@ -53,6 +53,7 @@ class Outbox:
         self._hand: list[Waiting] = []
         self._mark: Mark | None = None
         self._is_open = False
+        self._told = 0
         self._shut_until_seconds = 0.0
         self._turn = asyncio.Lock()
         self._filled = asyncio.Event()
@@ -202,7 +203,8 @@ class Outbox:
 
     def _tell(self) -> None:
         if self._spool is not None:
-            self._check.ok(f"{self._spool.parcels} ticks on the disk")
+            self._told = self._spool.parcels
+            self._check.ok(f"{self._told} ticks on the disk")
 
     def _fails(self, error: OSError) -> None:
         count_failure(error)
@@ -216,8 +218,8 @@ class Outbox:
 
     def _give_up(self, error: OSError) -> None:
         """Go on without a disk that hangs, until the next start: its thread never comes back."""
-        if self._spool is not None:
-            SPOOL_DROPPED.labels(reason="hung").inc(self._spool.parcels)
+        # What the spool says now may not be asked: its thread may be at work on it.
+        SPOOL_DROPPED.labels(reason="hung").inc(self._told)
         self._fails(error)
         self._spool, self._mark = None, None
 
