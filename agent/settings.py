@@ -136,7 +136,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             kind in ("simulated", "recorded") and file
         ):
             raise ValueError(
-                f"source: expected auto, nvml, simulated[:FILE] or recorded:FILE, got {self.source!r}"
+                "source: expected auto, nvml, simulated[:FILE] or recorded:FILE, got"
+                f" {self.source!r}"
             )
 
 
