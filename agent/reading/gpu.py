@@ -9,24 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess, Sample
-from agent.reading import plausibility
+from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
 from agent.reading.accounts import read_accounts
+from agent.reading.coverage import Coverage
 from agent.reading.instant import drawn_joules
 from agent.reading.parts import read_parts
 from agent.reading.plausibility import Sieve
 from agent.reading.rows import identify, measured_ratio
 from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
-from agent.reading.timeline import (
-    USUAL_WINDOW_US,
-    DriverTime,
-    Stretch,
-    Window,
-    advance,
-    cut_windows,
-    learn_window_us,
-    mean_percent,
-)
+from agent.reading.timeline import DriverTime, Window
 from agent.reading.totals import Ledger, Totals
 from gpuledger.records import GpuReading, GpuTotals
 
@@ -90,7 +81,14 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     sieve = Sieve()
     was = before or GpuState()
     ledger = Ledger(before=was.totals, interval_ns=interval_ns)
-    cover = _Cover.find(answers, was, interval_ns=interval_ns, sieve=sieve)
+    cover = Coverage.find(
+        answers,
+        time=was.time,
+        seen=was.last_seen,
+        known_us=was.gpu_window_us,
+        interval_ns=interval_ns,
+        sieve=sieve,
+    )
     parts = read_parts(answers, ledger=ledger, sieve=sieve)
     ratio = cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve)
     reading = GpuReading(
@@ -130,52 +128,6 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cover:
-    """The part of the driver's time that the tick covers, and the windows that tell of it."""
-
-    time: DriverTime | None
-    stretch: Stretch | None
-    gpu: list[Window]
-    memory: list[Window]
-    window_us: float | None
-
-    @classmethod
-    def find(
-        cls, answers: GpuAnswers, was: GpuState, *, interval_ns: int, sieve: Sieve
-    ) -> "_Cover":
-        gpu = _plausible(answers.samples, "utilization_ratio", sieve)
-        memory = _plausible(answers.memory_samples, "memory_utilization_ratio", sieve)
-        seen = was.last_seen
-        window_us = learn_window_us(gpu, before_us=seen.gpu_us, known_us=was.gpu_window_us)
-        time, stretch = was.time, None
-        if gpu or memory:
-            time, stretch = advance(
-                was.time,
-                newest_us=_newest_us(gpu or memory),
-                window_us=window_us or USUAL_WINDOW_US,
-                interval_us=interval_ns / 1000,
-            )
-        return cls(
-            time=time,
-            stretch=stretch,
-            gpu=cut_windows(gpu, before_us=seen.gpu_us, window_us=window_us),
-            memory=cut_windows(memory, before_us=seen.memory_us, window_us=window_us),
-            window_us=window_us,
-        )
-
-    def mean(
-        self, windows: Sequence[Window], latest_percent: int | None, reading: str, sieve: Sieve
-    ) -> float | None:
-        """Give the mean over the cover, or the latest window where nothing new is covered."""
-        percent = mean_percent(windows, self.stretch) if self.stretch else None
-        if percent is None and windows:
-            percent = windows[-1].percent
-        if percent is None:
-            percent = sieve.keep(latest_percent, plausibility.PERCENT, reading=reading)
-        return None if percent is None else percent / 100
-
-
 def _all_before(was: GpuState) -> Mapping[int, ListedProcess]:
     return {pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes)
 
@@ -183,7 +135,7 @@ def _all_before(was: GpuState) -> Mapping[int, ListedProcess]:
 def _move_on(
     answers: GpuAnswers,
     was: GpuState,
-    cover: _Cover,
+    cover: Coverage,
     shares: Shares,
     running: Mapping[int, ListedProcess],
     *,
@@ -208,7 +160,7 @@ def _move_on(
     return replace(state, last_seen=LastSeen(), time=None, silent_ns=0, gone={})
 
 
-def _last_seen(was: GpuState, cover: _Cover, shares: Shares) -> LastSeen:
+def _last_seen(was: GpuState, cover: Coverage, shares: Shares) -> LastSeen:
     """Give from where to ask: a window that the next tick covers in part is asked for again."""
     newest_us = max(was.last_seen.process_us, shares.newest_us)
     if cover.time is None:
@@ -242,16 +194,3 @@ def _gone(
         for pid, one in {**was.gone, **gone}.items()
         if pid not in running and one.until_us > time.covered_us
     }
-
-
-def _plausible(samples: Sequence[Sample] | None, reading: str, sieve: Sieve) -> list[Sample]:
-    return [
-        sample
-        for sample in samples or ()
-        if sieve.keep(sample.percent, plausibility.PERCENT, reading=reading) is not None
-        and sieve.keep(sample.timestamp_us, plausibility.TIMESTAMP_US, reading=reading) is not None
-    ]
-
-
-def _newest_us(samples: Sequence[Sample]) -> int:
-    return max(sample.timestamp_us for sample in samples)
