@@ -129,7 +129,7 @@ INCIDENTS_DROPPED: Final = Counter(
 EVENT_SET_FAILURES: Final = Counter(
     "gpuledger_agent_event_set_failures",
     "Times that the driver's events could not be waited for, by reason: `create`, `register` (one"
-    " GPU's) or `wait`.",
+    " GPU's), `wait`, or `hang` (too many threads that hang in earlier waits).",
     ["reason"],
 )
 KMSG_OVERRUNS: Final = Counter(

@@ -23,7 +23,6 @@ from gpuledger.service import Backoff
 
 _WAIT_SECONDS: Final = 0.25
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
-_CLOSING_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -49,7 +48,12 @@ class EventThread:
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
         self._thread.start()
 
-    def end(self, seconds: float = _CLOSING_SECONDS) -> bool:
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet, told to or not."""
+        return self._thread.is_alive()
+
+    def end(self, seconds: float) -> bool:
         """Have it let go of the driver; tells whether it has. Waits for `seconds` at most."""
         self._ending.set()
         self._thread.join(seconds)

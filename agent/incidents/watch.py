@@ -20,7 +20,7 @@ from agent.incidents.events import EventThread
 from agent.incidents.kmsg import Kmsg, KmsgReader
 from agent.incidents.making import make_incident
 from agent.incidents.sighting import Sighting
-from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import Clock
 from gpuledger.records import GpuHealth, Incident, IncidentProcess
 from gpuledger.service import Backoff, Check
@@ -28,6 +28,7 @@ from gpuledger.service import Backoff, Check
 SOURCE: Final = "agent"
 _MOST_WAITING: Final = 4096
 _AT_ONCE: Final = 100
+_MOST_HANGING: Final = 4
 _LATELY: Final = 64
 _LATELY_NS: Final = 60_000_000_000
 # The driver tells of a new layout at once, the agent sees it at a tick.
@@ -45,6 +46,9 @@ def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> Sequence[IncidentProce
 
 class IncidentWatch:
     """Watches one node's GPUs; a user of the library while it is open."""
+
+    closing_seconds = 1.0
+    """How long to wait for the events' thread at its end; what hangs longer is left to itself."""
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class IncidentWatch:
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: EventThread | None = None
+        self._hanging: list[EventThread] = []
 
     def opened(self, gpus: Sequence[Device]) -> None:
         """Wait for these GPUs' events from now on; called in any thread."""
@@ -82,6 +87,10 @@ class IncidentWatch:
         if self._open_kmsg:
             # At once: what the inventory says of it comes with a later tick.
             self._buses = {**self._buses, **buses_of(self._library, gpus)}
+        self._hanging = [thread for thread in self._hanging if thread.is_alive]
+        if len(self._hanging) >= _MOST_HANGING:
+            EVENT_SET_FAILURES.labels(reason="hang").inc()
+            return
         self._events = EventThread(
             self._library,
             gpus,
@@ -93,7 +102,8 @@ class IncidentWatch:
     def closing(self) -> None:
         """Let go of the driver's events within a second; called in any thread."""
         events, self._events = self._events, None
-        if events and not events.end():
+        if events and not events.end(self.closing_seconds):
+            self._hanging.append(events)
             _log.warning("events_hang", detail="a wait for the driver's events does not return")
 
     async def run(self) -> None:

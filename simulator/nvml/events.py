@@ -15,7 +15,7 @@ import pynvml
 from simulator.incidents import PlannedIncident
 from simulator.nvml.session import Handle, Session
 
-_LOOK_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 0.05
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _NS_PER_US: Final = 1_000
 _TYPES: Final = {

@@ -12,6 +12,7 @@ import pytest
 from agent.incidents.event_set import Device
 from agent.incidents.events import EventThread
 from agent.incidents.sighting import Sighting
+from agent.incidents.watch import IncidentWatch
 from gpuledger.service import Backoff
 from simulator.clock import HandClock
 from simulator.simulation import SimulatedNode
@@ -160,3 +161,25 @@ def test_a_closed_library_ends_no_thread_before_its_time(clock: HandClock) -> No
     with watching(driver, gpus, clock) as (thread, _):
         thread._thread.join(0.01)
         assert thread._thread.is_alive()
+
+
+def test_threads_that_hang_are_bounded_in_number(clock: HandClock) -> None:
+    driver = bursting(clock)
+    driver.hangs.clear()
+    gpus = gpus_of(driver.node)
+    watch = IncidentWatch(
+        node="node-a", boot_id="boot-1", library=driver, clock=clock, tell=lambda _one: None
+    )
+    watch.closing_seconds = 0.001
+    for _ in range(6):
+        watch.opened(gpus)
+    watch.closing()
+    hanging = watch._hanging
+    driver.hangs.set()
+    for thread in hanging:
+        assert thread.end(SOON_SECONDS)
+
+    assert len(hanging) == 4
+    watch.opened(gpus)
+    assert watch._hanging == []
+    watch.closing()
