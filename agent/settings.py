@@ -58,8 +58,8 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     kmsg: Path | None = None
     """The kernel's log, `/dev/kmsg`, read for XIDs that never reach the driver's events; absent
-    means not at all, as reading it needs CAP_SYSLOG on most nodes. A simulated node has its own
-    log, whatever the path."""
+    means not at all, as reading it takes rights that the agent does without. A simulated node has
+    its own log, whatever the path."""
 
 
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
