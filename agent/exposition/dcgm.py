@@ -198,6 +198,12 @@ def _part_of(name: str, share: Share, row: _Row, value: float) -> float | None:
     if name == "DCGM_FI_DEV_GPU_UTIL":
         return float(_PERCENT(share.busy_ratio) or 0)
     if name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE":
-        busy = row.device.reading.utilization_ratio
-        return min(value, value * share.busy_ratio / busy) if busy else 0.0
+        return _divide(value, share.busy_ratio, row.device.reading.utilization_ratio)
     return None
+
+
+def _divide(value: float, part: float, whole: float | None) -> float | None:
+    """Give the part of a value that a part of the kernel time stands for."""
+    if whole is None:
+        return None
+    return min(value, value * part / whole) if whole else 0.0

@@ -3,10 +3,13 @@
 Pure: the tick's records in, holders and their shares out.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, GpuReading, NodeSample
+
+_INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class ContainerName(Protocol):
@@ -76,6 +79,10 @@ def whole_holder(reading: GpuReading, allocations: Iterable[DeviceAllocation]) -
 def _is_of(allocation: DeviceAllocation, reading: GpuReading) -> bool:
     if reading.parent_uuid is None:
         return allocation.gpu_uuid == reading.uuid and allocation.gpu_instance is None
+    instance = allocation.device_id.partition("::")[0]
+    if _INSTANCE_UUID.fullmatch(instance):
+        # Of the compute instances of one GPU instance, it names the one that is meant.
+        return instance == reading.uuid
     return (
         allocation.gpu_uuid in (reading.parent_uuid, reading.uuid)
         and allocation.gpu_instance == reading.gpu_instance

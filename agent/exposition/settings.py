@@ -17,7 +17,8 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     counters_file: Path | None = None
     """DCGM's fields to show, a list in dcgm-exporter's format; absent means its default list."""
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
-    """The label of DCGM's metrics that names the node; `Hostname` before dcgm-exporter 4.9."""
+    """The label of DCGM's metrics that names the node; dcgm-exporter's has been `hostname` since
+    May 2026, and `Hostname` before."""
     pod_series: bool = True
     """Whether a GPU that no one container has to itself gets a series of `DCGM_FI_DEV_GPU_UTIL`,
     `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own."""

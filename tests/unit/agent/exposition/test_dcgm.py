@@ -276,6 +276,45 @@ def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
     }
 
 
+def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
+    one, other = (f"MIG-{digit * 8}-1111-1111-1111-111111111111" for digit in "12")
+    given = replace(allocation(0, OWNER, gpu_instance=7), device_id=other)
+    it = node()
+    it.view.show(
+        sample(
+            gpu(0, mig_enabled=True),
+            replace(instance(7, ci=0, memory_used_bytes=GIB), uuid=one),
+            replace(instance(7, ci=1, memory_used_bytes=GIB), uuid=other),
+            allocations=[given],
+        )
+    )
+    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_C_ID", "pod").keys() == {
+        ("0", ""),
+        ("1", "train-0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("utilization", "parts"),
+    [(0.5, {("",): 0.5, ("a",): 0.25}), (0.0, {("",): 0.5, ("a",): 0.0}), (None, {("",): 0.5})],
+)
+def test_what_cannot_be_divided_is_not_told_of_a_pod(
+    utilization: float | None, parts: dict[tuple[str, ...], float]
+) -> None:
+    it = node(one="ml/a/main")
+    it.view.show(
+        sample(
+            gpu(
+                utilization_ratio=utilization,
+                profiling=GpuProfiling(graphics_engine_active_ratio=0.5),
+            ),
+            containers=["one"],
+            processes=[process(0, 0, sm_utilization_ratio=0.25)],
+        )
+    )
+    assert it.values("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "pod") == parts
+
+
 def test_the_last_xid_stands_with_its_words() -> None:
     it = node()
     it.view.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 79), incident(0, 13)])
