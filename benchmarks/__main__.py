@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import benchmarks
 from benchmarks.figure import Figure
-from benchmarks.harness import Benchmark, choose, discover
+from benchmarks.harness import Benchmark, choose, discover, measure_for
 from gpuledger.errors import UnavailableError, UserError
 
 DONE, INCOMPLETE, MISUSED = 0, 1, 2
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     known = discover(benchmarks)
     try:
-        chosen = choose(options.names, known)
+        chosen = measure_for(choose(options.names, known), options.seconds)
         _refuse_missing_folder(options.json)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -36,8 +37,18 @@ def _parser() -> argparse.ArgumentParser:
         "names", nargs="*", metavar="NAME", help="a benchmark; all when none is named"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument(
+        "--seconds", type=_seconds, metavar="N", help="how long to measure, for agent and agent_day"
+    )
     parser.add_argument("--list", action="store_true", help="name the benchmarks and run none")
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds < math.inf:
+        raise ValueError(text)
+    return seconds
 
 
 def _refuse_missing_folder(file: Path | None) -> None:

@@ -21,7 +21,7 @@ _KIB: Final = 1024
 
 
 def run(*, seconds: float = _DAY_SECONDS) -> Iterator[Figure]:
-    """Let the day pass; what was allocated is traced at its end, as tracing slows it down."""
+    """Let the day pass; then trace what another one allocates, as tracing slows it down."""
     day = Day()
     warm_up = min(_WARM_UP_SECONDS, int(seconds) // 4)
     day.pass_seconds(warm_up)
@@ -30,16 +30,17 @@ def run(*, seconds: float = _DAY_SECONDS) -> Iterator[Figure]:
     spent = time.process_time() - began
     grown = _resident_bytes() - early_bytes
     yield Figure(name="agent_day_rss_growth_bytes", value=grown, unit="bytes")
-    yield Figure(name="agent_day_traced_growth_bytes", value=traced_growth(day), unit="bytes")
+    yield Figure(name="agent_day_traced_growth_bytes", value=traced_growth(), unit="bytes")
     per_tick = spent / (seconds - warm_up)
     yield Figure(name="agent_day_cpu_seconds", value=per_tick, unit="seconds/tick")
     yield Figure(name="agent_day_processes", value=day.started, unit="processes")
 
 
-def traced_growth(day: Day, *, seconds: int = _TRACED_SECONDS) -> int:
-    """Give by how much the live Python objects of the second half outgrow those of the first."""
+def traced_growth(seconds: int = _TRACED_SECONDS) -> int:
+    """Give by how much the live Python objects of another day grow in its second half."""
     tracemalloc.start()
     try:
+        day = Day()
         day.pass_seconds(seconds // 2)
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()

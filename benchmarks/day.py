@@ -21,7 +21,7 @@ from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 _EPOCH_NS: Final = 1_795_000_000_000_000_000
 _GPUS: Final = 2
 _ALIVE: Final = 6
-_LIFE_SECONDS: Final = 12
+_LIFE_SECONDS: Final = 6
 _PIDS: Final = 4_000
 _FIRST_PID: Final = 1_000
 _WINDOWS: Final = 6

@@ -2,9 +2,11 @@
 
 import difflib
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 
 from benchmarks.figure import Figure
@@ -20,7 +22,9 @@ class Benchmark:
     name: str
     summary: str
     """One line: what is measured, against which reference."""
-    run: Callable[[], Iterator[Figure]]
+    run: Callable[..., Iterator[Figure]]
+    takes_seconds: bool = False
+    """Whether it can be told how long to measure, by `seconds`."""
 
 
 def discover(package: ModuleType) -> dict[str, Benchmark]:
@@ -37,7 +41,8 @@ def discover(package: ModuleType) -> dict[str, Benchmark]:
 
 def _benchmark(module: ModuleType) -> Benchmark:
     summary = (module.__doc__ or "").strip().partition("\n")[0]
-    return Benchmark(name=module.NAME, summary=summary, run=module.run)
+    takes_seconds = "seconds" in inspect.signature(module.run).parameters
+    return Benchmark(name=module.NAME, summary=summary, run=module.run, takes_seconds=takes_seconds)
 
 
 def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
@@ -50,6 +55,17 @@ def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Be
         if name not in benchmarks:
             raise UserError(_unknown(name, benchmarks))
     return [benchmarks[name] for name in wanted]
+
+
+def measure_for(chosen: Iterable[Benchmark], seconds: float | None) -> list[Benchmark]:
+    """Tell the benchmarks how long to measure; raises UserError where one cannot be told."""
+    told = []
+    for benchmark in chosen:
+        if seconds is not None and not benchmark.takes_seconds:
+            raise UserError(f"--seconds: {benchmark.name} measures a number of things, not a time")
+        run = benchmark.run if seconds is None else partial(benchmark.run, seconds=seconds)
+        told.append(replace(benchmark, run=run))
+    return told
 
 
 def _unknown(name: str, benchmarks: Iterable[str]) -> str:
