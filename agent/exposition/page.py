@@ -5,6 +5,7 @@ newer tick or its values are too old.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -18,6 +19,7 @@ from agent.exposition.processes import write_processes
 from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import NodeView, Snapshot
 from gpuledger.clock import Clock
+from gpuledger.errors import UserError
 
 _log = structlog.get_logger(__name__)
 _KEEP_NS: Final = 1_000_000_000
@@ -31,6 +33,7 @@ class NodePage:
         self._view = view
         self._settings = settings
         self._clock = clock
+        self._stamp = _stamp_of(settings.counters_file)
         self._dcgm = _dcgm(settings)
         self._written = b""
         self._written_of = -1
@@ -45,7 +48,21 @@ class NodePage:
             self._written_of, self._written_ns = self._view.version, now_ns
         return self._written
 
+    def _look(self) -> None:
+        """Read the list of counters again where it changed; with a mistake in it the old stays."""
+        stamp = _stamp_of(self._settings.counters_file)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._dcgm = _dcgm(self._settings)
+        except UserError as error:
+            _log.error("counters_not_read_again", error=str(error))
+        else:
+            _log.info("counters_read_again", file=str(self._settings.counters_file))
+
     def _write(self) -> bytes:
+        self._look()
         now = self._view.snapshot()
         text = bytearray()
         for lines in self._parts(now) if now else ():
@@ -61,6 +78,15 @@ class NodePage:
             yield write_facts(now)
         if self._settings.process_series:
             yield write_processes(now, most=self._settings.most_process_series)
+
+
+def _stamp_of(file: Path | None) -> tuple[int, int] | None:
+    """Give what tells whether a file changed; a mounted one is replaced, not written to."""
+    try:
+        found = file.stat() if file else None
+    except OSError:
+        return 0, 0
+    return (found.st_mtime_ns, found.st_ino) if found else None
 
 
 def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:

@@ -1,6 +1,9 @@
 """What is shown is what was read not too long ago: no frozen value, no series of what is gone."""
 
+from pathlib import Path
+
 import pytest
+import structlog
 
 from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import make_view
@@ -133,3 +136,28 @@ def test_the_page_of_a_tick_is_written_once(seconds: float) -> None:
     assert it.page() is first
     it.view.show(sample(gpu(0, temperature_celsius=41)))
     assert it.page() is not first
+
+
+def test_a_changed_list_of_counters_is_read_again_and_one_with_a_mistake_is_not(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x")
+    it = node(ExpositionSettings(counters_file=file))
+    shown = sample(gpu(0, temperature_celsius=40, power_watts=1.0))
+    it.view.show(shown)
+    assert it.lines(TEMPERATURE)
+
+    file.write_text("DCGM_FI_DEV_POWER_USAGE, gauge, x, mistake")
+    it.view.show(shown)
+    with structlog.testing.capture_logs() as logs:
+        assert it.lines(TEMPERATURE)
+    assert [one["event"] for one in logs] == ["counters_not_read_again"]
+    assert f"{file}:1: expected 3 columns" in logs[0]["error"]
+
+    file.unlink()
+    (tmp_path / "new.csv").write_text("DCGM_FI_DEV_POWER_USAGE, gauge, x")
+    (tmp_path / "new.csv").rename(file)
+    it.view.show(shown)
+    assert it.lines("DCGM_FI_DEV_POWER_USAGE")
+    assert not it.lines(TEMPERATURE)
