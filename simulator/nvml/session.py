@@ -27,7 +27,7 @@ class Session:
     def __init__(
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
         sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
-        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
     ) -> None:  # fmt: skip
         self._gpus = gpus
         self._clock = clock
