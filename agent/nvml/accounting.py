@@ -51,7 +51,7 @@ class Accounting:
         try:
             remembered = self._remembered()
         except FailedError:
-            return self._all_given()
+            return None if self._known is None else self._all_given()
         if remembered is None:
             self._begin_anew()
             return None

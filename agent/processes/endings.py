@@ -19,6 +19,7 @@ _PATIENCE_TICKS: Final = 5
 # For longer than any answer repeats an account.
 _TOLD_TICKS: Final = 10
 _RECENT_ENDS: Final = 256
+_EARLIER_CLOCKS: Final = 8
 # The kernel counts starts in hundredths of a second, and the wall clock may be set in between.
 _SLACK_NS: Final = 1_000_000_000
 
@@ -30,7 +31,7 @@ Accounts = Mapping[str, Sequence[Account] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Life:
-    """Between which instants a process was on GPUs, since the epoch."""
+    """Between which instants a process was on GPUs, since boot."""
 
     pid: int
     """Its pid."""
@@ -40,23 +41,26 @@ class Life:
     """It was listed until then."""
 
     @classmethod
-    def of(cls, known: KnownProcess, *, epoch_of_boot_ns: int) -> "Life":
+    def of(cls, known: KnownProcess) -> "Life":
         """Give the life of a process in the table."""
         return cls(
             pid=known.pid,
-            from_ns=epoch_of_boot_ns + (known.facts.started_boottime_ns or 0),
-            until_ns=epoch_of_boot_ns + known.certain_boottime_ns,
+            from_ns=known.facts.started_boottime_ns or 0,
+            until_ns=known.certain_boottime_ns,
         )
 
-    def fits(self, account: Account) -> bool:
-        """Whether an account can be this process's."""
+    def fits(self, account: Account, boots: Iterable[int]) -> bool:
+        """Whether an account can be this process's; `boots` is when the node booted.
+
+        That has several answers where the wall clock was set: an account's start is by the clock
+        as it was then.
+        """
         pid, totals = account
-        if pid != self.pid:
-            return False
         started_ns = totals.started_time_ns
-        if started_ns is None:
-            return True
-        return self.from_ns - _SLACK_NS <= started_ns <= self.until_ns + _SLACK_NS // 10
+        if pid != self.pid or started_ns is None:
+            return pid == self.pid
+        earliest_ns, latest_ns = self.from_ns - _SLACK_NS, self.until_ns + _SLACK_NS // 10
+        return any(earliest_ns <= started_ns - boot_ns <= latest_ns for boot_ns in boots)
 
 
 @dataclass(kw_only=True)
@@ -84,35 +88,44 @@ class Endings:
     _recent: list[Life] = field(default_factory=list)
     _parts: dict[Life, list[GpuTotals]] = field(default_factory=dict)
     _told: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
+    _boots: list[int] = field(default_factory=list)
 
     def settle(
         self, roll: Roll, accounts: Accounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:
         """Give the records that are whole by now, those of `roll` and earlier ones."""
+        self._note_boot(time_ns - boottime_ns)
         kept = {uuid for uuid, given in accounts.items() if given is not None}
         if not kept and not self._waiting:
             return roll.records
-        epoch_of_boot_ns = time_ns - boottime_ns
         records = []
         for record in roll.records:
             known = roll.before.get(record.pid)
             if record.change is ProcessChange.ENDED and known and kept & set(record.gpu_uuids):
-                self._wait(record, Life.of(known, epoch_of_boot_ns=epoch_of_boot_ns), kept)
+                self._wait(record, Life.of(known), kept)
             else:
                 records.append(record)
-        unknown = self._place_all(accounts, roll, epoch_of_boot_ns)
+        unknown = self._place_all(accounts, roll)
         records += self._release()
-        return records + self._tell_unknown(unknown, time_ns, epoch_of_boot_ns)
+        return records + self._tell_unknown(unknown, time_ns)
+
+    def _note_boot(self, boot_ns: int) -> None:
+        """Note when the node booted by the wall clock; what is far from it is by an earlier one."""
+        earlier = [one for one in self._boots if abs(boot_ns - one) >= _SLACK_NS // 10]
+        self._boots = [*earlier[-_EARLIER_CLOCKS:], boot_ns]
 
     def _wait(self, record: ProcessRecord, life: Life, kept: set[str]) -> None:
         missing = kept & set(record.gpu_uuids)
-        parts = [one for other in list(self._parts) if other.pid == life.pid
-                 for one in self._parts.pop(other) if life.fits((life.pid, one))]  # fmt: skip
+        parts = [
+            one
+            for other in list(self._parts)
+            if other.pid == life.pid
+            for one in self._parts.pop(other)
+            if life.fits((life.pid, one), self._boots)
+        ]
         self._waiting.append(_Waiting(record=record, life=life, missing=missing, totals=parts))
 
-    def _place_all(
-        self, accounts: Accounts, roll: Roll, epoch_of_boot_ns: int
-    ) -> dict[int, list[GpuTotals]]:
+    def _place_all(self, accounts: Accounts, roll: Roll) -> dict[int, list[GpuTotals]]:
         """Put each new account to its process; give those of processes that nobody has seen."""
         unknown: dict[int, list[GpuTotals]] = {}
         for account in self._new(accounts):
@@ -120,10 +133,10 @@ class Endings:
             now = roll.now.get(pid)
             if self._place(account):
                 continue
-            if now and (life := Life.of(now, epoch_of_boot_ns=epoch_of_boot_ns)).fits(account):
+            if now and (life := Life.of(now)).fits(account, self._boots):
                 # Done with this GPU, still at work on another one.
                 self._parts.setdefault(replace(life, until_ns=0), []).append(totals)
-            elif any(life.fits(account) for life in self._recent):
+            elif any(life.fits(account, self._boots) for life in self._recent):
                 ACCOUNTS_LATE.inc()
             else:
                 unknown.setdefault(pid, []).append(totals)
@@ -143,7 +156,7 @@ class Endings:
     def _place(self, account: Account) -> bool:
         totals = account[1]
         for waiting in self._waiting:
-            if totals.gpu_uuid in waiting.missing and waiting.life.fits(account):
+            if totals.gpu_uuid in waiting.missing and waiting.life.fits(account, self._boots):
                 waiting.missing.discard(totals.gpu_uuid)
                 waiting.totals.append(totals)
                 return True
@@ -159,12 +172,12 @@ class Endings:
         return [with_totals(one.record, one.totals) for one in whole]
 
     def _tell_unknown(
-        self, unknown: Mapping[int, list[GpuTotals]], time_ns: int, epoch_of_boot_ns: int
+        self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
     ) -> list[ProcessRecord]:
         records = []
         for pid, totals in unknown.items():
             starts = [one.started_time_ns for one in totals if one.started_time_ns is not None]
-            facts = self._look(pid, min(starts, default=0) - epoch_of_boot_ns)
+            facts = self._look(pid, min(starts, default=0) - self._boots[-1])
             seen = self._record(pid, facts, totals, time_ns)
             records += [seen, with_totals(replace(seen, change=ProcessChange.ENDED), totals)]
         return records

@@ -22,6 +22,7 @@ class Node:
         self.table = ProcessTable(procfs=self.procfs, node="node-1", boot_id="boot-1")
         self.endings = Endings(procfs=self.procfs, node="node-1", boot_id="boot-1")
         self.seconds = 100
+        self.set_by_seconds = 0
 
     def start(self, pid: int, *, seconds: int, container: str = ONE) -> None:
         self.procfs.start(pid, started_ticks=seconds * 100, cgroup=f"/docker/{container}")
@@ -35,7 +36,10 @@ class Node:
         boottime_ns = self.seconds * SECOND_NS
         roll = self.table.call(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
         return self.endings.settle(
-            roll, accounts, time_ns=BOOT_NS + boottime_ns, boottime_ns=boottime_ns
+            roll,
+            accounts,
+            time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
+            boottime_ns=boottime_ns,
         )
 
 
@@ -145,6 +149,15 @@ def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> 
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     records = node.tick({"GPU-0": [7]}, {"GPU-0": [account(7, opened=60)]})
     assert [(one.change, one.container_id) for one in records] == [("seen", None), ("ended", None)]
+
+
+def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
+    """The driver stamped the start by the clock as it was."""
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    node.set_by_seconds = 3600
+    node.tick({"GPU-0": [7]}, {"GPU-0": []})
+    ends = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
+    assert told(ends) == [("ended", 7, ONE, 0.5)]
 
 
 def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
