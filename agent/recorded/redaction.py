@@ -53,7 +53,7 @@ class Redactor:
         return msgspec.structs.replace(line, result=result)
 
     def _command(self, found: "re.Match[str]") -> str:
-        return f"(program-{self._number('program', found[0].strip('()').encode())})"
+        return f"(program-{self._number('program', found[0][1:-1].encode())})"
 
     def _replace(
         self, kind: str, name: Callable[[int, bytes], bytes]
