@@ -6,6 +6,7 @@ holds those of its instances where the driver lets us see them; else the instanc
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -193,10 +194,15 @@ class Partition:
             (one.identity.gpu_instance, one.identity.compute_instance): one.identity.uuid
             for one in self.instances
         }
+        sizes = Counter(one.identity.gpu_instance for one in self.instances)
+        # Where a GPU instance is not cut further, its id alone says enough.
+        ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
         own: dict[str, list[ListedProcess]] = {one.identity.uuid: [] for one in self.instances}
         left: list[ListedProcess] = []
         for process in listed:
-            uuid = ids.get((process.gpu_instance, process.compute_instance))
+            uuid = None
+            if process.gpu_instance is not None:
+                uuid = ids.get((process.gpu_instance, process.compute_instance))
             (left if uuid is None else own[uuid]).append(process)
         return own, left
 

@@ -88,6 +88,14 @@ def without_ids(bench: Bench) -> None:
     bench.library.functions[COMPUTE] = forget
 
 
+def without_compute_instances(bench: Bench) -> None:
+    """The two compute instances of the third GPU instance are then told apart by their lists."""
+    own = bench.truth.nvml.nvmlDeviceGetComputeRunningProcesses_v3
+    bench.library.functions[COMPUTE] = lambda handle: [
+        SimpleNamespace(**(vars(one) | {"computeInstanceId": 0xFFFFFFFF})) for one in own(handle)
+    ]
+
+
 def without_the_parents(code: int) -> Callable[[Bench], None]:
     def alter(bench: Bench) -> None:
         for name in LISTS:
@@ -126,6 +134,7 @@ def without_the_instances(bench: Bench) -> None:
     "alter",
     [
         without_ids,
+        without_compute_instances,
         without_the_parents(pynvml.NVML_ERROR_NO_PERMISSION),
         without_the_parents(pynvml.NVML_ERROR_TIMEOUT),
         empty_for_the_parent,
@@ -150,6 +159,14 @@ def test_a_whole_list_of_the_parent_saves_those_of_the_instances(bench: Bench) -
     bench.clock.advance(18.7)
     assert places(bench.answer()) == [[], [], [], []]
     assert bench.library.calls[COMPUTE] == 2
+
+
+def test_the_id_of_a_gpu_instance_is_enough_where_it_is_not_cut_further(bench: Bench) -> None:
+    without_compute_instances(bench)
+    bench.clock.advance(1)
+    bench.truth.gpus[0].processes.pop()
+    assert [len(found) for found in places(bench.answer())] == [1, 1, 0, 0]
+    assert bench.library.calls[COMPUTE] == 1
 
 
 def test_a_process_in_no_instance_stays_on_the_gpu(bench: Bench) -> None:
