@@ -93,16 +93,6 @@ def test_seq_rises_even_within_one_millisecond(sampler: Sampler) -> None:
     assert seqs == [101_000, 101_001, 101_002, 101_003]
 
 
-def test_seq_goes_on_rising_after_a_restart_of_the_agent(procfs: FakeProcfs) -> None:
-    """Within a boot: it is the time since boot, and no clock that can be set."""
-    seqs = []
-    for start in (1.0, 4.0, 4.5):
-        sampler = Sampler(node="node-1", procfs=procfs)
-        sample(sampler, [], start)
-        seqs += [tick_at(sampler, [], start + 0.1 * place).seq for place in (1, 2, 3)]
-    assert seqs == sorted(set(seqs))
-
-
 def test_processes_point_into_one_table_of_gpus_and_one_of_containers(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
