@@ -45,16 +45,22 @@ def _row(reading: Reading) -> _Row:
     return _Row(reading.name, part, field, unit, low, high, is_list)
 
 
-_ROWS: Final = {group: [_row(one) for one in rows] for group, rows in CATALOGUE.items()}
+_ROWS: Final = {
+    group: {one.name: _row(one) for one in readings} for group, readings in CATALOGUE.items()
+}
 
 
 def read_parts(answers: GpuAnswers, *, ledger: Ledger, sieve: Sieve) -> dict[str, Any]:
     """Give the fields of `GpuReading` that come from the catalogue, parts included."""
     found: dict[str, dict[str, Any]] = {}
     for group, raw in _raw(answers, ledger.interval_ns).items():
-        for row in _ROWS[group]:
-            value = raw.get(row.name)
-            if value is not None and (ours := _read(row, value, ledger, sieve)) is not None:
+        rows = _ROWS[group]
+        for name, value in raw.items():
+            row = rows.get(name)
+            if row is None or value is None:
+                continue
+            ours = _read(row, value, ledger, sieve)
+            if ours is not None:
                 found.setdefault(row.part, {})[row.field] = ours
     _correct_memory(found.get("", {}), sieve)
     _correct_fabric(found.get("health", {}))
