@@ -1,9 +1,9 @@
 """The one line in which everything leaves the node: what is in hand, then the disk, then memory.
 
 Here lives the order. What is taken is in hand until it is sent; what memory has kept waiting for
-too long goes to the disk; the disk is emptied before memory is asked again. While the broker
-answers, the disk is not touched. The disk's troubles end here: they are counted, and the line goes
-on in memory.
+too long, or too much of, goes to the disk; the disk is emptied before memory is asked again. While
+the broker keeps up, the disk is not touched. The disk's troubles end here: they are counted, and
+the line goes on in memory.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Outbox:
         now_seconds = self._now_seconds()
         self._queue.put(Waiting(now_seconds, parcel))
         self._filled.set()
-        if self._waits_since(now_seconds - self._after_seconds):
+        if self._queue.is_half_full or self._waits_since(now_seconds - self._after_seconds):
             self._overdue.set()
 
     async def take(self, *, at_most: int) -> list[Parcel]:

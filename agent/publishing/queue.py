@@ -30,6 +30,11 @@ class TickQueue:
         return len(self._waiting)
 
     @property
+    def is_half_full(self) -> bool:
+        """Whether it is time to take parcels elsewhere, before any is dropped."""
+        return len(self._waiting) > self._most_ticks // 2
+
+    @property
     def oldest_since_seconds(self) -> float | None:
         """Since when the oldest parcel waits; `None` where none does."""
         return self._waiting[0].since_seconds if self._waiting else None

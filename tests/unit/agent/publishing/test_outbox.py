@@ -224,3 +224,16 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
     await keeping
     outbox.close()
     assert await take_all(outbox_of(spool_in(tmp_path)), 2) == [0, 1]
+
+
+async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
+    outbox = outbox_of(spool_in(tmp_path), most_ticks=20)
+    dropped = TICKS_DROPPED._value.get()
+    spilling = asyncio.create_task(outbox.run())
+    for number in range(100):
+        outbox.put(parcel_of(number))
+        if number % 5 == 0:
+            await asyncio.sleep(0)
+    assert TICKS_DROPPED._value.get() == dropped
+    assert await take_all(outbox, 100) == list(range(100))
+    spilling.cancel()
