@@ -1,0 +1,83 @@
+"""The recording command: a file that the agent can play, or one line on what is missing."""
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from agent.recorded.tape import read_tape
+from agent.settings import AgentSettings
+from agent.source import find_source
+from cli.__main__ import main
+from gpuledger.errors import UserError
+
+QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
+
+
+def record(out: Path, *more: str) -> int:
+    return main(
+        [
+            "record-nvml", "--source", f"simulated:{QUICKSTART}", "--node", "gpu-node-1",
+            "--seconds", "1", "--interval", "0.25", "--out", str(out), "--no-probes", *more,
+        ]
+    )  # fmt: skip
+
+
+def test_what_it_writes_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "node.jsonl.gz"
+    assert record(out) == 0
+    assert f"gpuledger-agent --source recorded:{out}" in capsys.readouterr().err
+    header, lines = read_tape(out)
+    assert header.is_simulated
+    assert header.gpus == ["NVIDIA H100 80GB HBM3"] * 2
+    assert sum(line.call == "nvmlDeviceGetPowerUsage" for line in lines) >= 4
+    played = find_source(AgentSettings(source=f"recorded:{out}"))
+    played.nvml.nvmlInit()
+    assert played.nvml.nvmlDeviceGetCount() == 2
+
+
+def test_a_redacted_file_holds_none_of_the_nodes_uuids(tmp_path: Path) -> None:
+    out = tmp_path / "node.jsonl"
+    assert record(out, "--redact") == 0
+    text = out.read_text()
+    assert "GPU-00000000-0000-4000-8000-" in text
+    assert '"is_redacted":true' in text
+    assert "finetune" not in text
+
+
+def test_a_machine_without_nvml_gets_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        assert main(["record-nvml", "--out", str(tmp_path / "x")]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "NVML does not answer on this machine" in said
+    else:
+        pynvml.nvmlShutdown()
+        pytest.skip("this machine has NVML")
+
+
+OTHER = (
+    b'{"format":"other","time_ns":1,"monotonic_ns":1,"boottime_ns":1,"tick_seconds":1,'
+    b'"is_simulated":true,"is_redacted":false}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "no line of a recording"),
+        (b"{}\n", "no line of a recording"),
+        (OTHER, "expected format gpuledger-nvml-recording"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_named(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        find_source(AgentSettings(source=f"recorded:{file}"))
