@@ -49,11 +49,8 @@ bench: $(VENV)/.dev ## Measure (one benchmark: ARGS="join --json figures.json")
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
 
-docs: $(VENV)/.dev ## Generate docs/metrics.md, docs/xids.md and the table in docs/agent.md from the code
-	@$(BIN)/python -m cli.metrics_page docs/metrics.md
-	@$(BIN)/python -m cli.readings_page docs/agent.md
-	@$(BIN)/python -m cli.xids_page docs/xids.md
-	@$(BIN)/python -m cli.node_page docs/node-metrics.md
+docs: $(VENV)/.dev ## Generate the pages of docs/ that are made from the code
+	@$(BIN)/python -m cli.pages docs
 
 lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock

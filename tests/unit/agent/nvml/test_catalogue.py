@@ -1,7 +1,6 @@
 """The catalogue holds every reading that a record has, and asks nothing that is slow."""
 
 import dataclasses
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from agent.nvml.answers import CallGroup
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.questions import Call, FieldValue, Metric, Reading
-from cli.readings_page import readings_table
 from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
 from gpuledger.records.readings import GpuReading
 
@@ -68,8 +66,3 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Re
 def test_the_call_that_sleeps_is_not_asked() -> None:
     asked = {one.name for _, reading in ALL for one in reading.asked if isinstance(one, Call)}
     assert "nvmlDeviceGetPcieThroughput" not in asked
-
-
-def test_the_page_shows_the_catalogue() -> None:
-    page = (Path(__file__).parents[4] / "docs/agent.md").read_text()
-    assert readings_table() in page, "run `make docs`"

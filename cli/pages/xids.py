@@ -1,13 +1,8 @@
-"""The page of all XIDs, made from the catalogue: `python -m cli.xids_page docs/xids.md`.
+"""The text of docs/xids.md: all XIDs. The facts are `gpuledger.xids`'."""
 
-Here lives the making of that page. The facts are `gpuledger.xids`'.
-"""
-
-import sys
-from pathlib import Path
 from typing import Final
 
-from gpuledger.errors import UserError
+from cli.pages.markdown import code, table
 from gpuledger.xids import Xid, all_xids
 
 _HEAD: Final = """\
@@ -41,42 +36,18 @@ rules.
 _COLUMNS: Final = ("XID", "mnemonic", "meaning", "at once", "then", "class", "severity")
 
 
-def xids_page() -> str:
+def page() -> str:
     """Give the page, in Markdown."""
-    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_cells, all_xids())]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([_HEAD, *lines, ""])
+    return "\n".join([_HEAD, *table(_COLUMNS, map(_cells, all_xids())), ""])
 
 
 def _cells(xid: Xid) -> tuple[str, ...]:
     return (
         str(xid.code),
-        f"`{xid.mnemonic}`",
+        code(xid.mnemonic) if xid.mnemonic else "",
         xid.meaning,
         xid.immediate or "",
         xid.investigatory or "",
-        f"`{xid.category}`",
-        f"`{xid.severity.value}`",
+        code(xid.category),
+        code(xid.severity.value),
     )
-
-
-def write_page(path: Path) -> None:
-    """Write the page; raises UserError where the file cannot be written."""
-    try:
-        path.write_text(xids_page(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a file that can be written") from error
-
-
-def main() -> int:
-    """Write the page to the file that the first argument names."""
-    try:
-        write_page(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/xids.md"))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,12 +1,10 @@
-"""The page of all metrics, made from the code: `python -m cli.metrics_page docs/metrics.md`.
+"""The text of docs/metrics.md: all metrics of all deployables.
 
-Here lives the making of that page. What a metric means stands where it is made: in the `metrics.py`
-of its deployable, and for the series that are sent in `sinks.remote_write.families`.
+What a metric means stands where it is made: in the `metrics.py` of its deployable, and for the
+series that are sent in `sinks.remote_write.families`.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
 
@@ -17,7 +15,7 @@ import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.dead_letters
 import sinks.metrics
-from gpuledger.errors import UserError
+from cli.pages.markdown import code, table
 from sinks.remote_write.families import FAMILIES
 
 DEPLOYABLES: Final = {
@@ -50,15 +48,15 @@ _COLUMNS: Final = ("metric", "type", "labels", "meaning")
 _Row = tuple[str, str, str, str]
 
 
-def metrics_page() -> str:
+def page() -> str:
     """Give the page, in Markdown."""
     own = (
         line
         for name, module in DEPLOYABLES.items()
-        for line in ("", f"## {name.capitalize()}", "", *_table(_own_rows(module)))
+        for line in ("", f"## {name.capitalize()}", "", *table(_COLUMNS, _own_rows(module)))
     )
     lines = (*_HEAD.splitlines(), *own, *_OWN.splitlines(), *_SENT.splitlines(), "")
-    return "\n".join((*lines, *_table(_sent_rows()), ""))
+    return "\n".join((*lines, *table(_COLUMNS, _sent_rows()), ""))
 
 
 def collectors_of(module: ModuleType) -> list[MetricWrapperBase]:
@@ -71,47 +69,10 @@ def _own_rows(module: ModuleType) -> Iterator[_Row]:
         labels = collector._labelnames  # noqa: SLF001  # the client has no other way to ask
         for family in collector.describe():
             suffix = "_total" if family.type == "counter" else ""
-            yield f"{family.name}{suffix}", family.type, _code(labels), family.documentation
+            yield code(f"{family.name}{suffix}"), family.type, code(*labels), family.documentation
 
 
 def _sent_rows() -> Iterator[_Row]:
     for family in FAMILIES:
         for metric in family.metrics:
-            yield metric.name, metric.kind, _code(family.labels), metric.help
-
-
-def _table(rows: Iterable[_Row]) -> Iterator[str]:
-    yield _line(_COLUMNS)
-    yield _line(["---"] * len(_COLUMNS))
-    for name, *rest in rows:
-        yield _line((f"`{name}`", *rest))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _code(labels: Iterable[str]) -> str:
-    return " ".join(f"`{label}`" for label in labels)
-
-
-def write_page(path: Path) -> None:
-    """Write the page; raises `UserError` where the file cannot be written."""
-    try:
-        path.write_text(metrics_page())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-
-
-def main() -> int:
-    """Write the page to the file that the first argument names."""
-    try:
-        write_page(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/metrics.md"))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield code(metric.name), metric.kind, code(*family.labels), metric.help

@@ -1,10 +1,5 @@
-"""The catalogue as a table for people: `python -m cli.readings_page docs/agent.md`.
+"""The table in docs/agent.md: the catalogue of what the agent reads of a GPU, and how it asks."""
 
-It stands in the page between two marks and is replaced there.
-"""
-
-import sys
-from pathlib import Path
 from typing import Final
 
 import pynvml
@@ -12,10 +7,9 @@ import pynvml
 from agent.nvml.answers import CallGroup
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.questions import Call, FieldValue, Question, Reading
+from cli.pages.markdown import code, put_between_marks, table
 
-_BEGIN: Final = "<!-- readings: begin -->"
-_END: Final = "<!-- readings: end -->"
-_HEAD: Final = ("reading", "asked by", "driver's unit", "group", "since")
+_COLUMNS: Final = ("reading", "asked by", "driver's unit", "group", "since")
 _FIELDS: Final = {
     getattr(pynvml, name): name for name in dir(pynvml) if name.startswith("NVML_FI_DEV_")
 }
@@ -26,16 +20,15 @@ _METRICS: Final = {
 }
 
 
-def readings_table() -> str:
-    """Give the table in Markdown."""
+def page(standing: str) -> str:
+    """Give the page that stands, its table renewed; raises `UserError` where that has no place."""
     rows = [_row(group, reading) for group, readings in CATALOGUE.items() for reading in readings]
-    lines = [_line(_HEAD), _line(["---"] * len(_HEAD)), *map(_line, rows)]
-    return "\n".join(lines)
+    return put_between_marks(standing, "readings", table(_COLUMNS, rows))
 
 
 def _row(group: CallGroup, reading: Reading) -> list[str]:
     asked = ", else ".join(map(_describe, reading.asked))
-    return [f"`{reading.name}`", asked, reading.unit.name, group.value, reading.since]
+    return [code(reading.name), asked, reading.unit.name, group.value, reading.since]
 
 
 def _describe(question: Question) -> str:
@@ -53,19 +46,3 @@ def _arguments(call: Call) -> str:
     # The number of a struct's version tells nobody anything.
     small = [str(one) for one in call.arguments if one < 1 << 16]
     return f"({', '.join(small)})" if small else ""
-
-
-def _line(cells: "list[str] | tuple[str, ...]") -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def main() -> None:
-    """Replace the table in the page that is named."""
-    path = Path(sys.argv[1])
-    before, rest = path.read_text().split(_BEGIN)
-    after = rest.split(_END)[1]
-    path.write_text(f"{before}{_BEGIN}\n\n{readings_table()}\n\n{_END}{after}")
-
-
-if __name__ == "__main__":
-    main()
