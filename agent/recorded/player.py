@@ -208,7 +208,7 @@ class PlayedProcfs:
         return str(lines[-1].result).encode("latin-1")
 
 
-def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key
+def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
     """Tell a question apart by what it asks, not by the buffers that are given along."""
     if name == _METRICS:
         return name, devices.get(_sample_of(arguments[0]))
