@@ -9,8 +9,9 @@ from typing import Final
 
 import structlog
 
-from agent.kubelet.client import Kubelet, KubeletError
+from agent.kubelet.client import Kubelet
 from agent.kubelet.devices import DeviceIndex, Unresolved
+from agent.kubelet.errors import KubeletError
 from agent.kubelet.holdings import Holding, allocate, find_holdings
 from agent.kubelet.messages import parse_answer
 from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpuledger.errors import UnavailableError
+from agent.kubelet.errors import KubeletError
 
 MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Some ten times what the kubelet of a node with 250 pods answers, and gRPC's own default."""
@@ -17,21 +17,6 @@ _REASONS: Final[Mapping[int, str]] = {
     errno.EACCES: "forbidden",
     errno.EPERM: "forbidden",
 }
-_EXPLAINED: Final[Mapping[str, str]] = {
-    "missing": "there is no socket",
-    "refused": "nobody listens",
-    "forbidden": "the socket is root's: run the agent as user 0, without capabilities",
-    "unimplemented": "the kubelet does not know pod-resources v1: Kubernetes 1.20 brought it",
-    "too_large": f"the answer is larger than {MOST_ANSWER_BYTES} bytes",
-}
-
-
-class KubeletError(UnavailableError):
-    """The kubelet did not say which container holds what; `reason` is a word for a metric."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(_EXPLAINED.get(reason) or detail or reason)
-        self.reason = reason
 
 
 class Kubelet(Protocol):

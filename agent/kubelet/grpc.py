@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
-from agent.kubelet.client import KubeletError
+from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import METHOD
 
 _REASONS: Final = {
@@ -69,7 +69,10 @@ async def ask(socket: Path, *, deadline_seconds: float, most_bytes: int) -> byte
         detail = f"{error.status.name}: {error.message}"
         raise KubeletError(_REASONS.get(error.status, "error"), detail) from error
     except StreamTerminatedError as error:
-        raise KubeletError("too_large" if channel.overran else "broken", str(error)) from error
+        if channel.overran:
+            detail = f"the answer is larger than {most_bytes} bytes"
+            raise KubeletError("too_large", detail) from error
+        raise KubeletError("broken", str(error)) from error
     except (OSError, TimeoutError):
         raise
     except Exception as error:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.kubelet.client import MOST_ANSWER_BYTES, KubeletError, SocketKubelet
+from agent.kubelet.client import MOST_ANSWER_BYTES, SocketKubelet
+from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import ClaimedDevice, Pod, parse_answer
 from tests.real.parts.kubelet import KubeletServer
 
@@ -144,5 +145,7 @@ async def test_an_answer_without_bounds_is_given_up(
 ) -> None:
     server = start_kubelet()
     server.answer([{"name": "x" * (MOST_ANSWER_BYTES // 4), "namespace": "n"}] * 5)
+    with pytest.raises(KubeletError, match=f"larger than {MOST_ANSWER_BYTES} bytes") as caught:
+        await ask(server.socket).list_pods()
 
-    assert await reason_of(server.socket) == "too_large"
+    assert caught.value.reason == "too_large"

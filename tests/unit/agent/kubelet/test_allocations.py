@@ -10,8 +10,8 @@ import pytest
 from typing_extensions import override
 
 from agent.kubelet.allocations import Allocations
-from agent.kubelet.client import KubeletError
 from agent.kubelet.devices import DeviceIndex
+from agent.kubelet.errors import KubeletError
 from agent.settings import KubeletSettings
 from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check

@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
-from agent.kubelet.client import KubeletError, SocketKubelet
+from agent.kubelet.client import SocketKubelet
+from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import parse_answer
 from simulator.clock import HandClock
 from simulator.kubelet.server import serve_kubelet
