@@ -5,9 +5,11 @@ that works is no such state.
 """
 
 import asyncio
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -22,6 +24,8 @@ _log = structlog.get_logger(__name__)
 STALLED_EXIT_CODE: Final = 70
 _LOOKS: Final = 20
 """Looks within the time that the process is given."""
+_LONGEST_PAUSE: Final = 0.25
+"""Between two looks, as a part of that time; where it is longer the process was stopped."""
 
 
 class NothingWorksError(GpuledgerError):
@@ -54,10 +58,14 @@ class Watchdog:
         seconds: float,
         tell: Tell,
         end_process: Callable[[], None] | None = None,
+        now_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._seconds = seconds
         self._tell = tell
+        self._now_seconds = now_seconds
+        self._looked_seconds = now_seconds()
+        self._awake_since_seconds = -math.inf
         self._loop_watch = LoopWatch(
             most_missed=_LOOKS, end_process=end_process or _end_process, seconds=seconds
         )
@@ -75,7 +83,7 @@ class Watchdog:
 
     def look(self) -> None:
         """Look once; tells of the end and raises NothingWorksError when it is time."""
-        idle_seconds = self._driver.idle_seconds
+        idle_seconds = min(self._driver.idle_seconds, self._awake_seconds())
         if idle_seconds < self._seconds:
             return
         reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
@@ -83,6 +91,13 @@ class Watchdog:
         for uuid in self._driver.known:
             self._tell("agent_ended", uuid, reason)
         raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
+
+    def _awake_seconds(self) -> float:
+        """Give for how long the process has not been stopped: so long it could have worked."""
+        before, self._looked_seconds = self._looked_seconds, self._now_seconds()
+        if self._looked_seconds - before > _LONGEST_PAUSE * self._seconds:
+            self._awake_since_seconds = self._looked_seconds
+        return self._looked_seconds - self._awake_since_seconds
 
 
 class LoopWatch:

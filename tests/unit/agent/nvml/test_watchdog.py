@@ -40,6 +40,25 @@ async def test_the_end_is_told_for_each_gpu_with_its_reason_before_it_comes(
     assert told == [("agent_ended", "GPU-0", reason), ("agent_ended", "GPU-1", reason)]
 
 
+def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str, str]]) -> None:
+    driver = PlayedDriver()
+    now_seconds = 1000.0
+    dog = Watchdog(
+        driver, seconds=300, tell=lambda *told_: told.append(told_), now_seconds=lambda: now_seconds
+    )
+    dog.look()
+    now_seconds += 3600
+    driver.idle_seconds = 3600
+    dog.look()
+    for _ in range(59):
+        now_seconds, driver.idle_seconds = now_seconds + 5, driver.idle_seconds + 5
+        dog.look()
+    assert not told
+    now_seconds += 5
+    with pytest.raises(NothingWorksError, match="no GPU answered for 300 s"):
+        dog.look()
+
+
 def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
     watch = LoopWatch(most_missed=2, end_process=lambda: None, seconds=1)
     for _ in range(10):
