@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import structlog
 
 from agent.metrics import NVML_STARTS
+from agent.nvml.calls import LibraryLostError, NvmlLostError
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import Nvml
 from agent.nvml.unbind import SystemEvents, Wish
@@ -85,7 +86,7 @@ class LibraryKeeper:
 
     def open(self) -> "Future[Sequence[Gpu]]":
         """Begin a start; the result is the GPUs that answer, or NvmlLostError."""
-        return self._worker.start(self._open)
+        return self._worker.start(self._try_to_open)
 
     def close(self) -> "Future[None]":
         """Begin to let go of the driver."""
@@ -101,8 +102,26 @@ class LibraryKeeper:
         if self._looking and self._looking.done():
             wish, self._looking = self._looking.result(), None
         if self._looking is None and self._events.is_open:
-            self._looking = self._worker.start(self._events.look)
+            self._looking = self._worker.start(self._look)
         return wish
+
+    def _look(self) -> Wish:
+        try:
+            return self._events.look()
+        except Exception:  # noqa: BLE001  # it must not end the agent, nor fail each tick
+            _log.exception("library_events_failed")
+            self._events.close()
+            return Wish.NOTHING
+
+    def _try_to_open(self) -> Sequence[Gpu]:
+        """Open; whatever else goes wrong is a start that failed, and tried again like others."""
+        try:
+            return self._open()
+        except NvmlLostError:
+            raise
+        except Exception as error:
+            _log.exception("library_start_failed")
+            raise LibraryLostError(f"{type(error).__name__}: {error}") from error
 
     def _open(self) -> Sequence[Gpu]:
         self._close()
