@@ -18,7 +18,6 @@ from agent.incidents.sighting import Sighting
 from agent.metrics import EVENT_SET_FAILURES
 from agent.nvml.calls import UnsupportedError
 from gpuledger.clock import Clock
-from gpuledger.errors import UnavailableError
 from gpuledger.service import Backoff
 
 _WAIT_SECONDS: Final = 0.25
@@ -68,7 +67,7 @@ class EventThread:
                 EVENT_SET_FAILURES.labels(reason="create").inc()
                 _log.warning("driver_without_events", detail=str(error))
                 return
-            except UnavailableError as error:
+            except Exception as error:  # noqa: BLE001  # whatever it is, others may come again
                 self._fail("create", error)
                 continue
             self._drain(events)
@@ -85,7 +84,7 @@ class EventThread:
                 else:
                     # A wait may end early, and must not be begun again and again then.
                     self._ending.wait(began + _WAIT_SECONDS - time.monotonic())
-        except UnavailableError as error:
+        except Exception as error:  # noqa: BLE001  # as above
             # With one GPU lost the whole set fails; a new one holds those that are left.
             self._fail("wait", error)
         finally:
@@ -93,11 +92,11 @@ class EventThread:
 
     def _free(self, events: DriverEvents) -> None:
         if not self._is_abandoned:
-            with suppress(UnavailableError):
+            with suppress(Exception):
                 events.close()
 
     def _fail(self, reason: str, error: Exception) -> None:
         EVENT_SET_FAILURES.labels(reason=reason).inc()
         wait_seconds = self._backoff.next_seconds()
-        _log.warning("events_fail", reason=reason, detail=str(error), again=wait_seconds)
+        _log.warning("events_fail", reason=reason, detail=repr(error), again=wait_seconds)
         self._ending.wait(wait_seconds)

@@ -26,7 +26,7 @@ class Driver:
 
     def __init__(self, node: SimulatedNode) -> None:
         self.node = node
-        self.errors: SimpleQueue[int] = SimpleQueue()
+        self.errors: SimpleQueue[Exception] = SimpleQueue()
         self.hangs = threading.Event()
         self.hangs.set()
         self.waiting = threading.Event()
@@ -50,11 +50,11 @@ class Driver:
         self.waiting.set()
         self.hangs.wait()
         try:
-            code = self.errors.get_nowait()
+            error = self.errors.get_nowait()
         except Empty:
             self.node.nvml.nvmlEventSetWait_v3(events, params)
         else:
-            raise pynvml.NVMLError(code)
+            raise error
 
 
 @contextmanager
@@ -123,11 +123,18 @@ def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_lib
         assert driver.freed == 0
 
 
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN])
-def test_after_an_error_a_new_set_holds_what_is_left(clock: HandClock, code: int) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+        pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN),
+        TypeError("what no binding should raise"),
+    ],
+)
+def test_after_an_error_a_new_set_holds_what_is_left(clock: HandClock, error: Exception) -> None:
     driver = bursting(clock)
-    driver.errors.put(pynvml.NVML_ERROR_TIMEOUT)
-    driver.errors.put(code)
+    driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
+    driver.errors.put(error)
     with watching(driver, gpus_of(driver.node), clock) as (_, seen):
         assert [driver.created.get(timeout=SOON_SECONDS) for _ in range(2)] == [1, 2]
         driver.waiting.clear()
@@ -140,7 +147,7 @@ def test_after_an_error_a_new_set_holds_what_is_left(clock: HandClock, code: int
 def test_waits_that_end_early_are_not_begun_again_and_again(clock: HandClock) -> None:
     driver = bursting(clock)
     for _ in range(50):
-        driver.errors.put(pynvml.NVML_ERROR_TIMEOUT)
+        driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
         assert driver.waiting.wait(SOON_SECONDS)
         assert thread.end(1.0)
