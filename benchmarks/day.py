@@ -10,13 +10,13 @@ from typing import Final
 from agent.exposition.page import NodePage
 from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import make_view
-from agent.nvml.answers import LastSeen
 from agent.nvml.library import Nvml
 from agent.outlets import Outlets
 from agent.publishing.parcels import pack, size_bytes
-from agent.sampling import Moment, Sampler, Tick
+from agent.sampling import Sampler, Tick
 from simulator.clock import HandClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+from tests.ticks import tick_of
 
 _EPOCH_NS: Final = 1_795_000_000_000_000_000
 _GPUS: Final = 2
@@ -92,13 +92,7 @@ class Day:
         gpu.energy_mj += 300_000
 
     def _tick(self) -> None:
-        seen = self._sampler.last_seen()
-        asked_ns = self._clock.boottime_ns()
-        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in self._asked]
-        tick = self._sampler.sample(
-            answers, asked_boottime_ns=asked_ns, at=Moment.read(self._clock)
-        )
-        if tick:
+        if tick := tick_of(self._sampler, self._asked, self._clock):
             self._tell(tick)
 
     def _tell(self, tick: Tick) -> None:

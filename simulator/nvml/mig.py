@@ -4,6 +4,7 @@ Here the functions of other subjects are narrowed to what NVML gives under MIG.
 """
 # ruff: noqa: N802, N803  # NVML's own names
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,11 +47,7 @@ class Mig(Identity, Readings, Utilization):
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         """Give the handle of an instance; NotFound at an index without one."""
-        cut = self._cut(device)
-        for instance in cut.instances if cut else ():
-            if instance.device_index == index:
-                return MigHandle(device.index, device.session, instance.uuid)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
         """Give the handle of the GPU on which an instance is."""
@@ -63,11 +60,7 @@ class Mig(Identity, Readings, Utilization):
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
         """Give the handle of a GPU instance."""
-        cut = self._cut(device)
-        for instance in cut.instances if cut else ():
-            if instance.gpu_instance == gpuInstanceId:
-                return MigHandle(device.index, device.session, instance.uuid)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Give where a GPU instance is on the GPU; NVIDIA's number of the profile is not played."""
@@ -148,14 +141,22 @@ class Mig(Identity, Readings, Utilization):
         alive = gpu.alive(self._since_epoch_ns())
         return [(one, instance) for one in alive if (instance := gpu.instance_of(one))]
 
+    def _handle(self, device: Handle, is_meant: Callable[[Instance], bool]) -> MigHandle:
+        for instance in filter(is_meant, self._instances(device)):
+            return MigHandle(device.index, device.session, instance.uuid)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def _instance(self, handle: Handle) -> Instance:
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        cut = self._cut(handle)
-        found = [one for one in (cut.instances if cut else ()) if one.uuid == handle.uuid]
+        found = [one for one in self._instances(handle) if one.uuid == handle.uuid]
         if not found:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return found[0]
+
+    def _instances(self, handle: Handle) -> tuple[Instance, ...]:
+        cut = self._cut(handle)
+        return cut.instances if cut else ()
 
     def _check_whole(self, handle: Handle) -> None:
         if self._cut(handle):

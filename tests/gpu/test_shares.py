@@ -23,6 +23,7 @@ from agent.processes.procfs import SystemProcfs
 from agent.sampling import Moment, Sampler, Tick
 from gpuledger.clock import SystemClock
 from gpuledger.records import NodeSample
+from tests.ticks import tick_of
 
 LOAD = Path(__file__).with_name("load.py")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -106,9 +107,7 @@ def ticks(loads: list[Load]) -> list[Tick]:
     gpus, clock = nvml.open(), SystemClock()
     sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
     for _ in range(TICKS + 4):
-        asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
-        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])
         time.sleep(1)
     nvml.close()

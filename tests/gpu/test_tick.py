@@ -9,12 +9,12 @@ import time
 import pynvml
 import pytest
 
-from agent.nvml.answers import LastSeen
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.library import Nvml
 from agent.processes.procfs import SystemProcfs
-from agent.sampling import Moment, Sampler, Tick
+from agent.sampling import Sampler, Tick
 from gpuledger.clock import SystemClock
+from tests.ticks import tick_of
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,7 @@ def ticks() -> list[Tick]:
         pytest.skip(f"no GPU to look at: {error}")
     sampler, clock, made = Sampler(node="here", procfs=SystemProcfs()), SystemClock(), []
     for _ in range(6):
-        asked_ns = clock.boottime_ns()
-        seen = sampler.last_seen()
-        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])
         time.sleep(1)
     nvml.close()

@@ -12,24 +12,11 @@ from enricher.join.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from simulator.simulation import Simulation
+from tests.ticks import play
 from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
 
 SECOND_NS = 1_000_000_000
-
-
-def play(node: SimulatedNode, clock: HandClock, lengths: list[float]) -> list[Tick]:
-    sampler = Sampler(node=node.name, procfs=node.procfs)
-    gpus = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
-    made = []
-    for seconds in [0.0, *lengths]:
-        clock.advance(seconds)
-        seen = sampler.last_seen()
-        given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-        at = Moment.read(node.clock)
-        if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
-            made.append(tick)
-    return made
 
 
 def records_of(ticks: list[Tick]) -> list[ProcessRecord]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.metrics import READINGS_DROPPED
-from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
-from agent.nvml.library import Nvml
+from agent.nvml.answers import GpuAnswers, ListedProcess
 from agent.sampling import Moment, Sampler, Tick
 from gpuledger.records import (
     ContainerRef,
@@ -20,8 +19,9 @@ from gpuledger.records import (
 )
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeProcfs
+from tests.ticks import play
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -156,20 +156,6 @@ def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: S
 # Against the simulator: it knows the kernels' busy intervals, the agent sees what NVML says.
 
 
-def play(node: SimulatedNode, clock: HandClock, lengths: list[float]) -> list[NodeSample]:
-    sampler = Sampler(node=node.name, procfs=node.procfs)
-    gpus = Nvml(node.nvml).open()
-    made = []
-    for seconds in [0.0, *lengths]:
-        clock.advance(seconds)
-        seen = sampler.last_seen()
-        given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-        at = Moment.read(node.clock)
-        if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
-            made.append(tick.sample)
-    return made
-
-
 def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
     busy: dict[str | None, float] = defaultdict(float)
     for one in samples:
@@ -190,7 +176,7 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
     node = simulation.node(node_name)
     clock.advance(0.1)
     start_ns = clock.time_ns()
-    samples = play(node, clock, lengths)
+    samples = [tick.sample for tick in play(node, clock, lengths)]
     busy = busy_seconds(samples)
     truth = simulation.truth(start_ns, clock.time_ns(), node_name)
     assert truth

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvml.answers import LastSeen
 from agent.nvml.library import Nvml
-from agent.sampling import Moment, Sampler, Tick
+from agent.sampling import Sampler, Tick
 from enricher.join.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
+from tests.ticks import tick_of
 
 SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -31,10 +31,7 @@ class Run:
         gpus = Nvml(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
         for length in [1.0] * seconds:
             clock.advance(length)
-            seen = sampler.last_seen()
-            given = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-            at = Moment.read(self.node.clock)
-            if tick := sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at):
+            if tick := tick_of(sampler, gpus, self.node.clock):
                 self.ticks.append(tick)
         # The first tick only opens the counters; each covers time up to its own `time_ns`.
         samples = [tick.sample for tick in self.ticks]

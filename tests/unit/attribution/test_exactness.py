@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.answers import LastSeen
 from agent.nvml.library import Nvml
-from agent.sampling import Moment, Sampler
+from agent.sampling import Sampler
 from enricher.join.books import book_tick
 from gpuledger.records import NodeSample
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
+from tests.ticks import tick_of
 
 EPOCH_NS = 1_795_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -117,10 +117,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     clock.advance(phase_seconds)
     made = []
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
-        seen = sampler.last_seen()
-        given_by = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-        at = Moment.read(node.clock)
-        if tick := sampler.sample(given_by, asked_boottime_ns=at.boottime_ns, at=at):
+        if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
         clock.advance(next(lengths))
     return Run(made, simulation, node)

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.answers import LastSeen
 from agent.nvml.library import Nvml
 from agent.processes.procfs import Procfs
 from agent.recorded.player import PlayedClock, PlayedLibrary, PlayedProcfs
 from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recorded.tape import Header, Tape, read_tape
-from agent.sampling import Moment, Sampler, Tick
+from agent.sampling import Sampler, Tick
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
+from tests.ticks import tick_of
 
 QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -42,10 +42,7 @@ class Node:
         made = []
         for wait in [0.0, *waits]:
             self.hand.advance(wait)
-            asked_ns = self.clock.boottime_ns()
-            seen = sampler.last_seen()
-            answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
-            tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(self.clock))
+            tick = tick_of(sampler, gpus, self.clock)
             made.extend([tick] if tick else [])
         nvml.close()
         return made
