@@ -8,6 +8,9 @@ TICKS: Final = Counter("gpuledger_agent_ticks", "Ticks sampled.")
 TICKS_LATE: Final = Counter(
     "gpuledger_agent_ticks_late", "Ticks that began later than half a tick after their time."
 )
+TICKS_FAILED: Final = Counter(
+    "gpuledger_agent_ticks_failed", "Ticks that could not be made, by a mistake of the agent's own."
+)
 TICKS_DROPPED: Final = Counter(
     "gpuledger_agent_ticks_dropped",
     "Ticks dropped, oldest first, as the queue was full: the broker did not answer for too long.",
@@ -62,7 +65,7 @@ CALL_GROUPS_FAILED: Final = Counter(
 )
 BREAKER_OPEN: Final = Gauge(
     "gpuledger_agent_breaker_open",
-    "1 where a group of questions is not put to a GPU but by single probes, as it failed too often.",
+    "1 where a group of questions is put to a GPU by single probes only, as it failed too often.",
     ["gpu", "group"],
 )
 THREADS_ABANDONED: Final = Gauge(

@@ -87,6 +87,10 @@ class Sampler:
         """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
+    def forget(self) -> None:
+        """Begin anew after answers of which no tick could be made; only counters are kept."""
+        self._states = {uuid: state.forget() for uuid, state in self._states.items()}
+
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
         """Give who was on a GPU at the last tick, on all its instances or on that one alone."""
         instances = self._layout.get(gpu_uuid, frozenset())

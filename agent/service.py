@@ -111,6 +111,7 @@ async def _run(
         outlets=outlets,
         clock=machine.clock,
         check=readiness.check("procfs"),
+        made=readiness.check("ticks"),
         settings=settings,
     )
     watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, tell=watch.tell_of)

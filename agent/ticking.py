@@ -4,10 +4,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from agent.hardware import Hardware
 from agent.incidents.watch import IncidentWatch
 from agent.kubelet.allocations import Allocations
-from agent.metrics import TICK_SECONDS, TICKS_LATE
+from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
 from agent.nvml.driver import Driver
 from agent.outlets import Outlets
 from agent.sampling import Moment, Sampler, Tick
@@ -16,6 +18,8 @@ from agent.settings import AgentSettings
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation, NodeSample
 from gpuledger.service import Check
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -38,6 +42,8 @@ class Ticking:
     """Whose ticks they are."""
     check: Check
     """Whether `/proc` shows the processes."""
+    made: Check
+    """Whether ticks can be made of what was answered."""
     settings: AgentSettings
     """How often."""
 
@@ -47,15 +53,31 @@ class Ticking:
             tick_ns=round(self.settings.tick_seconds * 1e9), due_ns=self.clock.monotonic_ns()
         )
         first_ns = round(min(self.settings.first_tick_seconds, self.settings.tick_seconds) * 1e9)
-        while not await self.take():
+        while not await self._try_to_take():
             await self.clock.sleep(first_ns / 1e9)
         wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
         while True:
             await self.clock.sleep(wait_seconds)
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
-            await self.take(late=late)
+            await self._try_to_take(late=late)
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
+
+    async def _try_to_take(self, *, late: bool = False) -> bool:
+        """Take one tick; what goes wrong in it costs that tick, and is told once."""
+        try:
+            has_answered = await self.take(late=late)
+        except Exception as error:  # noqa: BLE001  # one tick is less than all that come after it
+            TICKS_FAILED.inc()
+            self.sampler.forget()
+            detail = f"the last tick failed: {type(error).__name__}: {error}"
+            if self.made.detail != detail:
+                _log.exception("tick_failed")
+            self.made.failed(detail)
+            return False
+        if has_answered:
+            self.made.ok()
+        return has_answered
 
     async def take(self, *, late: bool = False) -> bool:
         """Take one tick and tell it; tells whether the driver answered at all."""

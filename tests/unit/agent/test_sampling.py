@@ -250,3 +250,13 @@ def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
     (first,) = tick_at(sampler, [replace(answers(), health={name: 4})], 1.25).gpus
     assert first.health
     assert first.health.pcie_replays_total == 4
+
+
+def test_after_a_tick_that_was_not_made_nothing_is_told_of_its_time(sampler: Sampler) -> None:
+    drawing = [replace(answers(), energy_millijoules=mj) for mj in (1000, 2000, 9000, 9500)]
+    sample(sampler, drawing[:1], 1)
+    assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_joules == 1.0
+    sampler.forget()
+    (after,) = tick_at(sampler, drawing[2:3], 4).gpus
+    assert (after.energy_joules, after.energy_total_joules, after.resets) == (None, 9.0, None)
+    assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_joules == 0.5

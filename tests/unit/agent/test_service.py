@@ -12,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from agent.machine import Machine
+from agent.metrics import TICKS_FAILED
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source, probe
@@ -140,6 +141,42 @@ async def test_processes_that_proc_does_not_show_make_the_agent_unready() -> Non
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
     assert "is hostPID set?" in readiness.check("procfs").detail
+
+
+class FickleProcfs(FakeProcfs):
+    """Fails once in a way in which no file can."""
+
+    failures = 1
+
+    @override
+    def read(self, path: str) -> bytes:
+        if path == "/proc/7/stat" and self.failures:
+            self.failures -= 1
+            raise RuntimeError("what nobody expects")
+        return super().read(path)
+
+
+async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=5)
+    failed = TICKS_FAILED._value.get()
+    readiness, bus = Readiness(), MemoryBus()
+    agent = asyncio.create_task(
+        run_agent(
+            machine=Machine(
+                nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FickleProcfs(), clock=clock
+            ),
+            bus=bus,
+            settings=AgentSettings(node_name="node-1"),
+            readiness=readiness,
+        )
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    samples, _ = await read_all(bus)
+    assert len(samples) >= 3
+    assert TICKS_FAILED._value.get() - failed == 1
+    assert readiness.check("ticks").is_ok
 
 
 async def test_a_node_without_proc_is_told_in_one_line() -> None:
