@@ -64,9 +64,7 @@ async def read_all(kafka: Kafka) -> tuple[list[NodeSample], list[ProcessRecord]]
 
 def dropped(agent: Deployable) -> float:
     """Give the ticks that the agent says it dropped."""
-    name = "gpuledger_agent_ticks_dropped_total "
-    lines = agent.metrics().splitlines()
-    return float(next(line for line in lines if line.startswith(name)).split()[1])
+    return agent.metric("gpuledger_agent_ticks_dropped_total")
 
 
 async def test_a_broker_that_was_away_gets_every_tick_in_order(

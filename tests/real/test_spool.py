@@ -40,14 +40,9 @@ def spooling_agent_of(kafka: Kafka, folder: Path, **settings: str) -> Deployable
     )
 
 
-def value_of(agent: Deployable, metric: str) -> float:
-    lines = agent.metrics().splitlines()
-    return float(next(line for line in lines if line.startswith(f"{metric} ")).split()[1])
-
-
 async def wait_until_empty(agent: Deployable) -> None:
     async with asyncio.timeout(60):
-        while value_of(agent, "gpuledger_agent_spool_ticks") > 0:  # noqa: ASYNC110  # a process
+        while agent.metric("gpuledger_agent_spool_ticks") > 0:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
 
 
@@ -66,7 +61,7 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     agent.kill()
     agent.start()
     await asyncio.sleep(4)
-    assert value_of(agent, "gpuledger_agent_spool_ticks") > 3.0 / TICK_SECONDS
+    assert agent.metric("gpuledger_agent_spool_ticks") > 3.0 / TICK_SECONDS
     assert agent.stop() == 0, agent.log_tail()
     assert "stopped_with_unpublished_ticks" not in agent.log_tail()
     agent.start()
@@ -105,9 +100,9 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     await asyncio.sleep(12)
     kafka.start()
     async with asyncio.timeout(60):
-        while value_of(agent, "gpuledger_agent_ticks_published_total") == 0:  # noqa: ASYNC110  # as above
+        while agent.metric("gpuledger_agent_ticks_published_total") == 0:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
-    waiting = value_of(agent, "gpuledger_agent_spool_ticks")
+    waiting = agent.metric("gpuledger_agent_spool_ticks")
     began_seconds = time.monotonic()
     await wait_until_empty(agent)
     took_seconds = time.monotonic() - began_seconds

@@ -68,6 +68,11 @@ class Deployable:
         """Give the text of `/metrics`."""
         return web.fetch(f"{self.health}/metrics").body.decode()
 
+    def metric(self, name: str) -> float:
+        """Give the value of a metric without labels."""
+        lines = self.metrics().splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
     def log_tail(self) -> str:
         """Give the end of its log."""
         return self._process.log_tail()
