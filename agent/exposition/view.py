@@ -5,7 +5,7 @@ is kept until its next one but not for ever, and an instance goes with its layou
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.exposition.devices import Device
@@ -118,6 +118,7 @@ class NodeView:
         self._slow_stale_ns = round(slow_stale_seconds * 1e9)
         self._window_ns = round(window_seconds * 1e9)
         self._sample: NodeSample | None = None
+        self._shown_ns = 0
         self._kept: dict[str, _Kept] = {}
         self._events: dict[str, GpuEvents] = {}
         self._commands: dict[int, str] = {}
@@ -139,7 +140,7 @@ class NodeView:
         """Take a tick with what else is known then; `inventory` and `names` stay until new ones."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
-        self._sample = sample
+        self._sample, self._shown_ns = sample, now_ns
         self._names = names or self._names
         if inventory is not None and inventory is not self._inventory:
             self.equip(inventory)
@@ -172,8 +173,12 @@ class NodeView:
         now_ns = self._clock.monotonic_ns()
         kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
         kept.sort(key=_place)
+        sample = self._sample
+        if self._shown_ns < now_ns - self._stale_ns:
+            # Nobody knows who is on the GPUs by now.
+            sample = replace(sample, containers=[], processes=[], allocations=[])
         return Snapshot(
-            sample=self._sample,
+            sample=sample,
             devices=[self._device(one, now_ns) for one in kept],
             names=self._names,
             commands=self._commands,

@@ -11,6 +11,7 @@ from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRec
 from tests.unit.agent.exposition.given import (
     FakeClock,
     Node,
+    allocation,
     gpu,
     incident,
     instance,
@@ -46,6 +47,28 @@ def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
     it.clock.turn(6)
     assert not it.lines(TEMPERATURE)
     assert not it.lines("gpuledger_gpu_info")
+
+
+def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
+    it = node(ExpositionSettings(process_series=True), a="ns/pod/main")
+    it.view.show(
+        sample(
+            gpu(0),
+            containers=["a"],
+            processes=[process(0, 0)],
+            allocations=[allocation(0, "ns/pod/main")],
+        )
+    )
+    families = (
+        "nvidia_pid_pod",
+        "gpuledger_process_gpu_memory_bytes",
+        "gpuledger_container_gpu_memory_bytes",
+        "gpuledger_gpu_allocation_info",
+    )
+    assert all(it.lines(name) for name in families)
+    it.clock.turn(6)
+    assert [name for name in families if it.lines(name)] == []
+    assert it.lines("gpuledger_node_tick_timestamp_seconds")
 
 
 def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
