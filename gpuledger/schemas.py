@@ -15,6 +15,7 @@ import orjson
 
 from gpuledger.docstrings import class_docstring, field_docstrings
 from gpuledger.errors import UserError
+from gpuledger.generating import generate
 from gpuledger.topics import TOPICS, Topic
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -85,16 +86,5 @@ def _classes_in(hint: Any) -> dict[str, type]:  # noqa: ANN401  # any type annot
     return found
 
 
-def main() -> int:
-    """Write the schemas into the directory that the first argument names."""
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/schemas")
-    try:
-        write_schemas(directory)
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generate(write_schemas, into="docs/schemas"))

@@ -10,6 +10,7 @@ from typing import Final
 
 from cli.pages import metrics, node, readings, xids
 from gpuledger.errors import UserError
+from gpuledger.generating import generate
 
 PAGES: Final[Mapping[str, Callable[[Path], str]]] = {
     "agent.md": lambda path: readings.page(path.read_text(encoding="utf-8")),
@@ -39,15 +40,5 @@ def write_pages(directory: Path) -> None:
             raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
-def main() -> int:
-    """Write the pages into the directory that the first argument names."""
-    try:
-        write_pages(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generate(write_pages, into="docs"))
