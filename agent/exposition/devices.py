@@ -3,7 +3,7 @@
 Here live the values that are made of two readings. Which readings are too old is `view`'s business.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -52,8 +52,6 @@ class Device:
 
 
 Read = Callable[[Device], Converted]
-ABSENT: Final = "absent"
-"""The path of a field that is known, and never has a value here."""
 
 
 def read_at(path: str, unit: str = "") -> Read:
@@ -61,8 +59,6 @@ def read_at(path: str, unit: str = "") -> Read:
 
     Raises KeyError for a unit or a derived value that there is none of.
     """
-    if path == ABSENT:
-        return lambda _device: None
     part_name, _, name = path.partition(".")
     convert = unit_of(unit)
     if part_name == "derived":
@@ -100,6 +96,14 @@ def _nvlink_bytes_total(device: Device) -> int | None:
     return None if received is None else traffic.nvlink_sent_bytes_total + received
 
 
+def _nvlink_link_bytes_totals(device: Device) -> Mapping[str, int]:
+    """Give what went both ways over each link of which both are known, by the link's number."""
+    health = device.health
+    sent = (health and health.nvlink_link_sent_bytes_totals) or {}
+    received = (health and health.nvlink_link_received_bytes_totals) or {}
+    return {link: sent[link] + received[link] for link in sent if link in received}
+
+
 _FABRIC_CODES: Final = {"not_supported": 0, "not_started": 1, "in_progress": 2}
 _FABRIC_SUCCESS: Final = 3
 _FABRIC_FAILURE: Final = 4
@@ -114,9 +118,10 @@ def _fabric_code(device: Device) -> int | None:
     return _FABRIC_CODES.get(health.fabric_state)
 
 
-DERIVED: Final[dict[str, Callable[[Device], float | None]]] = {
+DERIVED: Final[dict[str, Callable[[Device], float | Mapping[str, int] | None]]] = {
     "memory_free_bytes": _memory_free_bytes,
     "memory_used_ratio": _memory_used_ratio,
     "nvlink_bytes_total": _nvlink_bytes_total,
+    "nvlink_link_bytes_totals": _nvlink_link_bytes_totals,
     "fabric_code": _fabric_code,
 }

@@ -12,7 +12,6 @@ import structlog
 
 from agent.exposition.counters import default_counters, read_counters
 from agent.exposition.dcgm import DcgmPage
-from agent.exposition.devices import ABSENT
 from agent.exposition.own import write_own
 from agent.exposition.own_facts import write_facts
 from agent.exposition.processes import write_processes
@@ -93,12 +92,8 @@ def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
     if settings.names == "none":
         return None
     file = settings.counters_file
-    counters = read_counters(file) if file else default_counters()
-    for counter in counters:
-        if counter.field.path == ABSENT:
-            _log.warning("counter_without_values", field=counter.field.old, file=str(file))
     return DcgmPage(
-        counters,
+        read_counters(file) if file else default_counters(),
         names=settings.names,
         host_label=settings.host_label,
         window_seconds=settings.window_seconds,

@@ -17,7 +17,13 @@ Unit = Callable[[Any], Converted]
 def unit_of(name: str) -> Unit:
     """Give the conversion that a table names; raises KeyError where there is none."""
     kind, _, number = name.partition(" ")
+    if kind == "link":
+        return _link(number)
     return _item(int(number)) if kind == "item" else UNITS[name]
+
+
+def _link(number: str) -> Unit:
+    return lambda values: values.get(number)
 
 
 def _item(place: int) -> Unit:

@@ -12,6 +12,7 @@ from agent.nvml.answers import LastSeen, ListedProcess, ProcessSample, Sample
 from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, none_where_absent
 from agent.nvml.fields import value_name
+from agent.nvml.memory import ask_memory
 from agent.nvml.structs import peek
 from gpuledger.records import ProcessKind
 
@@ -28,16 +29,16 @@ def ask_books(asker: Asker, last_seen: LastSeen) -> dict[str, Any]:
     samples = _samples(asker, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     memory_samples = _samples(asker, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
     rates = None if samples and memory_samples else asker.ask("nvmlDeviceGetUtilizationRates")
-    memory = asker.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+    memory = ask_memory(asker)
     return {
         "model": asker.ask("nvmlDeviceGetName"),
         "samples": samples,
         "memory_samples": memory_samples,
         "percent": rates and rates.gpu,
         "memory_percent": rates and rates.memory,
-        "memory_total_bytes": memory and memory.total,
-        "memory_used_bytes": memory and memory.used,
-        "memory_reserved_bytes": memory and memory.reserved,
+        "memory_total_bytes": memory.total,
+        "memory_used_bytes": memory.used,
+        "memory_reserved_bytes": memory.reserved,
         "power_milliwatts": asker.ask("nvmlDeviceGetPowerUsage"),
         "energy_millijoules": asker.ask("nvmlDeviceGetTotalEnergyConsumption"),
         "process_samples": _process_samples(asker, last_seen.process_us),

@@ -19,6 +19,8 @@ _UNSUPPORTED: Final = frozenset(
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_NO_PERMISSION,
+        # A struct that is newer than the driver.
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")

@@ -14,14 +14,13 @@ from agent.nvml import questions as q
 from agent.nvml.answers import CallGroup
 from agent.nvml.questions import Call, FieldValue, Metric, Question, Reading, Unit
 
-_ALL_LINKS: Final = 0xFFFFFFFF
-
 
 def _row(name: str, unit: Unit, *asked: Question, since: str = "") -> Reading:
     return Reading(name=name, unit=unit, asked=asked, since=since)
 
 
-_MEMORY: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
+_V1: Final = ("nvmlDeviceGetMemoryInfo", ())
+_V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
 _BOOKS: Final = (
     _row(
         "utilization_ratio",
@@ -35,9 +34,9 @@ _BOOKS: Final = (
         Call("nvmlDeviceGetSamples", (nvml.NVML_MEMORY_UTILIZATION_SAMPLES,)),
         Call("nvmlDeviceGetUtilizationRates", part="memory"),
     ),
-    _row("memory_total_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "total")),
-    _row("memory_used_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "used")),
-    _row("memory_reserved_bytes", q.MEMORY_BYTES, Call(*_MEMORY, "reserved")),
+    _row("memory_total_bytes", q.MEMORY_BYTES, Call(*_V2, "total"), Call(*_V1, "total")),
+    _row("memory_used_bytes", q.MEMORY_BYTES, Call(*_V2, "used"), Call(*_V1, "used")),
+    _row("memory_reserved_bytes", q.MEMORY_BYTES, Call(*_V2, "reserved")),
     _row("power_watts", q.MILLIWATTS, Call("nvmlDeviceGetPowerUsage")),
     _row(
         "energy_total_joules",
@@ -90,18 +89,18 @@ _THROTTLING: Final = (
     _throttled("hardware_thermal", 270),
     _throttled("power_brake", 271),
 )
+
+
+def _nvlinks(name: str, field: int) -> Reading:
+    name, row = f"traffic.nvlink_{name}_bytes_total", FieldValue(field, q.ALL_LINKS)
+    return _row(name, q.KIBIBYTES, row, since="Ampere")
+
+
 _TRAFFIC: Final = (
     _row("traffic.pcie_sent_bytes_total", q.PCIE_BYTES, FieldValue(197), since="Hopper"),
     _row("traffic.pcie_received_bytes_total", q.PCIE_BYTES, FieldValue(198), since="Hopper"),
-    _row(
-        "traffic.nvlink_sent_bytes_total", q.KIBIBYTES, FieldValue(138, _ALL_LINKS), since="Ampere"
-    ),
-    _row(
-        "traffic.nvlink_received_bytes_total",
-        q.KIBIBYTES,
-        FieldValue(139, _ALL_LINKS),
-        since="Ampere",
-    ),
+    _nvlinks("sent", 138),
+    _nvlinks("received", 139),
 )
 
 
@@ -173,6 +172,11 @@ def _banks(part: str) -> Reading:
     return _health(f"remap_banks_{part}", q.COUNT, call, since="Ampere")
 
 
+def _links(name: str, field: int) -> Reading:
+    name, row = f"nvlink_link_{name}_bytes_totals", FieldValue(field, q.EACH_LINK)
+    return _health(name, q.KIBIBYTES_OF_A_LINK, row, since="Ampere")
+
+
 def _fabric(name: str, unit: Unit, part: str) -> Reading:
     call = Call("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
     return _health(f"fabric_{name}", unit, call, since="Hopper")
@@ -201,6 +205,8 @@ _HEALTH: Final = (
     _health("nvlink_crc_data_errors_total", q.EVER, FieldValue(45)),
     _health("nvlink_replays_total", q.EVER, FieldValue(52)),
     _health("nvlink_recoveries_total", q.EVER, FieldValue(59)),
+    _links("sent", 138),
+    _links("received", 139),
     _fabric("state", q.FABRIC_STATE, "state"),
     _fabric("status", q.NUMBER, "status"),
     _fabric("health_mask", q.BITS, "healthMask"),

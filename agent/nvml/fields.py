@@ -16,6 +16,8 @@ from agent.nvml.structs import peek
 from gpuledger.errors import UnavailableError
 
 _Key = tuple[Any, ...]
+Name = str | tuple[str, int]
+"""Ours of a field, with the link's number where it is of one link."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _VALUE_NAMES: Final = {
@@ -48,13 +50,13 @@ def value_name(value_type: int | None) -> str:
 class FieldBatch:
     """Fields that are asked together."""
 
-    def __init__(self, asker: Asker, wanted: Sequence[tuple[str, FieldValue]]) -> None:
+    def __init__(self, asker: Asker, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
         """`wanted` are fields by our names."""
         self._asker = asker
         self._wanted = [(name, field.key) for name, field in wanted]
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self) -> dict[Name, Any]:
         """Give those that the driver gives; raises NvmlLostError."""
         if not self._numbers or self._asker.is_refused((_CALL,)):
             return {}
@@ -72,8 +74,8 @@ class FieldBatch:
         return given
 
     def _ask(
-        self, wanted: Sequence[tuple[str, _Key]], numbers: Sequence[tuple[int, int]]
-    ) -> dict[str, Any]:
+        self, wanted: Sequence[tuple[Name, _Key]], numbers: Sequence[tuple[int, int]]
+    ) -> dict[Name, Any]:
         given = {}
         values = call_nvml(self._asker.library, _CALL, self._asker.handle, numbers)
         for (name, key), value in zip(wanted, values, strict=False):
@@ -82,8 +84,8 @@ class FieldBatch:
                 given[name] = getattr(peek(value, "value"), member)
         return given
 
-    def _ask_apart(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+    def _ask_apart(self) -> dict[Name, Any]:
+        given: dict[Name, Any] = {}
         for one, number in zip(self._wanted, self._numbers, strict=True):
             try:
                 given |= self._ask([one], [number])

@@ -11,6 +11,7 @@ import pynvml as nvml
 from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
 from agent.nvml.capabilities import capabilities_of
+from agent.nvml.memory import ask_memory
 from agent.nvml.questions import MEMORY_BYTES
 from agent.nvml.structs import peek
 from gpuledger.records import GpuFacts
@@ -92,6 +93,10 @@ class Facts:
 
     def _look_at_board(self) -> None:
         """Ask for what is not known yet: not given, or not refused."""
+        if self._built_in.get("memory_total_bytes") is None:
+            total = ask_memory(self._asker).total
+            is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
+            self._built_in["memory_total_bytes"] = total if is_true else None
         for name, call, convert in _BUILT_IN:
             if name not in self._built_in:
                 answer = self._asker.ask(*call)
@@ -126,10 +131,6 @@ def _bus_id(pci: Any) -> str:  # noqa: ANN401  # a ctypes struct
     return str(peek(pci, "busId").decode(errors="replace"))
 
 
-def _total(memory: Any) -> int | None:  # noqa: ANN401  # a ctypes struct
-    return memory.total if 0 <= memory.total <= MEMORY_BYTES.high else None
-
-
 _BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = (
     ("minor_number", ("nvmlDeviceGetMinorNumber",), _small),
     ("model", ("nvmlDeviceGetName",), str),
@@ -143,7 +144,6 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = 
     ("inforom_oem_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM), str),
     ("inforom_ecc_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC), str),
     ("inforom_power_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER), str),
-    ("memory_total_bytes", ("nvmlDeviceGetMemoryInfo", nvml.nvmlMemory_v2), _total),
     ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), _small),
     ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), _small),
 )

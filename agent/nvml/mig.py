@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pynvml
 import structlog
 
 from agent.nvml.answers import GpuAnswers, InstanceIdentity, ListedProcess
 from agent.nvml.asking import Asker
 from agent.nvml.books import list_processes
 from agent.nvml.calls import FailedError, UnsupportedError
+from agent.nvml.memory import ask_memory
 from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
@@ -209,15 +209,15 @@ class Partition:
     def _answer(
         self, instance: Instance, model: str | None, processes: tuple[ListedProcess, ...] | None
     ) -> GpuAnswers:
-        memory = instance.asker.ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+        memory = ask_memory(instance.asker)
         return GpuAnswers(
             uuid=instance.identity.uuid,
             index=self.index,
             model=model,
             instance=instance.identity,
-            memory_total_bytes=memory and memory.total,
-            memory_used_bytes=memory and memory.used,
-            memory_reserved_bytes=memory and memory.reserved,
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.used,
+            memory_reserved_bytes=memory.reserved,
             processes=processes,
         )
 

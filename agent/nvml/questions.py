@@ -4,10 +4,15 @@ Here lives the vocabulary of the catalogue: kinds of questions and units. No que
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 _MOST: Final = 2**63 - 1
+ALL_LINKS: Final = 0xFFFFFFFF
+"""In the place of a link's number: all of them together."""
+EACH_LINK: Final = -1
+"""In the place of a link's number: each of those that the GPU has, by itself."""
+_NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,9 @@ PCIE_BYTES: Final = Unit(name="B", high=1 << 62, is_total=True, most_per_second=
 KIBIBYTES: Final = Unit(
     name="KiB", high=1 << 52, times=1024, is_total=True, most_per_second=1 << 32
 )
+KIBIBYTES_OF_A_LINK: Final = Unit(
+    name="KiB", high=1 << 52, times=1024, is_total=True, most_per_second=1 << 28
+)
 MEBIBYTES_PER_SECOND: Final = Unit(name="MiB/s", high=1 << 24, times=1 << 20, over=1)
 FLAG: Final = Unit(name="0 or 1", choices={0: False, 1: True})
 PERFORMANCE_STATE: Final = Unit(name="P-state", high=15)
@@ -106,13 +114,24 @@ class FieldValue:
 
     number: int
     """Its id."""
-    scope: int = 0
-    """Its scope, such as a link; all bits set is all links."""
+    link: int | None = None
+    """Of a field of NVLinks: the link's number, all of them together, or each one by itself, which
+    makes a mapping by their numbers."""
+
+    @property
+    def scope(self) -> int:
+        """What the driver takes for the link."""
+        return self.link or 0
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells it from other questions."""
-        return ("nvmlDeviceGetFieldValues", self.number)
+        known = ("nvmlDeviceGetFieldValues", self.number)
+        return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
+
+    def of(self, link: int) -> "FieldValue":
+        """Give the same field of one link."""
+        return replace(self, link=link)
 
 
 @dataclass(frozen=True)

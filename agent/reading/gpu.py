@@ -46,10 +46,12 @@ class GpuState:
     """The processes that ended and may have run in time that is not covered yet, by pid."""
     totals: Totals = field(default_factory=dict)
     """The counters, by field name."""
+    healthless_ns: int = 0
+    """For how long its health was not asked, or not answered."""
 
     def forget(self) -> "GpuState":
         """Give what is left of it after a tick in which the GPU did not answer: its counters."""
-        return GpuState(totals=self.totals)
+        return GpuState(totals=self.totals, healthless_ns=self.healthless_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,11 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
     """
     sieve = Sieve()
     was = before or GpuState()
-    ledger = Ledger(before=was.totals, interval_ns=interval_ns)
+    ledger = Ledger(
+        before=was.totals,
+        interval_ns=interval_ns,
+        rare_interval_ns=was.healthless_ns + interval_ns,
+    )
     cover = Coverage.find(
         answers,
         time=was.time,
@@ -121,6 +127,7 @@ def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) 
         state=replace(
             _move_on(answers, was, cover, shares, running, interval_ns=interval_ns),
             totals=ledger.after,
+            healthless_ns=0 if answers.health else was.healthless_ns + interval_ns,
         ),
         dropped_readings=sieve.dropped,
         dropped_samples=shares.dropped,

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.nvml.answers import CallGroup, GpuAnswers
 from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.questions import Metric, Reading, Unit
+from agent.nvml.questions import EACH_LINK, FieldValue, Metric, Reading, Unit
 from agent.reading.plausibility import Sieve, all_numbers, convert
 from agent.reading.totals import Ledger
 from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
@@ -34,19 +34,23 @@ class _Row(NamedTuple):
     low: float
     high: float
     is_list: bool
+    is_of_links: bool
+    is_rare: bool
 
 
-def _row(reading: Reading) -> _Row:
+def _row(reading: Reading, *, is_rare: bool) -> _Row:
     part, _, field = reading.name.rpartition(".")
     question = reading.asked[0]
     is_list = isinstance(question, Metric) and question.count is not None
+    is_of_links = isinstance(question, FieldValue) and question.link == EACH_LINK
     unit = reading.unit
     low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
-    return _Row(reading.name, part, field, unit, low, high, is_list)
+    return _Row(reading.name, part, field, unit, low, high, is_list, is_of_links, is_rare)
 
 
 _ROWS: Final = {
-    group: {one.name: _row(one) for one in readings} for group, readings in CATALOGUE.items()
+    group: {one.name: _row(one, is_rare=group is CallGroup.HEALTH) for one in readings}
+    for group, readings in CATALOGUE.items()
 }
 
 
@@ -88,12 +92,18 @@ def _raw(answers: GpuAnswers, interval_ns: int) -> Mapping[CallGroup, Mapping[st
 def _read(row: _Row, value: Any, ledger: Ledger, sieve: Sieve) -> Any:  # noqa: ANN401  # of the field's type
     if row.is_list:
         return _read_list(row, all_numbers(value), sieve)
+    if row.is_of_links:
+        return _read_links(row, value, ledger, sieve)
+    return _read_one(row, row.field, value, ledger, sieve)
+
+
+def _read_one(row: _Row, entry: str, value: Any, ledger: Ledger, sieve: Sieve) -> Any:  # noqa: ANN401  # of the field's type
     # Nearly all pass this; the sieve says why one does not, and knows those that are no quantities.
     is_true = type(value) in _NUMBERS and row.low <= value <= row.high
     if not is_true and not sieve.believe(value, row.unit, reading=row.name):
         return None
     if row.unit.is_total:
-        value = ledger.enter(row.field, int(value), row.unit)
+        value = ledger.enter(entry, int(value), row.unit, is_rare=row.is_rare)
         if value is None:
             sieve.drop(row.name, "leap")
             return None
@@ -108,6 +118,17 @@ def _read_list(row: _Row, values: Iterable[Any], sieve: Sieve) -> list[Any] | No
             break
         kept.append(convert(value, row.unit))
     return kept or None
+
+
+def _read_links(
+    row: _Row, values: Mapping[int, Any], ledger: Ledger, sieve: Sieve
+) -> dict[str, Any] | None:
+    """Give what can be true by the link's number; each link's counter has its own life."""
+    read = {
+        str(link): _read_one(row, f"{row.field}.{link}", value, ledger, sieve)
+        for link, value in values.items()
+    }
+    return {link: value for link, value in read.items() if value is not None} or None
 
 
 def _correct_memory(found: dict[str, Any], sieve: Sieve) -> None:

@@ -36,6 +36,8 @@ class Ledger:
     """What is remembered of the ticks before."""
     interval_ns: int
     """Length of the tick."""
+    rare_interval_ns: int | None = None
+    """Time since what is not asked in each tick was asked before; `None`: the tick's length."""
     after: dict[str, Total] = field(default_factory=dict)
     """What is to be remembered."""
     fell: list[str] = field(default_factory=list)
@@ -44,7 +46,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.after.update(self.before)
 
-    def enter(self, name: str, value: int, unit: Unit) -> int | None:
+    def enter(self, name: str, value: int, unit: Unit, *, is_rare: bool = False) -> int | None:
         """Give the counter's value, its wraps added; `None` where it is not believed yet."""
         was = self.before.get(name)
         if was is None:
@@ -52,7 +54,7 @@ class Ledger:
             return value
         if value == was.value:
             return value + was.wrapped
-        most = self._most(unit)
+        most = self._most(unit, is_rare=is_rare)
         if value < was.value:
             return self._fallen(name, value, was, unit, most)
         if most is not None and value - was.value > most and not _goes_on(was.suspect, value, most):
@@ -72,11 +74,13 @@ class Ledger:
         self.fell.append(name)
         return value
 
-    def _most(self, unit: Unit) -> int | None:
+    def _most(self, unit: Unit, *, is_rare: bool) -> int | None:
         """Give by how much the counter can have risen, with a second more for clocks apart."""
         if unit.most_per_second is None:
             return None
-        return unit.most_per_second * (self.interval_ns + 1_000_000_000) // 1_000_000_000
+        rare_ns = self.rare_interval_ns if is_rare else None
+        interval_ns = self.interval_ns if rare_ns is None else rare_ns
+        return unit.most_per_second * (interval_ns + 1_000_000_000) // 1_000_000_000
 
 
 def _goes_on(suspect: int | None, value: int, most: int) -> bool:

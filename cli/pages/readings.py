@@ -6,7 +6,7 @@ import pynvml
 
 from agent.nvml.answers import CallGroup
 from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.questions import Call, FieldValue, Question, Reading
+from agent.nvml.questions import EACH_LINK, Call, FieldValue, Question, Reading
 from cli.pages.markdown import code, put_between_marks, table
 
 _COLUMNS: Final = ("reading", "asked by", "driver's unit", "group", "since")
@@ -37,12 +37,13 @@ def _describe(question: Question) -> str:
         dot = "." if isinstance(question.part, str) else ""
         return f"`{question.name}{_arguments(question)}{dot}{part if part is not None else ''}`"
     if isinstance(question, FieldValue):
-        return f"field {question.number} `{_FIELDS[question.number]}`"
+        links = " of each link" if question.link == EACH_LINK else ""
+        return f"field {question.number} `{_FIELDS[question.number]}`{links}"
     last = f" to {question.number + question.count - 1}" if question.count else ""
     return f"metric {question.number}{last} `{_METRICS[question.number]}`"
 
 
 def _arguments(call: Call) -> str:
-    # The number of a struct's version tells nobody anything.
-    small = [str(one) for one in call.arguments if one < 1 << 16]
-    return f"({', '.join(small)})" if small else ""
+    # A struct's version stands in the upper byte, its size below.
+    given = [str(one) if one < 1 << 16 else f"v{one >> 24}" for one in call.arguments]
+    return f"({', '.join(given)})" if given else ""

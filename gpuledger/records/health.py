@@ -40,8 +40,8 @@ class GpuHealth:
     """Errors and wear; absent in ticks in which it was not asked."""
 
     recovery_action: str | None = None
-    """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and newer
-    ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
+    """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and
+    newer ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
     ecc_corrected_volatile_total: Natural | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected_volatile_total: Natural | None = None
@@ -92,6 +92,11 @@ class GpuHealth:
     """NVLink packets sent again."""
     nvlink_recoveries_total: Natural | None = None
     """NVLink recoveries."""
+    nvlink_link_sent_bytes_totals: dict[str, Natural] | None = None
+    """From the GPU over each NVLink, by the link's number as the driver counts them from 0; data
+    without headers. A link that the driver does not tell of is absent."""
+    nvlink_link_received_bytes_totals: dict[str, Natural] | None = None
+    """To the GPU over each NVLink, in the same way."""
     fabric_state: str | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None

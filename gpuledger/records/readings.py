@@ -105,7 +105,8 @@ class GpuReading:
     memory_total_bytes: Natural | None = None
     """Size of the device memory, what the driver reserved included."""
     memory_used_bytes: Natural | None = None
-    """Memory in use at the tick, without what the driver reserved for itself."""
+    """Memory in use at the tick, without what the driver reserved for itself; with it where the
+    driver does not tell that apart (before 510), and `memory_reserved_bytes` is absent."""
     memory_reserved_bytes: Natural | None = None
     """Memory that the driver and the firmware keep for themselves."""
     power_watts: float | None = None
@@ -137,7 +138,8 @@ class GpuReading:
     limits: GpuLimits | None = None
     """Limits, in ticks in which they were asked."""
     resets: list[str] | None = None
-    """Counters that fell since the tick before, by field name: they have begun again."""
+    """Counters that fell since the tick before, by field name: they have begun again. That of one
+    link has its number behind the name, as in `nvlink_link_sent_bytes_totals.3`."""
 
 
 PARTS: Final = frozenset({GpuProfiling, GpuTraffic, GpuThrottling, GpuHealth, GpuLimits})

@@ -39,17 +39,29 @@ class Fields(Session):
     def _fill_field(self, value: Any, gpu: SimulatedGpu, now_ns: int) -> None:  # noqa: ANN401  # a ctypes struct
         value.timestamp = (self._epoch_ns + now_ns) // 1000
         known = _FIELDS.get(value.fieldId)
-        if known is None or (value.fieldId in _PER_LINK and value.scopeId != _ALL_LINKS):
+        if known is None or not _is_scope(value.fieldId, value.scopeId, gpu):
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
         value.valueType, take = known
         taken = take(gpu, self._driver_loaded_ns, now_ns)
         if taken is None:
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-        elif value.valueType == _UINT:
+            return
+        if value.fieldId in _PER_LINK and value.scopeId != _ALL_LINKS:
+            taken = _part_of_link(taken, value.scopeId, gpu.facts.model.nvlinks)
+        if value.valueType == _UINT:
             value.value.uiVal = taken
         else:
             value.value.ullVal = taken
+
+
+def _is_scope(number: int, scope: int, gpu: SimulatedGpu) -> bool:
+    return number not in _PER_LINK or scope == _ALL_LINKS or scope < gpu.facts.model.nvlinks
+
+
+def _part_of_link(total: int, link: int, links: int) -> int:
+    """Give one link's part of what all carried: they carry alike, and their parts sum up."""
+    return total // links + (link < total % links)
 
 
 def _memory_celsius(gpu: SimulatedGpu, _loaded_ns: int, now_ns: int) -> int | None:
@@ -92,6 +104,10 @@ def _nvlink_replays(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | Non
     return gpu.facts.ailments.count("nvlink_replays", now_ns, since_ns=loaded_ns)
 
 
+def _nvlinks(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
+    return gpu.facts.model.nvlinks or None
+
+
 def _no_nvlink_error(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
     return 0 if gpu.facts.model.nvlinks else None
 
@@ -120,6 +136,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     78: (_ULONG_LONG, _throttled("low_utilization")),
     79: (_ULONG_LONG, _throttled("reliability")),
     82: (_UINT, _memory_celsius),
+    91: (_UINT, _nvlinks),
     138: (_ULONG_LONG, _nvlink_kibibytes),
     139: (_ULONG_LONG, _nvlink_kibibytes),
     170: (_UINT, lambda _gpu, _loaded_ns, _now_ns: None),

@@ -83,8 +83,8 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, newer
 
-    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int) -> Any:
-        assert version == pynvml.nvmlMemory_v2
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> Any:
+        assert version in (pynvml.nvmlMemory_v2, None)
         self._check("nvmlDeviceGetMemoryInfo", gpu)
         return SimpleNamespace(total=80_000, used=30_000, reserved=500)
 

@@ -29,30 +29,40 @@ def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> 
 
 
 class FieldsFunction:
-    """Plays `nvmlDeviceGetFieldValues`: a code, or a (type, member, value), by field."""
+    """Plays `nvmlDeviceGetFieldValues`: a code, or a (type, member, value), by field.
 
-    def __init__(self, known: Mapping[int, Any], *, strict: bool = False) -> None:
+    What differs from link to link is given by field and link.
+    """
+
+    def __init__(self, known: Mapping[int | tuple[int, int], Any], *, strict: bool = False) -> None:
         self.known = dict(known)
         self.strict = strict
         """Whether one unknown field makes the whole call fail, as old drivers might."""
         self.asked: list[list[int]] = []
+        self.scopes: list[list[int]] = []
 
     def __call__(self, handle: Any, count: Any, values: Any) -> int:
         asked = [values._obj[place] for place in range(count.value)]
         self.asked.append([one.fieldId for one in asked])
-        if self.strict and any(one.fieldId not in self.known for one in asked):
+        self.scopes.append([one.scopeId for one in asked])
+        if self.strict and any(self._given(one) is None for one in asked):
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         for one in asked:
             self._fill(one)
         return 0
 
     def _fill(self, one: Any) -> None:
-        given = self.known.get(one.fieldId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        given = self._given(one)
+        if given is None:
+            given = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         if isinstance(given, int):
             one.nvmlReturn = given
         else:
             one.valueType, member, value = given
             setattr(one.value, member, value)
+
+    def _given(self, one: Any) -> Any:
+        return self.known.get((one.fieldId, one.scopeId), self.known.get(one.fieldId))
 
 
 class GpmFunctions:

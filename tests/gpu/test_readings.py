@@ -8,6 +8,7 @@ refuses, how long the groups take and how wide the byte counters look. Without N
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pynvml
 import pytest
@@ -17,6 +18,7 @@ from agent.nvml.calls import NvmlLostError
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import Nvml
+from agent.nvml.questions import EACH_LINK, FieldValue
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from gpuledger.records import GpuFacts
 
@@ -129,6 +131,8 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
         outcomes = one.gpu.asker.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
         for reading in asked:
+            if any(isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.asked):
+                continue  # it has as many questions as there are links
             refused = all(outcomes.get(question.key) for question in reading.asked)
             is_profiling = reading.name.startswith("profiling.")
             if reading.name in given or refused or (is_profiling and no_profiling):
@@ -168,6 +172,21 @@ def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list
             assert reading.power_instant_watts == pytest.approx(reading.power_watts, rel=0.5)
         if limits and limits.power_limit_max_watts and reading.power_watts is not None:
             assert reading.power_watts < limits.power_limit_max_watts * 1.2
+
+
+def test_the_links_carry_together_what_all_of_them_carry(watched: list[Watched]) -> None:
+    """Each tick asks for the sum before the links, so theirs lies between two sums."""
+    for one in watched:
+        for before, after in pairwise(tick.reading for tick in one.ticks):
+            links = before.health and before.health.nvlink_link_sent_bytes_totals
+            if not links or not before.traffic or not after.traffic:
+                print(f"{one.facts.model}: no single links")
+                continue
+            sums = (before.traffic.nvlink_sent_bytes_total, after.traffic.nvlink_sent_bytes_total)
+            print(f"{one.facts.model}: {len(links)} links, {sum(links.values())} of {sums}")
+            assert None not in sums
+            slack = 1024 * len(links)  # each counts whole KiB
+            assert (sums[0] or 0) - slack <= sum(links.values()) <= (sums[1] or 0) + slack
 
 
 def test_how_wide_the_byte_counters_are(watched: list[Watched]) -> None:

@@ -136,6 +136,30 @@ def test_the_byte_counters_rise_with_the_kernels(clock: HandClock) -> None:
     assert field(nvml, gpu, 139, 0xFFFFFFFF) == pytest.approx(1e9 / 1024 * busy, abs=1)
 
 
+@pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
+def test_the_links_carry_together_what_all_of_them_carry(
+    clock: HandClock, model: str, links: int
+) -> None:
+    nvml, gpu = opened(run(clock, model=model))
+    assert field(nvml, gpu, 91) == links
+    before = [0] * links
+    for _ in range(5):
+        clock.advance(0.377)
+        carried = [field(nvml, gpu, 138, link) for link in range(links)]
+        assert sum(carried) == field(nvml, gpu, 138, 0xFFFFFFFF)
+        assert all(now >= was for now, was in zip(carried, before, strict=True))
+        before = carried
+    assert min(before) > 0
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        field(nvml, gpu, 138, links)
+
+
+def test_a_board_without_links_has_no_number_of_them(clock: HandClock) -> None:
+    nvml, gpu = opened(run(clock, model="NVIDIA L4"))
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        field(nvml, gpu, 91)
+
+
 def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: HandClock) -> None:
     ailment = {"throttle": "hardware_thermal", "start_seconds": 2, "end_seconds": 5}
     nvml, gpu = opened(run(clock, ailment))

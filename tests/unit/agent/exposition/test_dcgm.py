@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given as generated
 from hypothesis import strategies as st
 
@@ -418,12 +417,18 @@ def test_peers_are_told_with_the_state_of_their_link(tmp_path: Path) -> None:
     }
 
 
-def test_a_field_that_never_has_a_value_is_said_at_the_start(tmp_path: Path) -> None:
-    with structlog.testing.capture_logs() as logs:
-        node(settings_with(tmp_path, "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0, counter, x"))
-    assert [(one["event"], one["field"]) for one in logs] == [
-        ("counter_without_values", "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0")
-    ]
+def test_a_link_has_its_own_counter_where_both_directions_are_known(tmp_path: Path) -> None:
+    names = [f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in (0, 1, 17)]
+    it = node(settings_with(tmp_path, *(f"{name}, counter, x" for name in names), names="both"))
+    sent, received = {"0": 5, "1": 1, "17": 0}, {"0": 7, "17": 0}
+    health = GpuHealth(
+        nvlink_link_sent_bytes_totals=sent, nvlink_link_received_bytes_totals=received
+    )
+    it.view.show(sample(gpu(0, health=health), gpu(1, health=GpuHealth()), gpu(2)))
+    for old, value in zip(names, (12, None, 0), strict=True):
+        expected = {} if value is None else {("0",): value}
+        assert it.values(old, "gpu") == expected, old
+        assert it.values(old.replace("BANDWIDTH", "THROUGHPUT"), "gpu") == expected, old
 
 
 def test_a_label_is_written_so_that_prometheus_reads_it() -> None:

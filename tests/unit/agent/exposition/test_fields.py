@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent.exposition.devices import ABSENT, DERIVED, Device
+from agent.exposition.devices import DERIVED, Device
 from agent.exposition.events import GpuEvents
 from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
 from agent.exposition.own import OwnFamily, own_families
@@ -59,10 +59,6 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
         assert name in DERIVED
     elif part == "several":
         assert path in SEVERAL
-    elif path == ABSENT:
-        assert [one.old for one in all_fields() if one.path == path] == [
-            "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0"
-        ]
     elif part == "events":
         assert hasattr(GpuEvents(), name)
     else:

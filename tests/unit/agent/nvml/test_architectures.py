@@ -81,6 +81,7 @@ def test_a_hopper_has_every_part() -> None:
         (
             "NVIDIA L4",
             ["profiling", "traffic", "memory_temperature_celsius", "health.nvlink_replays_total",
+             "health.nvlink_link_sent_bytes_totals",
              "limits.temperature_slowdown_celsius"],
         ),
         (
@@ -100,6 +101,23 @@ def test_what_an_architecture_lacks_is_absent(model: str, absent: list[str]) -> 
     assert reading.throttling.power_seconds_total == 0
     assert reading.limits
     assert reading.limits.power_limit_enforced_watts
+
+
+@pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
+def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -> None:
+    reading = last_tick(model).reading
+    assert reading.traffic
+    assert reading.health
+    for each, every in (
+        (reading.health.nvlink_link_sent_bytes_totals, reading.traffic.nvlink_sent_bytes_total),
+        (
+            reading.health.nvlink_link_received_bytes_totals,
+            reading.traffic.nvlink_received_bytes_total,
+        ),
+    ):
+        assert each
+        assert list(each) == [str(link) for link in range(links)]
+        assert sum(each.values()) == every
 
 
 def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:

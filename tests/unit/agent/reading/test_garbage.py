@@ -110,9 +110,11 @@ def check_plausible(reading: GpuReading) -> None:
             if field.endswith(("_ratio", "_ratios")) and value is not None:
                 ratios = value if isinstance(value, list) else [value]
                 assert all(0 <= ratio <= 1 for ratio in ratios), one.name
-            elif isinstance(value, int | float):
-                low, high = (limit * one.unit.times for limit in (one.unit.low, one.unit.high))
-                assert low <= value * (one.unit.over or 1) <= high + 1, one.name
+                continue
+            for number in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(number, int | float):
+                    low, high = (limit * one.unit.times for limit in (one.unit.low, one.unit.high))
+                    assert low <= number * (one.unit.over or 1) <= high + 1, one.name
 
 
 def check_totals(reading: GpuReading, before: dict[str, float]) -> None:
@@ -120,10 +122,14 @@ def check_totals(reading: GpuReading, before: dict[str, float]) -> None:
         for one in (one for one in readings if one.unit.is_total):
             part, _, field = one.name.rpartition(".")
             value = getattr(getattr(reading, part, None) if part else reading, field, None)
-            if value is not None:
-                fell = value < before.get(field, 0)
-                assert fell == (field in (reading.resets or ())), field
-                before[field] = value
+            values = {field: value}
+            if isinstance(value, dict):
+                values = {f"{field}.{link}": each for link, each in value.items()}
+            for name, now in values.items():
+                if now is not None:
+                    fell = now < before.get(name, 0)
+                    assert fell == (name in (reading.resets or ())), name
+                    before[name] = now
 
 
 @settings(max_examples=40, deadline=None)

@@ -126,6 +126,53 @@ def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() 
     assert last.reading.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
 
 
+SENT = "health.nvlink_link_sent_bytes_totals"
+
+
+def test_the_bytes_of_each_link_are_by_its_number() -> None:
+    tick = read(health={SENT: {0: 0, 3: 5, 17: 2**31}})
+    assert value_of(tick, SENT) == {"0": 0, "3": 5 << 10, "17": 2**41}
+    assert not tick.dropped_readings
+
+
+def test_a_link_whose_bytes_cannot_be_true_is_left_out_alone() -> None:
+    tick = read(health={SENT: {0: 2**64 - 1, 1: 7, 2: math.nan}})
+    assert value_of(tick, SENT) == {"1": 7 << 10}
+    assert dict(tick.dropped_readings) == {(SENT, "out_of_range"): 1, (SENT, "not_a_number"): 1}
+    assert value_of(read(health={SENT: {0: -1}}), SENT) is None
+
+
+def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
+    first = read(health={SENT: {0: 10, 3: 10, 4: 10}})
+    last = read(first.state, health={SENT: {0: 11, 3: 2, 4: 10}})
+    assert value_of(last, SENT) == {"0": 11 << 10, "3": 2 << 10, "4": 10 << 10}
+    assert last.reading.resets == ["nvlink_link_sent_bytes_totals.3"]
+
+
+FAST_KIBIBYTES = 200 << 20
+"""What a link carries in a second that is as fast as one may be."""
+
+
+@pytest.mark.parametrize("silent", [0, 9, 100])
+def test_a_fast_link_is_believed_however_long_its_health_was_not_asked(silent: int) -> None:
+    state = read(health={SENT: {0: 5}}).state
+    for _ in range(silent):
+        state = read(state).state.forget()
+    tick = read(state, health={SENT: {0: 5 + FAST_KIBIBYTES * (silent + 1)}})
+    assert value_of(tick, SENT)
+    assert not tick.dropped_readings
+
+
+def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
+    first = read(health={SENT: {0: 5, 1: 5}})
+    leapt = read(first.state, health={SENT: {0: 2**50, 1: 6}})
+    back = read(leapt.state, health={SENT: {0: 7, 1: 7}})
+    assert value_of(leapt, SENT) == {"1": 6 << 10}
+    assert dict(leapt.dropped_readings) == {(SENT, "leap"): 1}
+    assert value_of(back, SENT) == {"0": 7 << 10, "1": 7 << 10}
+    assert back.reading.resets is None
+
+
 def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
     first = read(energy_millijoules=5000)
     after = read(first.state.forget(), energy_millijoules=100)

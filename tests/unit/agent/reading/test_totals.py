@@ -87,6 +87,17 @@ def test_where_another_counter_began_again_a_fall_is_no_wrap() -> None:
     assert after.fell == ["energy", "sent"]
 
 
+@pytest.mark.parametrize(("is_rare", "given"), [(True, 30 * 10**9), (False, None)])
+def test_what_is_asked_rarely_may_rise_for_all_the_time_between(
+    is_rare: bool,  # noqa: FBT001  # a parameter of the test
+    given: int | None,
+) -> None:
+    ledger = Ledger(before={}, interval_ns=SECOND_NS)
+    ledger.enter("held", 0, NANOSECONDS)
+    after = Ledger(before=ledger.after, interval_ns=SECOND_NS, rare_interval_ns=15 * SECOND_NS)
+    assert after.enter("held", 30 * 10**9, NANOSECONDS, is_rare=is_rare) == given
+
+
 def test_a_counter_that_was_not_asked_is_remembered() -> None:
     ledger = Ledger(before={}, interval_ns=SECOND_NS)
     ledger.enter("errors", 500, EVER)
