@@ -131,7 +131,7 @@ def _driver(
         Nvml(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
         clock=machine.clock,
         check=readiness.check("nvml"),
-        deadline_seconds=settings.gpu_deadline_seconds,
+        deadline_seconds=settings.patience_seconds,
         backoff=Backoff(),
         health_seconds=settings.health_seconds,
         tell=watch.tell_of,

@@ -3,12 +3,14 @@
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from agent.exposition.settings import ExpositionSettings
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+
+_MOST_OF_A_TICK: Final = 0.8
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +99,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     first_tick_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
     """Length of the first interval; short, so that there is something to see soon."""
     gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
-    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick."""
+    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never more
+    than four fifths of a tick, so that a GPU that hangs does not make the others' ticks late."""
     attribution: bool | Literal["auto"] = "auto"
     """Whether processes are read. `auto` reads them where `/proc` is the whole machine's, as the
     driver names processes by the machine's own pids."""
@@ -128,6 +131,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What is watched for incidents."""
     simulator: SimulatorSettings = SimulatorSettings()
     """The played scenario."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
+        return min(self.gpu_deadline_seconds, _MOST_OF_A_TICK * self.tick_seconds)
 
     def __post_init__(self) -> None:
         """Refuse a source that nobody knows; raises `ValueError`."""
