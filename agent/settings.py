@@ -99,8 +99,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     first_tick_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
     """Length of the first interval; short, so that there is something to see soon."""
     gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
-    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never more
-    than four fifths of a tick, so that a GPU that hangs does not make the others' ticks late."""
+    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never
+    more than four fifths of a tick, so that one that hangs does not make the others' ticks late."""
     attribution: bool | Literal["auto"] = "auto"
     """Whether processes are read. `auto` reads them where `/proc` is the whole machine's, as the
     driver names processes by the machine's own pids."""
