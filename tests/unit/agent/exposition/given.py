@@ -23,31 +23,11 @@ from gpuledger.records import (
     ProcessKind,
     Severity,
 )
+from simulator.clock import HandClock
 
 MODEL = "NVIDIA H100 80GB HBM3"
 GIB = 1 << 30
-
-
-@dataclass
-class FakeClock:
-    """A clock that a test turns."""
-
-    now_ns: int = 10**15
-
-    def time_ns(self) -> int:
-        return self.now_ns
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    def boottime_ns(self) -> int:
-        return self.now_ns
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_ns += round(seconds * 1e9)
-
-    def turn(self, seconds: float) -> None:
-        self.now_ns += round(seconds * 1e9)
+START_NS = 10**15
 
 
 @dataclass
@@ -164,7 +144,7 @@ def incident(gpu: int, xid: int | None = None, kind: str = "xid") -> Incident:
 class Node:
     """A view with its page."""
 
-    clock: FakeClock
+    clock: HandClock
     view: NodeView
     page: NodePage
 
@@ -187,6 +167,6 @@ class Node:
 
 
 def node(settings: ExpositionSettings | None = None, **known: str) -> Node:
-    clock, settings = FakeClock(), settings or ExpositionSettings()
+    clock, settings = HandClock(start_ns=START_NS), settings or ExpositionSettings()
     view = make_view(settings, clock=clock, tick_seconds=1.0, names=FakeNames(known))
     return Node(clock=clock, view=view, page=NodePage(view, settings=settings, clock=clock))

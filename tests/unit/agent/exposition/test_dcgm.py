@@ -329,7 +329,7 @@ def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: 
         ("0", "31", "300000"): 2,
         ("1", "", "300000"): 0,
     }
-    it.clock.turn(301)
+    it.clock.advance(301)
     it.view.show(sample(gpu(0), gpu(1)))
     assert it.values("DCGM_EXP_XID_ERRORS_COUNT", "gpu", "xid") == {("0", ""): 0, ("1", ""): 0}
     assert it.values("gpuledger_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}

@@ -110,7 +110,7 @@ def test_own_names_can_be_left_out() -> None:
 def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     it = node()
     it.view.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
-    it.clock.turn(10)
+    it.clock.advance(10)
     it.view.show(sample(gpu(1)))
     it.view.tell(incident(0, kind="gpu_lost"))
     it.view.tell(incident(0, 79))

@@ -8,8 +8,9 @@ import structlog
 from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import make_view
 from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
+from simulator.clock import HandClock
 from tests.unit.agent.exposition.given import (
-    FakeClock,
+    START_NS,
     Node,
     allocation,
     gpu,
@@ -32,10 +33,10 @@ def test_a_gpu_that_is_silent_for_some_ticks_is_not_shown_any_more() -> None:
     it = node()
     it.view.show(sample(gpu(0, temperature_celsius=40), gpu(1, temperature_celsius=41)))
     for _ in range(5):
-        it.clock.turn(1)
+        it.clock.advance(1)
         it.view.show(sample(gpu(0, temperature_celsius=42)))
         assert gpus_of(it, TEMPERATURE) == {"0", "1"}
-    it.clock.turn(1)
+    it.clock.advance(1)
     it.view.show(sample(gpu(0, temperature_celsius=42)))
     assert gpus_of(it, TEMPERATURE) == {"0"}
 
@@ -44,7 +45,7 @@ def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
     it = node()
     it.view.show(sample(gpu(0, temperature_celsius=40)))
     assert it.lines(TEMPERATURE)
-    it.clock.turn(6)
+    it.clock.advance(6)
     assert not it.lines(TEMPERATURE)
     assert not it.lines("gpuledger_gpu_info")
 
@@ -66,7 +67,7 @@ def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
         "gpuledger_gpu_allocation_info",
     )
     assert all(it.lines(name) for name in families)
-    it.clock.turn(6)
+    it.clock.advance(6)
     assert [name for name in families if it.lines(name)] == []
     assert it.lines("gpuledger_node_tick_timestamp_seconds")
 
@@ -75,10 +76,10 @@ def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
     it = node()
     it.view.show(sample(gpu(0, health=GpuHealth(pcie_replays_total=7))))
     for _ in range(60):
-        it.clock.turn(1)
+        it.clock.advance(1)
         it.view.show(sample(gpu(0)))
     assert it.values(REPLAYS, "gpu") == {("0",): 7}
-    it.clock.turn(1)
+    it.clock.advance(1)
     it.view.show(sample(gpu(0)))
     assert not it.lines(REPLAYS)
 
@@ -86,10 +87,10 @@ def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
 def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> None:
     it = node()
     it.view.show(sample(gpu(0, profiling=GpuProfiling(dram_active_ratio=0.5))))
-    it.clock.turn(5)
+    it.clock.advance(5)
     it.view.show(sample(gpu(0)))
     assert it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
-    it.clock.turn(1)
+    it.clock.advance(1)
     it.view.show(sample(gpu(0)))
     assert not it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
 
@@ -98,16 +99,16 @@ def test_an_instance_goes_at_once_with_its_layout() -> None:
     it = node()
     it.view.show(sample(gpu(0, mig_enabled=True), instance(1, memory_used_bytes=1 << 30)))
     assert it.lines("DCGM_FI_DEV_FB_USED")
-    it.clock.turn(1)
+    it.clock.advance(1)
     it.view.show(sample(gpu(0)))
     assert not it.lines("DCGM_FI_DEV_FB_USED")
 
 
 def test_slow_ticks_make_the_wait_longer() -> None:
-    clock = FakeClock()
+    clock = HandClock(start_ns=START_NS)
     view = make_view(ExpositionSettings(), clock=clock, tick_seconds=10)
     view.show(sample(gpu(0)))
-    clock.turn(29)
+    clock.advance(29)
     snapshot = view.snapshot()
     assert snapshot is not None
     assert len(snapshot.devices) == 1
@@ -155,7 +156,7 @@ def test_the_page_of_a_tick_is_written_once(seconds: float) -> None:
     it = node()
     it.view.show(sample(gpu(0, temperature_celsius=40)))
     first = it.page()
-    it.clock.turn(seconds)
+    it.clock.advance(seconds)
     assert it.page() is first
     it.view.show(sample(gpu(0, temperature_celsius=41)))
     assert it.page() is not first
