@@ -11,7 +11,7 @@ from typing import Any
 from agent.nvml.asking import Asker
 from agent.nvml.gpm import Gpm
 from agent.nvml.mig import Instance
-from agent.nvml.questions import Reading
+from agent.nvml.questions import MEBIBYTES_PER_SECOND, Reading
 
 
 class InstanceCounters:
@@ -21,7 +21,9 @@ class InstanceCounters:
         self, asker: Asker, readings: Sequence[Reading], *, monotonic_ns: Callable[[], int]
     ) -> None:
         self._asker = asker
-        self._readings = readings
+        # By NVML's own words the links' flows are the GPU's: told of each instance they would be
+        # counted once for each.
+        self._readings = [one for one in readings if one.unit is not MEBIBYTES_PER_SECOND]
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 

@@ -66,6 +66,14 @@ def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: HandClock) -
         assert ran_ns == pytest.approx(node.gpus[0].busy_ns(process, start_ns, end_ns), rel=1e-6)
 
 
+def test_the_traffic_of_the_board_is_no_instances(cut: list[Tick]) -> None:
+    board, *instances = [gpu.profiling for gpu in cut[4].sample.gpus if gpu.profiling]
+    assert board.pcie_sent_bytes_per_second
+    assert len(instances) == 4
+    assert {one.pcie_sent_bytes_per_second for one in instances} == {None}
+    assert all(one.sm_active_ratio is not None for one in instances)
+
+
 def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: list[Tick]) -> None:
     profiles = [[gpu.mig_profile for gpu in tick.sample.gpus] for tick in cut]
     assert profiles[18][1:] == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
