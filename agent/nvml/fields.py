@@ -69,8 +69,18 @@ class FieldBatch:
             if all(key in self._asker.outcomes for _, key in self._wanted):
                 return {}
             # One number that is unknown to the driver may have cost all: each is tried alone, once.
-            return self._ask_apart()
+            return self.ask_apart()
         self._asker.outcomes[_CALL,] = None
+        return given
+
+    def ask_apart(self) -> dict[Name, Any]:
+        """Try each in a call of its own, whose refusal is its own; raises NvmlLostError."""
+        given: dict[Name, Any] = {}
+        for one, number in zip(self._wanted, self._numbers, strict=True):
+            try:
+                given |= self._ask([one], [number])
+            except (UnsupportedError, FailedError) as error:
+                refuse_alone(self._asker, one[1], error)
         return given
 
     def _ask(
@@ -82,15 +92,6 @@ class FieldBatch:
             if check_code(self._asker, key, peek(value, "nvmlReturn")):
                 member = value_name(peek(value, "valueType"))
                 given[name] = getattr(peek(value, "value"), member)
-        return given
-
-    def _ask_apart(self) -> dict[Name, Any]:
-        given: dict[Name, Any] = {}
-        for one, number in zip(self._wanted, self._numbers, strict=True):
-            try:
-                given |= self._ask([one], [number])
-            except (UnsupportedError, FailedError) as error:
-                refuse_alone(self._asker, one[1], error)
         return given
 
 

@@ -29,7 +29,8 @@ class Links:
         is_asked = _COUNT.key in self._asker.outcomes
         if is_asked and (self._is_known or self._asker.is_refused(_COUNT.key)):
             return False
-        count, before = self._batch.ask().get("count"), self.numbers
+        # Not as other fields are: a whole call that is refused would refuse all of them.
+        count, before = self._batch.ask_apart().get("count"), self.numbers
         if isinstance(count, int) and 0 <= count <= pynvml.NVML_NVLINK_MAX_LINKS:
             self.numbers, self._is_known = range(count), True
         return self.numbers != before

@@ -1,4 +1,5 @@
 """Each NVLink that a GPU has is asked by itself, and no other one."""
+# ruff: noqa: ANN401  # ctypes' structs have no types
 
 from typing import Any
 
@@ -79,6 +80,19 @@ def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them
     asked = inquiry(play(monkeypatch, {CALL: fields}))
     assert ["each" in asked.ask() for _ in range(3)] == [False] * 3
     assert fields.asked == [[COUNT], *[[82, SENT]] * 3]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT])
+def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fields = FieldsFunction(links(1, 2, 3))
+
+    def refuse(handle: Any, count: Any, values: Any) -> int:
+        return code if count.value == 1 else fields(handle, count, values)
+
+    asked = inquiry(play(monkeypatch, {CALL: refuse}))
+    assert [asked.ask() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
 
 
 @pytest.mark.parametrize("known", [-pynvml.NVML_ERROR_TIMEOUT, 2**32 - 1, 37])
