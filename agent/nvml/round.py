@@ -6,6 +6,7 @@ and what a missing answer means, is decided elsewhere.
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,6 +23,9 @@ from gpuledger.errors import UnavailableError
 
 _log = structlog.get_logger(__name__)
 
+# For so long a GPU waits for the one before it. One at a time they cost half the processor's time:
+# all at once, each call gives up Python's lock and the threads wake one another for it.
+_TURN_SECONDS: Final = 0.02
 # Shares of a tick's deadline, so that what is not booked cannot use it up.
 _SHARES: Final = {
     CallGroup.BOOKS: 1.0,
@@ -77,14 +81,17 @@ class Question:
             took_seconds={},
         )
 
-    def ask(self, done: Callable[[], None]) -> None:
-        """Ask all groups, in the GPU's thread; `done` is called when the awaited ones are there."""
-        probing = self.probing
-        for group in self.awaited:
-            if not self._ask(group) and group is CallGroup.BOOKS:
-                probing = ()  # without it the GPU is not in the tick, and others would fail alike
-                break
-        self.has_awaited = True
+    def ask(self, done: Callable[[], None], turn: threading.Lock) -> None:
+        """Ask all groups, in the GPU's thread; `done` is called when the awaited ones are there.
+
+        It begins when it has its turn, or when the one before it takes too long.
+        """
+        has_turn = turn.acquire(timeout=_TURN_SECONDS)
+        try:
+            probing = self._ask_awaited()
+        finally:
+            if has_turn:
+                turn.release()
         if probing and self.awaited:
             done()
         for group in probing:
@@ -93,6 +100,16 @@ class Question:
         self.is_done = True
         if self.awaited and not probing:
             done()
+
+    def _ask_awaited(self) -> Sequence[CallGroup]:
+        """Ask what the round waits for; gives what is left to be probed."""
+        probing = self.probing
+        for group in self.awaited:
+            if not self._ask(group) and group is CallGroup.BOOKS:
+                probing = ()  # without it the GPU is not in the tick, and others would fail alike
+                break
+        self.has_awaited = True
+        return probing
 
     def _ask(self, group: CallGroup) -> bool:
         self.since = time.monotonic()
@@ -115,6 +132,7 @@ class Round:
         self._end = time.monotonic() + deadline_seconds
         self._questions: list[Question] = []
         self._finished = count(1)
+        self._turn = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
@@ -122,7 +140,7 @@ class Round:
         """Hand the questions over, each to the thread that is named beside it; call it once."""
         self._questions = [question for question, _ in asked if question.awaited]
         for question, hand in asked:
-            hand(partial(question.ask, self._note))
+            hand(partial(question.ask, self._note, self._turn))
 
     async def wait(self) -> None:
         """Wait until each awaited group is there or late; what is late goes on by itself."""
