@@ -13,6 +13,8 @@ from agent.nvml.questions import Unit
 PERCENT: Final = (0, 100)
 POWER_MILLIWATTS: Final = (0, 3_000_000)
 MEMORY_BYTES: Final = (0, 1 << 48)
+PID: Final = (1, 1 << 22)
+"""The kernel's own limit on 64-bit machines."""
 TIMESTAMP_US: Final = (0, 1 << 62)
 
 

@@ -116,8 +116,7 @@ def list_processes(
     limits = (0, memory_bytes or plausibility.MEMORY_BYTES[1])
     merged: dict[int, ListedProcess] = {}
     for process in listed:
-        if process.pid == 0:
-            sieve.drop("process_pid", "out_of_range")
+        if sieve.keep(process.pid, plausibility.PID, reading="process_pid") is None:
             continue
         held = sieve.keep(process.memory_bytes, limits, reading="process_memory_bytes")
         sane = replace(process, memory_bytes=held)

@@ -277,6 +277,14 @@ def test_a_process_in_two_lists_holds_its_memory_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**32 - 1])
+def test_a_pid_that_no_kernel_gives_is_left_out_and_counted(pid: int) -> None:
+    # So it looks where a driver's rows are longer than nvidia-ml-py knows, as those of 535 were.
+    tick = read(GpuAnswers(uuid="GPU-0", index=0, processes=(compute(2**22), compute(pid))))
+    assert list(tick.state.processes) == [2**22]
+    assert tick.dropped_readings == {("process_pid", "out_of_range"): 1}
+
+
 def test_a_process_that_is_gone_is_listed_until_the_covered_time_has_passed_its_end() -> None:
     before = replace(PRIMED, processes={7: compute(7)}, window_us=WINDOW_US)
     answers = replace(BLANK, process_samples=uses(7, 50, 0, 0, 0, 0, 20), processes=(compute(8),))
