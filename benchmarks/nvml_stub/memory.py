@@ -84,12 +84,7 @@ class SharedMemory:
         slot.version += 1
 
     def _make(self, question: Question, room: int) -> tuple[_Slot, int]:
-        at = (
-            question.function * 2654435761
-            + question.device * 40503
-            + question.first * 131
-            + question.second * 17
-        ) & _MASK
+        at = _place_of(question)
         while self._slots[at % _SLOTS].version:
             at = (at + 1) & _MASK
         slot = self._slots[at % _SLOTS]
@@ -97,3 +92,15 @@ class SharedMemory:
         slot.offset = self._used
         self._used += (room + 15) // 16 * 16
         return slot, room
+
+
+def _place_of(question: Question) -> int:
+    """Give where the search for a question begins, as `place_of` of `stub.c` does."""
+    at = (
+        question.function * 2654435761
+        ^ question.device * 2246822519
+        ^ question.first * 3266489917
+        ^ question.second * 668265263
+    ) & _MASK
+    at = (at ^ at >> 15) * 739982445 & _MASK
+    return at ^ at >> 12
