@@ -5,6 +5,7 @@ Here lives the reading, from the log's end on, and the time of a record. The dri
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,8 @@ _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
 _MOST_AT_ONCE: Final = 1000
 _NS_PER_US: Final = 1_000
-_HEAD_FIELDS: Final = 3
+_HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
+"""Facility with level, number, stamp."""
 _FIRST_OF_PROGRAMS: Final = 8
 """The kernel's own facility is 0, and the three bits below it are the level."""
 
@@ -181,7 +183,5 @@ class KmsgReader:
 
 def _kernels_stamp_us(head: str) -> int | None:
     """Give a record's stamp where the kernel itself wrote it: programs can write there too."""
-    fields = head.split(",")
-    if len(fields) < _HEAD_FIELDS or not (fields[0].isdigit() and fields[2].isdigit()):
-        return None
-    return int(fields[2]) if int(fields[0]) < _FIRST_OF_PROGRAMS else None
+    found = _HEAD.match(head)
+    return int(found[2]) if found and int(found[1]) < _FIRST_OF_PROGRAMS else None

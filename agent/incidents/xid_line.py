@@ -8,12 +8,13 @@ from gpuledger.xids import RECOVERY_ACTION_CHANGED, recovery_action
 
 _LINE: Final = re.compile(
     r"NVRM: Xid \((?:PCI:)?(?P<bus>(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
-    r"(?: GPU-I:(?P<gpu_instance>\d+))?(?: GPU-CI:(?P<compute_instance>\d+))?\): "
-    r"(?P<xid>\d+)(?:, *(?P<rest>.*))?"
+    r"(?: GPU-I:(?P<gpu_instance>\d{1,9}))?(?: GPU-CI:(?P<compute_instance>\d{1,9}))?\): "
+    r"(?P<xid>\d{1,9})(?!\d)(?:, *(?P<rest>.*))?",
+    re.ASCII,
 )
-_PID: Final = re.compile(r"^pid='?(?P<pid>\d+|<unknown>)'?(?:, *|$)")
+_PID: Final = re.compile(r"^pid='?(?P<pid>\d{1,9}|<unknown>)'?(?:, *|$)", re.ASCII)
 _NAME: Final = re.compile(r"^name='?(?P<name>[^,']*)'?(?:, *|$)")
-_NEW_ACTION: Final = re.compile(r"\bto 0x([0-9a-fA-F]+)")
+_NEW_ACTION: Final = re.compile(r"\bto 0x([0-9a-fA-F]{1,8})\b")
 _NVLINK_5: Final = range(144, 151)
 _FATAL: Final = re.compile(r"\bFatal\b")
 _BUS_PARTS: Final = 3

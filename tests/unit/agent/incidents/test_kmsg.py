@@ -106,6 +106,8 @@ def test_an_xid_of_a_gpu_that_never_answered_is_told_by_its_slot() -> None:
         b" SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0\n",
         b"12,512,7,-;" + LINE.encode() + b"\n",
         b"4,512,x,-;" + LINE.encode() + b"\n",
+        "²,512,²,-;".encode() + LINE.encode() + b"\n",
+        b"4,512," + b"9" * 5000 + b",-;" + LINE.encode() + b"\n",
         b"NVRM: Xid (PCI:0000:1b:00): 79\n",
         b"4,512,7,-;NVRM: Xid \xff\xfe\n",
         b"",
