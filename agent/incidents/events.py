@@ -20,7 +20,7 @@ from agent.nvml.calls import UnsupportedError
 from gpuledger.clock import Clock
 from gpuledger.service import Backoff
 
-_WAIT_SECONDS: Final = 0.25
+_WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 _log = structlog.get_logger(__name__)
 

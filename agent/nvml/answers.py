@@ -26,6 +26,9 @@ class CallGroup(Enum):
     HEALTH = "health"
     """Errors, wear and limits: rarely."""
 
+    # Each member is one object; the enumeration's own hash is a call in Python, some 250 a tick.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, kw_only=True)
 class LastSeen:

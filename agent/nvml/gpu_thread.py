@@ -104,6 +104,9 @@ class GpuThread:
         self._books_error: str | None = None
         self._health = health
         self._next_health_ns = now_ns
+        self._open = {
+            group: BREAKER_OPEN.labels(gpu=gpu.uuid, group=group.value) for group in CallGroup
+        }
         for group, breaker in self._breakers.items():
             if abandoned.hangs_in(gpu.uuid, group):
                 breaker.trip(now_ns)
@@ -232,5 +235,4 @@ class GpuThread:
         self._show(group)
 
     def _show(self, group: CallGroup) -> None:
-        gauge = BREAKER_OPEN.labels(gpu=self.gpu.uuid, group=group.value)
-        gauge.set(self._breakers[group].is_open)
+        self._open[group].set(self._breakers[group].is_open)

@@ -4,13 +4,13 @@ Every value is judged by its unit, a counter also by what it was before.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from agent.nvml.answers import CallGroup, GpuAnswers
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.questions import EACH_LINK, FieldValue, Metric, Reading, Unit
-from agent.reading.plausibility import Sieve, all_numbers, convert
+from agent.reading.plausibility import Sieve, all_numbers, converter
 from agent.reading.totals import Ledger
 from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
 
@@ -33,6 +33,7 @@ class _Row(NamedTuple):
     unit: Unit
     low: float
     high: float
+    convert: Callable[[Any], Any]
     is_list: bool
     is_of_links: bool
     is_rare: bool
@@ -45,7 +46,9 @@ def _row(reading: Reading, *, is_rare: bool) -> _Row:
     is_of_links = isinstance(question, FieldValue) and question.link == EACH_LINK
     unit = reading.unit
     low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
-    return _Row(reading.name, part, field, unit, low, high, is_list, is_of_links, is_rare)
+    return _Row(
+        reading.name, part, field, unit, low, high, converter(unit), is_list, is_of_links, is_rare
+    )
 
 
 _ROWS: Final = {
@@ -107,16 +110,17 @@ def _read_one(row: _Row, entry: str, value: Any, ledger: Ledger, sieve: Sieve) -
         if value is None:
             sieve.drop(row.name, "leap")
             return None
-    return convert(value, row.unit)
+    return row.convert(value)
 
 
 def _read_list(row: _Row, values: Iterable[Any], sieve: Sieve) -> list[Any] | None:
     """Give the values before the first that cannot be true, as a place is an engine's number."""
     kept = []
     for value in values:
-        if not sieve.believe(value, row.unit, reading=row.name):
+        is_true = type(value) in _NUMBERS and row.low <= value <= row.high
+        if not is_true and not sieve.believe(value, row.unit, reading=row.name):
             break
-        kept.append(convert(value, row.unit))
+        kept.append(row.convert(value))
     return kept or None
 
 

@@ -5,7 +5,7 @@ Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number m
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from agent.nvml.questions import Unit
@@ -53,15 +53,16 @@ def _reason_against(value: Any, unit: Unit) -> str | None:  # noqa: ANN401  # wh
     return None if unit.low <= value <= unit.high else "out_of_range"
 
 
-def convert(value: Any, unit: Unit) -> Any:  # noqa: ANN401  # of the field's type
-    """Give a value that can be true in our unit, of the type of its field."""
+def converter(unit: Unit) -> Callable[[Any], Any]:
+    """Give what brings values that can be true into our unit, and the type of their field."""
+    times, over, cap = unit.times, unit.over or 1, unit.cap
     if unit.choices:
-        return unit.choices[value]
-    if unit.cap is not None:
-        return min(unit.cap, value * unit.times / (unit.over or 1))
+        return unit.choices.__getitem__
+    if cap is not None:
+        return lambda value: min(cap, value * times / over)
     if unit.over is not None:
-        return value * unit.times / unit.over
-    return int(value) * unit.times
+        return lambda value: value * times / over
+    return lambda value: int(value) * times
 
 
 def all_numbers(values: Any) -> Collection[float]:  # noqa: ANN401  # whatever the driver says

@@ -119,7 +119,7 @@ def list_processes(
         if sieve.keep(process.pid, plausibility.PID, reading="process_pid") is None:
             continue
         held = sieve.keep(process.memory_bytes, limits, reading="process_memory_bytes")
-        sane = replace(process, memory_bytes=held)
+        sane = process if held == process.memory_bytes else replace(process, memory_bytes=held)
         other = merged.get(process.pid)
         merged[process.pid] = _merge(other, sane) if other else sane
     return merged
