@@ -28,6 +28,8 @@ from gpuledger.service import Backoff, Check
 SOURCE: Final = "agent"
 _MOST_WAITING: Final = 4096
 _AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.05
+"""Between as many as are told at once: who sends them on must be able to keep up."""
 _MOST_HANGING: Final = 4
 _LATELY: Final = 64
 _LATELY_NS: Final = 60_000_000_000
@@ -200,14 +202,15 @@ class IncidentWatch:
             while self._waiting:
                 for _ in range(min(_AT_ONCE, len(self._waiting))):
                     self.take(self._waiting.popleft())
-                await asyncio.sleep(0)
+                if self._waiting:
+                    await self._clock.sleep(_PAUSE_SECONDS)
 
     def _reader(self, open_kmsg: Callable[[], Kmsg]) -> KmsgReader:
         return KmsgReader(
             open_log=open_kmsg,
             clock=self._clock,
             buses=lambda: self._buses,
-            take=self.take,
+            take=self._put,
             check=self._kmsg_check,
             backoff=Backoff(first_seconds=1, most_seconds=300),
         )

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from typing_extensions import override
 
 from agent.incidents.kmsg import Kmsg
 from agent.incidents.sighting import Sighting
@@ -153,6 +154,28 @@ async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
             await told.next()
     assert INCIDENTS_DROPPED._value.get() == before + 5000 - 4096
     assert first.time_ns == EPOCH_NS
+
+
+class SleepingClock(PatientClock):
+    """Tells for how long it was slept."""
+
+    slept_seconds = 0.0
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.slept_seconds += seconds
+        await super().sleep(seconds)
+
+
+async def test_a_burst_is_told_no_faster_than_a_disk_can_take_it(told: Told) -> None:
+    clock = SleepingClock(start_ns=EPOCH_NS)
+    watch = watch_of(failing_node(clock=clock), told)
+    for number in range(2000):
+        watch._put(xid(31, at=number))
+    async with running(watch):
+        while len(told.incidents) < 2000:
+            await told.next()
+    assert 0.9 <= clock.slept_seconds <= 2
 
 
 def test_the_process_that_the_kernel_names_is_told_even_where_it_is_gone(
