@@ -4,6 +4,7 @@
     ├── UserError              say it in one line, exit 2
     │   ├── SettingsError
     │   └── TopicsError
+    ├── FreshStartError        say it in one log line, exit 1
     ├── UndecodableError       put the record aside, go on
     ├── MessageTooLargeError   publish it smaller or not at all: trying again never helps
     └── UnavailableError       try again later
@@ -27,6 +28,10 @@ class SettingsError(UserError):
 
 class TopicsError(UserError):
     """A topic on the broker that is not as the topic table says."""
+
+
+class FreshStartError(GpuledgerError):
+    """The process cannot get out of where it is, and one that is started afresh may."""
 
 
 class UndecodableError(GpuledgerError):

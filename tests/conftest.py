@@ -1,8 +1,14 @@
-"""Marks every test by its folder. Fixtures live beside the tests that use them."""
+"""Marks every test by its folder, and leaves the process's logging as each test found it.
 
+Other fixtures live beside the tests that use them.
+"""
+
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 TESTS = Path(__file__).parent
 
@@ -14,3 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             kind = item.path.relative_to(TESTS).parts[0]
             if kind in ("unit", "real"):
                 item.add_marker(kind)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a deployable that ran in the test's own process has set up."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()

@@ -17,7 +17,7 @@ import structlog
 
 from agent.nvml.losses import Tell
 from agent.nvml.worker import start_thread
-from gpuledger.errors import GpuledgerError
+from gpuledger.errors import FreshStartError
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ _LONGEST_PAUSE: Final = 0.25
 """Between two looks, as a part of that time; where it is longer the process was stopped."""
 
 
-class NothingWorksError(GpuledgerError):
+class NothingWorksError(FreshStartError):
     """Nothing has worked for so long that only a fresh start can help."""
 
 
@@ -87,7 +87,6 @@ class Watchdog:
         if idle_seconds < self._seconds:
             return
         reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
-        _log.critical("nothing_works", detail=reason)
         for uuid in self._driver.known:
             self._tell("agent_ended", uuid, reason)
         raise NothingWorksError(f"{reason}; the agent ends to be started afresh")

@@ -14,7 +14,7 @@ import msgspec
 from agent.publishing.parcels import Parcel, time_ms
 from gpuledger.errors import GpuledgerError
 
-_HEAD: Final = struct.Struct("<IIIq")
+_HEAD: Final = struct.Struct("<IIIqq")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
@@ -32,6 +32,8 @@ class Head(NamedTuple):
     checksum: int
     parcels: int
     """How many parcels are in it."""
+    oldest_ms: int
+    """The event time of the oldest one, milliseconds since the epoch."""
     newest_ms: int
     """The event time of the newest one, milliseconds since the epoch."""
 
@@ -41,18 +43,21 @@ def pack_frame(parcels: Sequence[Parcel]) -> bytes:
     import cramjam  # noqa: PLC0415  # aiokafka brings it; an agent without Kafka carries neither
 
     body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels), _LEVEL))
-    newest_ms = max(map(time_ms, parcels))
-    unchecked = _HEAD.pack(len(body), 0, len(parcels), newest_ms)
-    checksum = zlib.crc32(body, zlib.crc32(unchecked[_CHECKED_FROM:]))
-    return _HEAD.pack(len(body), checksum, len(parcels), newest_ms) + body
+    times_ms = [time_ms(parcel) for parcel in parcels]
+    head = Head(len(body), 0, len(parcels), min(times_ms), max(times_ms))
+    checksum = zlib.crc32(body, zlib.crc32(_HEAD.pack(*head)[_CHECKED_FROM:]))
+    return _HEAD.pack(*head._replace(checksum=checksum)) + body
 
 
 def read_head(data: bytes) -> Head | None:
     """Read a head; `None` where there are too few bytes for one, or nothing but zeros."""
-    if len(data) < HEAD_BYTES:
-        return None
-    head = Head._make(_HEAD.unpack_from(data))
-    return head if head.body_bytes and head.parcels else None
+    head = head_of(data) if len(data) >= HEAD_BYTES else None
+    return head if head and head.body_bytes and head.parcels else None
+
+
+def head_of(frame: bytes) -> Head:
+    """Read the head of a frame that was packed here."""
+    return Head._make(_HEAD.unpack_from(frame))
 
 
 def unpack_frame(data: bytes) -> list[Parcel]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.publishing.frames import HEAD_BYTES, DamagedError, read_head, unpack_frame
+from agent.publishing.frames import HEAD_BYTES, DamagedError, Head, head_of, read_head, unpack_frame
 from agent.publishing.parcels import Parcel
 
 _MAGIC: Final = b"gpuledger spool\1"
@@ -30,8 +30,7 @@ class Frame(NamedTuple):
 
     start: int
     end: int
-    parcels: int
-    newest_ms: int
+    head: Head
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Segment:
     @property
     def parcels(self) -> int:
         """How many parcels are not sent."""
-        return sum(frame.parcels for frame in self.frames)
+        return sum(frame.head.parcels for frame in self.frames)
 
     @classmethod
     def create(cls, path: Path) -> "Segment":
@@ -86,7 +85,7 @@ class Segment:
             torn_bytes=max(0, length - end) if is_ours else length,
         )
 
-    def append(self, frame: bytes, *, parcels: int, newest_ms: int) -> int:
+    def append(self, frame: bytes) -> int:
         """Write a frame at the end, whole or not at all; give where it ends."""
         start = self.size_bytes
         with _opened(self.path, os.O_WRONLY) as file:
@@ -98,7 +97,7 @@ class Segment:
                     os.ftruncate(file, start)
                 raise
         self.size_bytes = start + len(frame)
-        self.frames.append(Frame(start, self.size_bytes, parcels, newest_ms))
+        self.frames.append(Frame(start, self.size_bytes, head_of(frame)))
         return self.size_bytes
 
     def read(self, frame: Frame) -> list[Parcel]:
@@ -128,7 +127,7 @@ def _scan(file: int, length: int) -> Iterator[Frame]:
         end = start + HEAD_BYTES + head.body_bytes
         if end > length:
             return
-        yield Frame(start, end, head.parcels, head.newest_ms)
+        yield Frame(start, end, head)
         start = end
 
 

@@ -22,7 +22,7 @@ from agent.metrics import (
 )
 from agent.publishing.folder import SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
-from agent.publishing.parcels import Parcel, size_bytes, time_ms
+from agent.publishing.parcels import Parcel, size_bytes
 from agent.publishing.segment import START, Segment
 from agent.settings import SpoolSettings
 
@@ -86,7 +86,7 @@ class Spool:
         frame = pack_frame(parcels)
         self._drop_old()
         self._make_room(len(frame))
-        mark = self._append(frame, parcels)
+        mark = self._append(frame)
         SPOOL_WRITTEN.inc(len(parcels))
         self._show()
         return mark
@@ -150,7 +150,7 @@ class Spool:
         try:
             for frame in segment.frames:
                 is_enough = sum(map(size_bytes, parcels)) > _READ_BYTES
-                if parcels and (is_enough or len(parcels) + frame.parcels > at_most):
+                if parcels and (is_enough or len(parcels) + frame.head.parcels > at_most):
                     break
                 parcels += segment.read(frame)
                 end = frame.end
@@ -168,11 +168,11 @@ class Spool:
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ns() // _NS_PER_MS - self._settings.most_age_seconds * 1000
-        while self._segments and self._segments[0].frames[0].newest_ms < oldest_ms:
+        while self._segments and self._segments[0].frames[0].head.newest_ms < oldest_ms:
             segment = self._segments[0]
             frame = segment.frames.popleft()
             if not self._is_lent(segment, frame.end):
-                SPOOL_DROPPED.labels(reason="age").inc(frame.parcels)
+                SPOOL_DROPPED.labels(reason="age").inc(frame.head.parcels)
             if not segment.frames:
                 self._remove(segment)
 
@@ -185,7 +185,7 @@ class Spool:
 
     def _drop(self, segment: Segment, *, reason: str) -> None:
         lost = sum(
-            frame.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
+            frame.head.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
         )
         SPOOL_DROPPED.labels(reason=reason).inc(lost)
         self._remove(segment)
@@ -193,13 +193,12 @@ class Spool:
     def _is_lent(self, segment: Segment, end: int) -> bool:
         return self._lent is not None and Mark(segment.number, end) <= self._lent
 
-    def _append(self, frame: bytes, parcels: Sequence[Parcel]) -> Mark:
+    def _append(self, frame: bytes) -> Mark:
         segment = self._writing
         if segment is None or segment.size_bytes + len(frame) > self._segment_bytes:
             segment = self._new_segment()
-        newest_ms = max(map(time_ms, parcels))
         try:
-            end = segment.append(frame, parcels=len(parcels), newest_ms=newest_ms)
+            end = segment.append(frame)
         except OSError:
             if segment is not self._writing:
                 self._tolerate(segment.delete)
@@ -233,7 +232,7 @@ class Spool:
     def _show(self) -> None:
         SPOOL_BYTES.set(self._bytes())
         SPOOL_TICKS.set(self.parcels)
-        oldest_ms = 0 if self.is_empty else self._segments[0].frames[0].newest_ms
+        oldest_ms = 0 if self.is_empty else self._segments[0].frames[0].head.oldest_ms
         SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from gpuledger.errors import UserError
+from gpuledger.errors import FreshStartError, GpuledgerError, UserError
 
 _log = structlog.get_logger(__name__)
 _FAILED: Final = 1
@@ -99,12 +99,14 @@ class _Deadline:
 
 
 def _explain(error: BaseException) -> int:
-    mistake = _user_error(error)
-    if mistake is None:
+    if mistake := _foreseen(error, UserError):
+        sys.stderr.write(f"{_program()}: {' '.join(str(mistake).split())}\n")
+        return _USER_ERROR
+    if end := _foreseen(error, FreshStartError):
+        _log.critical("failed", detail=str(end))
+    else:
         _log.error("failed", exc_info=error)
-        return _FAILED
-    sys.stderr.write(f"{_program()}: {' '.join(str(mistake).split())}\n")
-    return _USER_ERROR
+    return _FAILED
 
 
 def _program() -> str:
@@ -113,9 +115,9 @@ def _program() -> str:
     return started.parent.name if started.name == "__main__.py" else started.name
 
 
-def _user_error(error: BaseException) -> UserError | None:
-    """Find the user's mistake in an error; a task group wraps what its tasks raise."""
+def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
+    """Give an error that is of a kind and nothing else; a task group wraps what its tasks raise."""
     if isinstance(error, BaseExceptionGroup):
-        inner = [_user_error(one) for one in error.exceptions]
+        inner = [_foreseen(one, kind) for one in error.exceptions]
         return inner[0] if all(inner) else None
-    return error if isinstance(error, UserError) else None
+    return error if isinstance(error, kind) else None

@@ -129,6 +129,15 @@ def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
     assert dropped("bytes") - before == 200 - len(kept)
 
 
+def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in (3, 4, 5)])
+    spool.append([parcel_of(6)])
+    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 3
+    reopened(spool, tmp_path)
+    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 3
+
+
 def test_what_is_too_old_is_dropped_and_counted(tmp_path: Path) -> None:
     before = dropped("age")
     spool = spool_in(tmp_path, now_seconds=NOW_SECONDS + 100, most_age_seconds=10)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
-from gpuledger.errors import SettingsError, UserError
+from gpuledger.errors import FreshStartError, SettingsError, UserError
 from gpuledger.service import explain_user_errors, run_until_signalled
 
 CHILD = Path(__file__).with_name("lifecycle_child.py")
@@ -107,6 +108,15 @@ async def err_and_fail() -> None:
     raise BaseExceptionGroup("both", [SettingsError("a"), RuntimeError("b")])
 
 
+async def want_a_fresh_start() -> None:
+    raise FreshStartError("the driver is stuck")
+
+
+async def want_a_fresh_start_in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(want_a_fresh_start())
+
+
 async def cancel_itself() -> None:
     raise asyncio.CancelledError
 
@@ -118,6 +128,7 @@ async def cancel_itself() -> None:
         (fail, 1),
         (err_and_fail, 1),
         (cancel_itself, 1),
+        (want_a_fresh_start, 1),
         (err, 2),
         (err_in_a_group, 2),
     ],
@@ -138,6 +149,13 @@ def test_a_users_mistake_is_one_line_with_the_programs_name(
     run_until_signalled(work)  # type: ignore[arg-type]  # a row of the table above
 
     assert capsys.readouterr().err == "gpuledger-agent: kafka.client_id: wrong\n"
+
+
+@pytest.mark.parametrize("work", [want_a_fresh_start, want_a_fresh_start_in_a_group])
+def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: object) -> None:
+    with structlog.testing.capture_logs() as logged:
+        assert run_until_signalled(work) == 1  # type: ignore[arg-type]  # a row of the table above
+    assert logged == [{"event": "failed", "log_level": "critical", "detail": "the driver is stuck"}]
 
 
 def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(

@@ -2,24 +2,12 @@
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings, Secret
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
