@@ -18,6 +18,13 @@ FILE: Final = Path(__file__).with_name("fields.csv")
 SEVERAL_UNIT: Final = "several"
 """The unit of a field with several series of a device."""
 _SAME: Final = "="
+_OF_MEMORY: Final = {
+    "reading.memory_used_bytes",
+    "reading.memory_total_bytes",
+    "reading.memory_reserved_bytes",
+    "derived.memory_free_bytes",
+    "derived.memory_used_ratio",
+}
 
 
 class Field(NamedTuple):
@@ -44,6 +51,11 @@ class Field(NamedTuple):
     def is_text(self) -> bool:
         """Whether its value is a text, which can only be a label."""
         return self.unit == "text"
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether it tells of a memory, which compute instances of one GPU instance share."""
+        return self.path in _OF_MEMORY
 
 
 @cache

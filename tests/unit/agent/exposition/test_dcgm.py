@@ -14,6 +14,7 @@ from gpuledger.records import (
     GpuHealth,
     GpuProcess,
     GpuProfiling,
+    GpuReading,
     GpuThrottling,
     GpuTraffic,
 )
@@ -260,37 +261,58 @@ def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
     assert it.values("DCGM_FI_DEV_POWER_USAGE", "GPU_I_ID") == {("",): 300.0}
 
 
+def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[GpuReading]:
+    """Give a GPU with one GPU instance that two compute instances share."""
+    return [
+        gpu(0, mig_enabled=True),
+        instance(7, ci=0, memory_used_bytes=3 * GIB, **first),
+        instance(7, ci=1, memory_used_bytes=3 * GIB, **second),
+    ]
+
+
 def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
     it = node()
+    it.view.show(sample(*split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})))
+    assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_I_ID", "GPU_C_ID") == {
+        ("7", "0"): 50.0,
+        ("7", "1"): 25.0,
+    }
+
+
+def test_the_memory_that_compute_instances_share_is_told_once_and_of_each_pod_its_part() -> None:
+    it = node(one="ml/a/main", two="ml/b/main")
     it.view.show(
         sample(
-            gpu(0, mig_enabled=True),
-            instance(7, ci=0, memory_used_bytes=GIB),
-            instance(7, ci=1, memory_used_bytes=GIB),
+            *split_instance({}, {}),
+            containers=["one", "two"],
+            processes=[
+                process(1, 0, memory_used_bytes=GIB),
+                process(2, 0, memory_used_bytes=GIB),
+                process(2, 1, memory_used_bytes=GIB),
+            ],
         )
     )
-    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_I_ID", "GPU_C_ID").keys() == {
-        ("7", "0"),
-        ("7", "1"),
+    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_I_ID", "GPU_C_ID", "pod") == {
+        ("7", "", ""): 3072.0,
+        ("7", "", "a"): 2048.0,
+        ("7", "", "b"): 1024.0,
     }
+    assert len(it.lines("DCGM_FI_DEV_FB_USED")) == 3
 
 
 def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
     one, other = (f"MIG-{digit * 8}-1111-1111-1111-111111111111" for digit in "12")
     given = replace(allocation(0, OWNER, gpu_instance=7), device_id=other)
+    whole, first, second = split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})
     it = node()
     it.view.show(
-        sample(
-            gpu(0, mig_enabled=True),
-            replace(instance(7, ci=0, memory_used_bytes=GIB), uuid=one),
-            replace(instance(7, ci=1, memory_used_bytes=GIB), uuid=other),
-            allocations=[given],
-        )
+        sample(whole, replace(first, uuid=one), replace(second, uuid=other), allocations=[given])
     )
-    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_C_ID", "pod").keys() == {
+    assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_C_ID", "pod").keys() == {
         ("0", ""),
         ("1", "train-0"),
     }
+    assert it.values("DCGM_FI_DEV_FB_USED", "GPU_I_ID", "pod").keys() == {("7", "")}
 
 
 @pytest.mark.parametrize(
