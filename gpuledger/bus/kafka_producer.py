@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_internals import stop_producer
+from gpuledger.bus.kafka_internals import pack_at_least_cost, stop_producer
 from gpuledger.bus.limits import MAX_BATCH_BYTES, refuse_too_large
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import GpuledgerError, TopicsError
@@ -29,6 +29,7 @@ class KafkaProducer:
         self._opening = asyncio.Lock()
         self._partitions: dict[str, int] = {}
         self._retired: set[asyncio.Task[None]] = set()
+        pack_at_least_cost()
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         """Publish the messages in their order; after an error, none, some or all were published.

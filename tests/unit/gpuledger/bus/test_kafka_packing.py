@@ -1,0 +1,36 @@
+"""How batches are packed on their way to the brokers."""
+
+import cramjam
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from gpuledger.bus.kafka_internals import pack_at_least_cost
+
+_ZSTD = 4
+# Levels differ on what repeats itself here and there, as ticks do.
+VALUES = [b",".join(b"%d" % (number * n % 977) for n in range(900)) for number in range(1, 40)]
+
+
+def packed() -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=_ZSTD,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 20,
+    )
+    for number, value in enumerate(VALUES):
+        builder.append(number, timestamp=1, key=None, value=value, headers=[])
+    return bytes(builder.build())
+
+
+def test_batches_are_packed_at_the_level_that_costs_least() -> None:
+    pack_at_least_cost()
+    data = packed()
+    body = data[61:]  # behind the head of a batch, whose length the protocol fixes
+    records = bytes(cramjam.zstd.decompress(body))
+
+    at_levels = {level: bytes(cramjam.zstd.compress(records, level=level)) for level in (1, 3)}
+    assert at_levels[1] != at_levels[3]
+    assert body == at_levels[1]
