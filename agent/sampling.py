@@ -4,7 +4,7 @@ Here the parts of a tick are put together. It waits for nothing: who asks the GP
 decided elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -116,40 +116,10 @@ class Sampler:
         before, self._before = self._before, at
         answers = self._with_health(answers, is_told=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
-        ticks = [
-            read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns)
-            for answer in lay_out(answers)
-        ]
-        vanished = find_vanished(self._layout, answers)
-        self._cut_anew += find_cut_anew(self._layout, answers)
-        self._layout = {**self._layout, **layout_of(answers)}
-        self._gpu_instances = gpu_instances_of(answers)
-        # Of a GPU that did not answer only the counters are kept, so that their falls are seen:
-        # what it says next covers more than one interval.
-        kept = {
-            uuid: state.forget()
-            for uuid, state in self._states.items()
-            if state.totals and uuid not in vanished
-        }
-        self._states = kept | {tick.reading.uuid: tick.state for tick in ticks}
-        _count_dropped(ticks)
-        if self._lag_ns is None:
-            # Found once and kept, so that each tick begins where the one before ended.
-            self._lag_ns = _lag_ns(ticks)
-        read = ticks if self.reads_processes else []
-        roll = self._table.call(
-            {
-                **dict.fromkeys(vanished, ()),
-                **{tick.reading.uuid: tick.state.processes.keys() for tick in read},
-            },
-            lingering={pid for tick in read for pid in tick.state.gone},
-            listed_boottime_ns=asked_boottime_ns,
-            time_ns=at.time_ns,
-        )
-        accounts = {tick.reading.uuid: tick.accounts for tick in read}
-        self._untold += self._endings.settle(
-            roll, accounts, time_ns=at.time_ns, boottime_ns=at.boottime_ns
-        )
+        ticks = self._read(answers, interval_ns=interval_ns, now_ns=at.monotonic_ns)
+        vanished = self._follow_layout(answers)
+        self._keep(ticks, vanished)
+        roll = self._call_roll(ticks, vanished, asked_boottime_ns=asked_boottime_ns, at=at)
         if not before:
             return None
         return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
@@ -162,6 +132,63 @@ class Sampler:
         if not kept:
             return answers
         return [replace(one, health=one.health or kept.get(one.uuid, {})) for one in answers]
+
+    def _read(
+        self, answers: Sequence[GpuAnswers], *, interval_ns: int, now_ns: int
+    ) -> Sequence[GpuTick]:
+        ticks = [
+            read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns, now_ns=now_ns)
+            for answer in lay_out(answers)
+        ]
+        _count_dropped(ticks)
+        return ticks
+
+    def _follow_layout(self, answers: Sequence[GpuAnswers]) -> Collection[str]:
+        """Take note of which instances there are; give those that are gone."""
+        vanished = find_vanished(self._layout, answers)
+        self._cut_anew += find_cut_anew(self._layout, answers)
+        self._layout = {**self._layout, **layout_of(answers)}
+        self._gpu_instances = gpu_instances_of(answers)
+        return vanished
+
+    def _keep(self, ticks: Sequence[GpuTick], vanished: Collection[str]) -> None:
+        """Keep what the next tick must know.
+
+        Of a GPU that did not answer only the counters are kept, so that their falls are seen: what
+        it says next covers more than one interval.
+        """
+        silent = {
+            uuid: state.forget()
+            for uuid, state in self._states.items()
+            if state.totals and uuid not in vanished
+        }
+        self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
+        if self._lag_ns is None:
+            # Found once and kept, so that each tick begins where the one before ended.
+            self._lag_ns = _lag_ns(ticks)
+
+    def _call_roll(
+        self,
+        ticks: Sequence[GpuTick],
+        vanished: Collection[str],
+        *,
+        asked_boottime_ns: int,
+        at: Moment,
+    ) -> Roll:
+        """Find out whose processes they are, and who has ended; without attribution, nobody's."""
+        read = ticks if self.reads_processes else []
+        listed = {tick.reading.uuid: tick.state.processes.keys() for tick in read}
+        roll = self._table.call(
+            {**dict.fromkeys(vanished, ()), **listed},
+            lingering={pid for tick in read for pid in tick.state.gone},
+            listed_boottime_ns=asked_boottime_ns,
+            time_ns=at.time_ns,
+        )
+        accounts = {tick.reading.uuid: tick.accounts for tick in read}
+        self._untold += self._endings.settle(
+            roll, accounts, time_ns=at.time_ns, boottime_ns=at.boottime_ns
+        )
+        return roll
 
     def _tick(
         self,

@@ -46,12 +46,10 @@ class GpuState:
     """The processes that ended and may have run in time that is not covered yet, by pid."""
     totals: Totals = field(default_factory=dict)
     """The counters, by field name."""
-    healthless_ns: int = 0
-    """For how long its health was not asked, or not answered."""
 
     def forget(self) -> "GpuState":
         """Give what is left of it after a tick in which the GPU did not answer: its counters."""
-        return GpuState(totals=self.totals, healthless_ns=self.healthless_ns)
+        return GpuState(totals=self.totals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,98 +71,117 @@ class GpuTick:
     One may come again in the next ticks."""
 
 
-def read_gpu(answers: GpuAnswers, before: GpuState | None, *, interval_ns: int) -> GpuTick:
-    """Read one GPU over an interval.
+def read_gpu(
+    answers: GpuAnswers, before: GpuState | None, *, interval_ns: int, now_ns: int
+) -> GpuTick:
+    """Read one GPU over an interval that ends at `now_ns` of the monotonic clock.
 
     `before` is its state at the interval's start, or `None` where it did not answer then: its
     readings of an instant are given, its samples as far as they lie within the interval, and
     nothing that needs a difference.
     """
-    sieve = Sieve()
     was = before or GpuState()
-    ledger = Ledger(
-        before=was.totals,
-        interval_ns=interval_ns,
-        rare_interval_ns=was.healthless_ns + interval_ns,
-    )
-    cover = Coverage.find(
-        answers,
-        time=was.time,
-        seen=was.last_seen,
-        known_us=was.gpu_window_us,
-        interval_ns=interval_ns,
-        sieve=sieve,
-    )
-    parts = read_parts(answers, ledger=ledger, sieve=sieve)
-    ratio = cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve)
-    reading = GpuReading(
-        uuid=answers.uuid,
-        index=answers.index,
-        model=answers.model,
-        **identify(answers),
-        utilization_ratio=measured_ratio(parts) if answers.instance else ratio,
-        memory_utilization_ratio=cover.mean(
-            cover.memory, answers.memory_percent, "memory_utilization_ratio", sieve
-        ),
-        **parts,
-        energy_joules=drawn_joules(was.energy_millijoules, answers, interval_ns, sieve),
-        resets=ledger.fell or None,
-    )
-    running = list_processes(
-        answers.processes, was.processes, memory_bytes=reading.memory_total_bytes, sieve=sieve
-    )
-    shares = share_out(
-        answers.process_samples,
-        running=running,
-        before=_all_before(was),
-        cover=Cover(stretch=cover.stretch, windows=cover.gpu, interval_us=interval_ns / 1000),
-        window_us=was.window_us,
-        gpu_ratio=reading.utilization_ratio,
-    )
+    ledger = Ledger(before=was.totals, now_ns=now_ns)
+    look = _Look(answers=answers, was=was, interval_ns=interval_ns, ledger=ledger, sieve=Sieve())
+    cover = look.cover()
+    reading = look.reading(cover)
+    running = look.running(reading)
+    shares = look.shares(cover, running, reading)
     return GpuTick(
         reading=reading,
         usages=shares.usages,
-        state=replace(
-            _move_on(answers, was, cover, shares, running, interval_ns=interval_ns),
-            totals=ledger.after,
-            healthless_ns=0 if answers.health else was.healthless_ns + interval_ns,
-        ),
-        dropped_readings=sieve.dropped,
+        state=look.state(cover, running, shares),
+        dropped_readings=look.sieve.dropped,
         dropped_samples=shares.dropped,
-        accounts=read_accounts(answers, sieve),
+        accounts=read_accounts(answers, look.sieve),
     )
 
 
-def _all_before(was: GpuState) -> Mapping[int, ListedProcess]:
-    return {pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes)
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """One GPU's answers over one interval, and the steps of reading them."""
 
+    answers: GpuAnswers
+    was: GpuState
+    interval_ns: int
+    ledger: Ledger
+    sieve: Sieve
 
-def _move_on(
-    answers: GpuAnswers,
-    was: GpuState,
-    cover: Coverage,
-    shares: Shares,
-    running: Mapping[int, ListedProcess],
-    *,
-    interval_ns: int,
-) -> GpuState:
-    """Give what is seen by now; a driver that is silent for too long has had its clock set back.
+    def cover(self) -> Coverage:
+        return Coverage.find(
+            self.answers,
+            time=self.was.time,
+            seen=self.was.last_seen,
+            known_us=self.was.gpu_window_us,
+            interval_ns=self.interval_ns,
+            sieve=self.sieve,
+        )
 
-    Every driver samples at least once a second, so the last seen stamps must lie in its future.
-    """
-    state = GpuState(
-        last_seen=_last_seen(was, cover, shares),
-        time=cover.time,
-        gpu_window_us=cover.window_us,
-        silent_ns=0 if cover.gpu or answers.samples is None else was.silent_ns + interval_ns,
-        energy_millijoules=answers.energy_millijoules,
-        window_us=shares.window_us,
-        processes=running,
-        gone=_gone(was, running, cover.time),
-    )
-    if state.silent_ns <= _SILENCE_NS:
-        return state
-    return replace(state, last_seen=LastSeen(), time=None, silent_ns=0, gone={})
+    def reading(self, cover: Coverage) -> GpuReading:
+        answers, sieve = self.answers, self.sieve
+        parts = read_parts(answers, interval_ns=self.interval_ns, ledger=self.ledger, sieve=sieve)
+        ratio = cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve)
+        return GpuReading(
+            uuid=answers.uuid,
+            index=answers.index,
+            model=answers.model,
+            **identify(answers),
+            utilization_ratio=measured_ratio(parts) if answers.instance else ratio,
+            memory_utilization_ratio=cover.mean(
+                cover.memory, answers.memory_percent, "memory_utilization_ratio", sieve
+            ),
+            **parts,
+            energy_joules=drawn_joules(
+                self.was.energy_millijoules, answers, self.interval_ns, sieve
+            ),
+            resets=self.ledger.fell or None,
+        )
+
+    def running(self, reading: GpuReading) -> Mapping[int, ListedProcess]:
+        return list_processes(
+            self.answers.processes,
+            self.was.processes,
+            memory_bytes=reading.memory_total_bytes,
+            sieve=self.sieve,
+        )
+
+    def shares(
+        self, cover: Coverage, running: Mapping[int, ListedProcess], reading: GpuReading
+    ) -> Shares:
+        gone = {pid: one.process for pid, one in self.was.gone.items()}
+        return share_out(
+            self.answers.process_samples,
+            running=running,
+            before=gone | dict(self.was.processes),
+            cover=Cover(
+                stretch=cover.stretch, windows=cover.gpu, interval_us=self.interval_ns / 1000
+            ),
+            window_us=self.was.window_us,
+            gpu_ratio=reading.utilization_ratio,
+        )
+
+    def state(
+        self, cover: Coverage, running: Mapping[int, ListedProcess], shares: Shares
+    ) -> GpuState:
+        """Give what is seen by now; a driver that is silent for long has had its clock set back.
+
+        Every driver samples at least once a second, so the last seen stamps must lie in its future.
+        """
+        shows = cover.gpu or self.answers.samples is None
+        state = GpuState(
+            last_seen=_last_seen(self.was, cover, shares),
+            time=cover.time,
+            gpu_window_us=cover.window_us,
+            silent_ns=0 if shows else self.was.silent_ns + self.interval_ns,
+            energy_millijoules=self.answers.energy_millijoules,
+            window_us=shares.window_us,
+            processes=running,
+            gone=_gone(self.was, running, cover.time),
+            totals=self.ledger.after,
+        )
+        if state.silent_ns <= _SILENCE_NS:
+            return state
+        return replace(state, last_seen=LastSeen(), time=None, silent_ns=0, gone={})
 
 
 def _last_seen(was: GpuState, cover: Coverage, shares: Shares) -> LastSeen:

@@ -36,31 +36,29 @@ class _Row(NamedTuple):
     convert: Callable[[Any], Any]
     is_list: bool
     is_of_links: bool
-    is_rare: bool
 
 
-def _row(reading: Reading, *, is_rare: bool) -> _Row:
+def _row(reading: Reading) -> _Row:
     part, _, field = reading.name.rpartition(".")
     question = reading.asked[0]
     is_list = isinstance(question, Metric) and question.count is not None
     is_of_links = isinstance(question, FieldValue) and question.link == EACH_LINK
     unit = reading.unit
     low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
-    return _Row(
-        reading.name, part, field, unit, low, high, converter(unit), is_list, is_of_links, is_rare
-    )
+    return _Row(reading.name, part, field, unit, low, high, converter(unit), is_list, is_of_links)
 
 
 _ROWS: Final = {
-    group: {one.name: _row(one, is_rare=group is CallGroup.HEALTH) for one in readings}
-    for group, readings in CATALOGUE.items()
+    group: {one.name: _row(one) for one in readings} for group, readings in CATALOGUE.items()
 }
 
 
-def read_parts(answers: GpuAnswers, *, ledger: Ledger, sieve: Sieve) -> dict[str, Any]:
+def read_parts(
+    answers: GpuAnswers, *, interval_ns: int, ledger: Ledger, sieve: Sieve
+) -> dict[str, Any]:
     """Give the fields of `GpuReading` that come from the catalogue, parts included."""
     found: dict[str, dict[str, Any]] = {}
-    for group, raw in _raw(answers, ledger.interval_ns).items():
+    for group, raw in _raw(answers, interval_ns).items():
         rows = _ROWS[group]
         for name, value in raw.items():
             row = rows.get(name)
@@ -106,7 +104,7 @@ def _read_one(row: _Row, entry: str, value: Any, ledger: Ledger, sieve: Sieve) -
     if not is_true and not sieve.believe(value, row.unit, reading=row.name):
         return None
     if row.unit.is_total:
-        value = ledger.enter(entry, int(value), row.unit, is_rare=row.is_rare)
+        value = ledger.enter(entry, int(value), row.unit)
         if value is None:
             sieve.drop(row.name, "leap")
             return None

@@ -234,6 +234,23 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     assert gpu.energy_joules is None
 
 
+@pytest.mark.parametrize("silent", [0, 1, 30])
+def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
+    sampler: Sampler, silent: int
+) -> None:
+    throttled, sent = "throttling.power_seconds_total", "traffic.pcie_sent_bytes_total"
+    seconds = silent + 1
+    sample(sampler, [replace(answers(), readings={throttled: 0, sent: 0})], 1)
+    for second in range(2, 2 + silent):
+        sample(sampler, [answers(index=1)], second)
+    risen = {throttled: seconds * SECOND_NS, sent: seconds * (200 << 30)}
+    (gpu,) = tick_at(sampler, [replace(answers(), readings=risen)], 1 + seconds).gpus
+    assert gpu.throttling
+    assert gpu.traffic
+    assert gpu.throttling.power_seconds_total == seconds
+    assert gpu.traffic.pcie_sent_bytes_total == seconds * (200 << 30)
+
+
 def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sampler: Sampler) -> None:
     healthy = {"health.pcie_replays_total": 3, "health.remapped_rows_pending": 1}
     sample(sampler, [replace(answers(), health=healthy), answers(index=1)], 1)

@@ -42,7 +42,9 @@ class Machine:
         for _ in range(count):
             self.clock.advance(1)
             answers = self.gpu.answer(self._state.last_seen if self._state else LastSeen())
-            tick = read_gpu(answers, self._state, interval_ns=SECOND_NS)
+            tick = read_gpu(
+                answers, self._state, interval_ns=SECOND_NS, now_ns=self.clock.monotonic_ns()
+            )
             self._state = tick.state
             yield tick
 

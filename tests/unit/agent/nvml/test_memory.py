@@ -99,7 +99,7 @@ def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyP
     asker = play(monkeypatch, {V1: Driver().functions()[V1]})
     gpu = Gpu(library=pynvml, handle=asker.handle, uuid="GPU-0", index=0)
     answers = GpuAnswers(uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, LastSeen()))
-    reading = read_gpu(answers, None, interval_ns=10**9).reading
+    reading = read_gpu(answers, None, interval_ns=10**9, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None
 

@@ -23,11 +23,16 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     node = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock).node("n")
     nvml = Nvml(node.nvml, monotonic_ns=clock.monotonic_ns)
     clock.advance(9)
-    before = read_gpu(nvml.open()[0].answer(LastSeen()), None, interval_ns=SECOND_NS)
+    before = read_gpu(
+        nvml.open()[0].answer(LastSeen()), None, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns()
+    )
     clock.advance(12)
     nvml.close()
     after = read_gpu(
-        nvml.open()[0].answer(LastSeen()), before.state.forget(), interval_ns=SECOND_NS
+        nvml.open()[0].answer(LastSeen()),
+        before.state.forget(),
+        interval_ns=SECOND_NS,
+        now_ns=clock.monotonic_ns(),
     )
     assert before.reading.resets is None
     assert after.reading.resets == [

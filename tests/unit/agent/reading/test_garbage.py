@@ -142,7 +142,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     for _ in range(8):
         clock.advance(1)
         answers = gpu.answer(state.last_seen if state else LastSeen())
-        tick = read_gpu(answers, state, interval_ns=SECOND_NS)
+        tick = read_gpu(answers, state, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns())
         check_plausible(tick.reading)
         check_totals(tick.reading, totals)
         state = tick.state
@@ -152,7 +152,9 @@ def test_the_garbage_of_this_test_would_be_seen() -> None:
     library, _ = machine(1)
     gpu = Nvml(library).open()[0]
     dropped = sum(
-        read_gpu(gpu.answer(LastSeen()), None, interval_ns=SECOND_NS).dropped_readings.total()
+        read_gpu(
+            gpu.answer(LastSeen()), None, interval_ns=SECOND_NS, now_ns=0
+        ).dropped_readings.total()
         for _ in range(20)
     )
     assert dropped > 20

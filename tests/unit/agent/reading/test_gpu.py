@@ -53,7 +53,8 @@ PRIMED = GpuState(
 
 
 def read(answers: GpuAnswers, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
-    return read_gpu(answers, before, interval_ns=round(seconds * SECOND_NS))
+    interval_ns = round(seconds * SECOND_NS)
+    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=interval_ns)
 
 
 def usage(tick: GpuTick, pid: int) -> ProcessUsage:

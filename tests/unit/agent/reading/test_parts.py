@@ -14,8 +14,10 @@ SECOND_NS = 1_000_000_000
 BLANK = GpuAnswers(uuid="GPU-0", index=0)
 
 
-def read(before: GpuState | None = None, **given: Any) -> GpuTick:
-    return read_gpu(replace(BLANK, **given), before, interval_ns=SECOND_NS)
+def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> GpuTick:
+    return read_gpu(
+        replace(BLANK, **given), before, interval_ns=SECOND_NS, now_ns=second * SECOND_NS
+    )
 
 
 def value_of(tick: GpuTick, name: str) -> Any:
@@ -120,8 +122,8 @@ def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> Non
 def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
     name = "health.ecc_corrected_volatile_total"
     first = read(health={name: 9}, energy_millijoules=5000)
-    between = read(first.state, energy_millijoules=6000)
-    last = read(between.state, health={name: 2}, energy_millijoules=100)
+    between = read(first.state, 2, energy_millijoules=6000)
+    last = read(between.state, 3, health={name: 2}, energy_millijoules=100)
     assert (first.reading.resets, between.reading.resets) == (None, None)
     assert last.reading.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
 
@@ -144,29 +146,49 @@ def test_a_link_whose_bytes_cannot_be_true_is_left_out_alone() -> None:
 
 def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
     first = read(health={SENT: {0: 10, 3: 10, 4: 10}})
-    last = read(first.state, health={SENT: {0: 11, 3: 2, 4: 10}})
+    last = read(first.state, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
     assert value_of(last, SENT) == {"0": 11 << 10, "3": 2 << 10, "4": 10 << 10}
     assert last.reading.resets == ["nvlink_link_sent_bytes_totals.3"]
 
 
-FAST_KIBIBYTES = 200 << 20
-"""What a link carries in a second that is as fast as one may be."""
+FULL_SPEED = {
+    ("health", SENT): 200 << 20,
+    ("readings", "traffic.pcie_sent_bytes_total"): 200 << 30,
+    ("readings", "traffic.nvlink_sent_bytes_total"): 3 << 30,
+    ("readings", "throttling.power_seconds_total"): 10**9,
+}
+"""Of counters that are bounded: by how much one may rise in a second, in the driver's unit."""
 
 
-@pytest.mark.parametrize("silent", [0, 9, 100])
-def test_a_fast_link_is_believed_however_long_its_health_was_not_asked(silent: int) -> None:
-    state = read(health={SENT: {0: 5}}).state
-    for _ in range(silent):
-        state = read(state).state.forget()
-    tick = read(state, health={SENT: {0: 5 + FAST_KIBIBYTES * (silent + 1)}})
-    assert value_of(tick, SENT)
+def totals_at(seconds: int) -> dict[str, Any]:
+    """Give all of them after so many seconds at full speed."""
+    given: dict[str, dict[str, Any]] = {"health": {}, "readings": {}}
+    for (group, name), most in FULL_SPEED.items():
+        given[group][name] = {0: 5 + most * seconds} if name == SENT else 5 + most * seconds
+    return given | {"energy_millijoules": 5 + 1_000_000 * seconds}
+
+
+@pytest.mark.parametrize("silent", [0, 1, 9, 100])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_fast_counter_is_believed_however_long_it_was_not_read(
+    silent: int,
+    answers: bool,  # noqa: FBT001  # a parameter of the test
+) -> None:
+    """Be it that the GPU did not answer, or that the driver did not give the counter alone."""
+    state = read(None, 0, **totals_at(0)).state
+    for second in range(1, silent + 1):
+        state = read(state, second).state if answers else state.forget()
+    tick = read(state, silent + 1, **totals_at(silent + 1))
     assert not tick.dropped_readings
+    assert tick.reading.resets is None
+    assert all(value_of(tick, name) for _, name in FULL_SPEED)
+    assert tick.reading.energy_total_joules
 
 
 def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
     first = read(health={SENT: {0: 5, 1: 5}})
-    leapt = read(first.state, health={SENT: {0: 2**50, 1: 6}})
-    back = read(leapt.state, health={SENT: {0: 7, 1: 7}})
+    leapt = read(first.state, 2, health={SENT: {0: 2**50, 1: 6}})
+    back = read(leapt.state, 3, health={SENT: {0: 7, 1: 7}})
     assert value_of(leapt, SENT) == {"1": 6 << 10}
     assert dict(leapt.dropped_readings) == {(SENT, "leap"): 1}
     assert value_of(back, SENT) == {"0": 7 << 10, "1": 7 << 10}
@@ -175,7 +197,7 @@ def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
 
 def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
     first = read(energy_millijoules=5000)
-    after = read(first.state.forget(), energy_millijoules=100)
+    after = read(first.state.forget(), 3, energy_millijoules=100)
     assert after.reading.resets == ["energy_total_joules"]
     assert after.reading.energy_joules is None
 
@@ -183,8 +205,8 @@ def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -
 def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
     name = "throttling.power_seconds_total"
     first = read(readings={name: 0})
-    leapt = read(first.state, readings={name: 10**17})
-    back = read(leapt.state, readings={name: 10**9})
+    leapt = read(first.state, 2, readings={name: 10**17})
+    back = read(leapt.state, 3, readings={name: 10**9})
     assert value_of(leapt, name) is None
     assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
     assert value_of(back, name) == 1.0

@@ -1,5 +1,7 @@
 """A counter that falls has begun again or wrapped; one that leaps is not believed at once."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from agent.nvml.questions import EVER, NANOSECONDS, PCIE_BYTES, Unit
@@ -8,15 +10,15 @@ from agent.reading.totals import Ledger, Totals
 SECOND_NS = 1_000_000_000
 
 
-def run(unit: Unit, *values: int) -> tuple[list[int | None], list[int]]:
-    """Enter values a second apart; give what was believed and the ticks in which one fell."""
+def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[int]]:
+    """Enter values by the second; give what was believed and the seconds in which one fell."""
     totals: Totals = {}
     given: list[int | None] = []
     fell = []
-    for place, value in enumerate(values):
-        ledger = Ledger(before=totals, interval_ns=SECOND_NS)
+    for second, value in values.items():
+        ledger = Ledger(before=totals, now_ns=second * SECOND_NS)
         given.append(ledger.enter("counter", value, unit))
-        fell += [place] * bool(ledger.fell)
+        fell += [second] * bool(ledger.fell)
         totals = ledger.after
     return given, fell
 
@@ -49,6 +51,13 @@ def run(unit: Unit, *values: int) -> tuple[list[int | None], list[int]]:
             [],
         ),
         (
+            "nor is a leap that is less far than the one before",
+            NANOSECONDS,
+            [0, 2**61, 2**60, 10**9],
+            [0, None, None, 10**9],
+            [],
+        ),
+        (
             "a counter of bytes goes on over its end",
             PCIE_BYTES,
             [2**32 - 100, 900, 1000, 2**32 - 1, 4],
@@ -69,39 +78,125 @@ def run(unit: Unit, *values: int) -> tuple[list[int | None], list[int]]:
             [2**32 - 100, 2**32 + 900, None, 2**33 + 5, 2**33 + 6],
             [],
         ),
+        (
+            "what went back from a leap has to leap twice again",
+            NANOSECONDS,
+            [5, 2**60, 5, 2**60, 2**60],
+            [5, None, 5, None, 2**60],
+            [],
+        ),
     ],
 )  # fmt: skip
 def test_a_counter_over_time(
     law: str, unit: Unit, values: list[int], given: list[int | None], fell: list[int]
 ) -> None:
-    assert run(unit, *values) == (given, fell), law
+    assert run(unit, dict(enumerate(values))) == (given, fell), law
+
+
+@pytest.mark.parametrize(
+    ("law", "unit", "values", "given", "fell"),
+    [
+        (
+            "what was not read for long may rise for all the time between",
+            NANOSECONDS,
+            {0: 0, 30: 30 * 10**9, 300: 300 * 10**9},
+            [0, 30 * 10**9, 300 * 10**9],
+            [],
+        ),
+        (
+            "and by no more than that",
+            NANOSECONDS,
+            {0: 0, 30: 63 * 10**9},
+            [0, None],
+            [],
+        ),
+        (
+            "what stood still was read all the same",
+            NANOSECONDS,
+            {0: 7, 30: 7, 31: 30 * 10**9},
+            [7, 7, None],
+            [],
+        ),
+        (
+            "what began again was read then",
+            NANOSECONDS,
+            {0: 7, 30: 0, 31: 30 * 10**9},
+            [7, 0, None],
+            [30],
+        ),
+        (
+            "a rise is since the value that was believed, not since a false one after it",
+            NANOSECONDS,
+            {0: 0, 29: 2**60, 30: 30 * 10**9},
+            [0, None, 30 * 10**9],
+            [],
+        ),
+        (
+            "a leap goes on for as long as it was not read",
+            NANOSECONDS,
+            {0: 0, 1: 10**15, 31: 10**15 + 30 * 10**9},
+            [0, None, 10**15 + 30 * 10**9],
+            [],
+        ),
+        (
+            "and is not believed where it goes on by more",
+            NANOSECONDS,
+            {0: 0, 30: 10**15, 31: 10**15 + 30 * 10**9},
+            [0, None, None],
+            [],
+        ),
+        (
+            "a counter of bytes that was not read for long may come to its end between",
+            PCIE_BYTES,
+            {0: 2**42 - 2**41, 10: 900},
+            [2**41, 2**42 + 900],
+            [],
+        ),
+    ],
+)  # fmt: skip
+def test_a_counter_that_is_not_read_in_each_tick(
+    law: str, unit: Unit, values: dict[int, int], given: list[int | None], fell: list[int]
+) -> None:
+    assert run(unit, values) == (given, fell), law
 
 
 def test_where_another_counter_began_again_a_fall_is_no_wrap() -> None:
-    ledger = Ledger(before={}, interval_ns=SECOND_NS)
+    ledger = Ledger(before={}, now_ns=0)
     ledger.enter("energy", 500, EVER)
     ledger.enter("sent", 2**32 - 100, PCIE_BYTES)
-    after = Ledger(before=ledger.after, interval_ns=SECOND_NS)
+    after = Ledger(before=ledger.after, now_ns=SECOND_NS)
     assert after.enter("energy", 1, EVER) == 1
     assert after.enter("sent", 900, PCIE_BYTES) == 900
     assert after.fell == ["energy", "sent"]
 
 
-@pytest.mark.parametrize(("is_rare", "given"), [(True, 30 * 10**9), (False, None)])
-def test_what_is_asked_rarely_may_rise_for_all_the_time_between(
-    is_rare: bool,  # noqa: FBT001  # a parameter of the test
-    given: int | None,
-) -> None:
-    ledger = Ledger(before={}, interval_ns=SECOND_NS)
-    ledger.enter("held", 0, NANOSECONDS)
-    after = Ledger(before=ledger.after, interval_ns=SECOND_NS, rare_interval_ns=15 * SECOND_NS)
-    assert after.enter("held", 30 * 10**9, NANOSECONDS, is_rare=is_rare) == given
+def test_each_counter_has_its_own_time() -> None:
+    first = Ledger(before={}, now_ns=0)
+    for name in ("often", "rarely"):
+        first.enter(name, 0, NANOSECONDS)
+    between = Ledger(before=first.after, now_ns=14 * SECOND_NS)
+    between.enter("often", 0, NANOSECONDS)
+    last = Ledger(before=between.after, now_ns=15 * SECOND_NS)
+    given = {name: last.enter(name, 15 * 10**9, NANOSECONDS) for name in ("often", "rarely")}
+    assert given == {"often": None, "rarely": 15 * 10**9}
+
+
+def test_what_a_tick_enters_does_not_change_what_was_before() -> None:
+    before = Ledger(before={}, now_ns=0)
+    for name in ("still", "risen", "leapt"):
+        before.enter(name, 1, NANOSECONDS)
+    kept = dict(before.after)
+    after = Ledger(before=before.after, now_ns=SECOND_NS)
+    for name, value in {"still": 1, "risen": 2, "leapt": 2**60}.items():
+        after.enter(name, value, NANOSECONDS)
+    assert before.after == kept
+    assert all(after.after[name] != kept[name] for name in kept)
 
 
 def test_a_counter_that_was_not_asked_is_remembered() -> None:
-    ledger = Ledger(before={}, interval_ns=SECOND_NS)
+    ledger = Ledger(before={}, now_ns=0)
     ledger.enter("errors", 500, EVER)
-    between = Ledger(before=ledger.after, interval_ns=SECOND_NS)
-    after = Ledger(before=between.after, interval_ns=SECOND_NS)
+    between = Ledger(before=ledger.after, now_ns=SECOND_NS)
+    after = Ledger(before=between.after, now_ns=2 * SECOND_NS)
     after.enter("errors", 3, EVER)
     assert after.fell == ["errors"]
