@@ -13,6 +13,7 @@ from gpuledger.records import (
     GpuEvent,
     Incident,
     Inventory,
+    NodeMark,
     NodeSample,
     PodRecord,
     ProcessRecord,
@@ -98,6 +99,19 @@ PODS: Final = Topic(
     },
 )
 EVENTS: Final = Topic(name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS)
+MARKS: Final = Topic(
+    name="gpuledger.marks.v1",
+    record=NodeMark,
+    key="node",
+    cleanup_policy="compact",
+    # One a node and commit: only the last one of a node is ever asked for, at an assignment.
+    extra={
+        "segment.ms": str(_HOUR_MS // 6),
+        "segment.bytes": str(16 * 2**20),
+        "min.cleanable.dirty.ratio": "0.1",
+        "delete.retention.ms": str(_DAY_MS),
+    },
+)
 ATTRIBUTED_INCIDENTS: Final = Topic(
     name="gpuledger.attributed-incidents.v1",
     record=AttributedIncident,
@@ -120,6 +134,7 @@ TOPICS: Final = (
     INVENTORY,
     PODS,
     EVENTS,
+    MARKS,
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
 )

@@ -17,6 +17,7 @@ from gpuledger.records.events import (
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
+from gpuledger.records.marks import NodeMark
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
 from gpuledger.records.readings import GpuProfiling, GpuReading, GpuTraffic
@@ -52,6 +53,7 @@ __all__ = [
     "Inventory",
     "Method",
     "MigInstance",
+    "NodeMark",
     "NodeSample",
     "PodContainer",
     "PodDescription",

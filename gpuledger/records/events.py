@@ -53,6 +53,16 @@ class Entry:
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
+    sm_active_seconds: float | None = None
+    """The device's share of multiprocessors with work times the tick, apportioned by busy seconds;
+    nothing is measured of a process. Absent without the chip's counters, and on `idle`."""
+    tensor_active_seconds: float | None = None
+    """The same of the tensor pipes."""
+    dram_active_seconds: float | None = None
+    """The same of the memory interface."""
+    allocation: Natural | None = None
+    """On `idle`: position in the event's `allocations` of what held this part unused; absent where
+    nobody held it."""
     method: Method
     """How the busy seconds were found."""
 
@@ -107,6 +117,10 @@ class GpuEvent:
     """End of the covered interval, nanoseconds since the epoch."""
     interval_ns: Natural
     """Length of the covered interval."""
+    late: bool | None = None
+    """True where the node was late with the tick, or a later one of it was booked before."""
+    uncovered_seconds: float | None = None
+    """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: list[GpuBooks]
     """The books of each GPU that answered."""
     pods: list[PodDescription]

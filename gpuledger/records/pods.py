@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod's UID.
 """
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import Integer, Natural, record
 
 
 @record
@@ -16,6 +16,12 @@ class PodContainer:
     """The runtime's id without its scheme; absent until the container was started."""
     restarts: Natural
     """How often it was started again; each time under another id."""
+    started_time_ns: Natural | None = None
+    """When it was started, where it runs or has run."""
+    ended_time_ns: Natural | None = None
+    """When it ended, where it has."""
+    previous_container_id: str | None = None
+    """The id that it had before it was started again, where the status still names it."""
 
 
 @record
@@ -36,6 +42,8 @@ class PodRecord:
     """Name of that workload."""
     labels: dict[str, str]
     """The labels that the settings ask for."""
+    annotations: dict[str, str] | None = None
+    """The annotations that the settings ask for; absent where none of them is there."""
     containers: list[PodContainer]
     """All containers, init and ephemeral ones included."""
     config_hash: str | None = None
@@ -44,10 +52,20 @@ class PodRecord:
     """GPU resources asked for, by resource name, summed over the containers."""
     phase: str
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
+    qos_class: str | None = None
+    """`Guaranteed`, `Burstable` or `BestEffort`."""
+    priority: Integer | None = None
+    """The scheduler's priority."""
+    priority_class: str | None = None
+    """Name of the class that the priority comes from."""
     created_time_ns: Natural
     """When the API server made the object, nanoseconds since the epoch."""
     started_time_ns: Natural | None = None
     """When the kubelet took it on."""
+    ended_time_ns: Natural | None = None
+    """When the last of its containers ended, where all have."""
+    deletion_time_ns: Natural | None = None
+    """When its deletion was asked for, its grace included: `metadata.deletionTimestamp`."""
     deleted_time_ns: Natural | None = None
     """When it left the API server, as far as the pod watch could see."""
     resource_version: str

@@ -59,7 +59,7 @@ def with_spare_fields(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if not isinstance(value, dict):
         return value
     mappings = (
-        "labels", "container_names", "gpus_requested", "nvlink_peers",
+        "labels", "annotations", "container_names", "gpus_requested", "nvlink_peers",
         "nvlink_link_sent_bytes_totals", "nvlink_link_received_bytes_totals",
     )  # fmt: skip
     grown = {k: v if k in mappings else with_spare_fields(v) for k, v in value.items()}

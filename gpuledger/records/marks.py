@@ -1,0 +1,22 @@
+"""How far a node is booked: what a join that takes a node over must know of the one before.
+
+Here lives the record of `gpuledger.marks.v1`, a compacted topic keyed by node.
+"""
+
+from gpuledger.records.base import Natural, record
+
+
+@record
+class NodeMark:
+    """The last tick of a node that was booked; whatever is not above it was booked before."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: Natural
+    """The tick's number within the boot."""
+    time_ns: Natural
+    """End of the interval that the tick covers, nanoseconds since the epoch."""
+    offset: Natural
+    """The tick's offset in its partition of `gpuledger.samples.v1`."""
