@@ -60,7 +60,7 @@ class Watched:
             given |= self.gpu.answers_of(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = GpuAnswers(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
-        tick = read_gpu(answers, self._state, interval_ns=interval_ns)
+        tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
         self._state = tick.state
         self.answers.append(answers)
         self.ticks.append(tick)
