@@ -4,6 +4,8 @@ Here live the pods and the high-water marks of a worker, and the three transform
 No asyncio, no bus client: the shell around it is `service`.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,7 +13,7 @@ from enricher.join import metrics
 from enricher.join.checks import InvalidTickError, book_valid_tick
 from enricher.join.describe import DescriptionCache, describe_pods, identity_of
 from enricher.join.event import make_event
-from enricher.join.marks import HighWaterMarks
+from enricher.join.marks import NodeMarks, is_booked
 from enricher.join.pods import PodCache
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
@@ -20,16 +22,18 @@ from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
     AttributedIncident,
     Incident,
+    NodeMark,
     NodeSample,
     PodRecord,
     ProcessRecord,
 )
 from gpuledger.records.readings import PARTS
-from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
+from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
 _SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=PARTS))
 _PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
+_MARKS: Final = Decoder(topic=MARKS.name, record=twin_of(NodeMark))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _AttributedIncident: Final = twin_of(AttributedIncident)
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
@@ -41,7 +45,7 @@ class JoinStage:
     def __init__(self, *, office: DeadLetterOffice) -> None:
         self.pods = PodCache()
         self._office = office
-        self._marks = HighWaterMarks()
+        self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
 
     def take_pods(self, records: Sequence[Record]) -> None:
@@ -53,13 +57,33 @@ class JoinStage:
             for _, pod in self._office.decode(_PODS, [record]):
                 self.pods.put(pod, partition=record.partition)
 
+    def take_marks(self, records: Sequence[Record]) -> None:
+        """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
+        for record in records:
+            marks = self._marks[record.partition]
+            if record.value is None and record.key is not None:
+                marks.remove(record.key.decode(errors="replace"))
+                continue
+            for _, mark in self._office.decode(_MARKS, [record]):
+                marks.take(mark)
+
+    def drain_marks(self, partition: int) -> list[Message]:
+        """Give the marks of the nodes that were booked since the last call, for the marks' topic.
+
+        Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            Message(key=mark.node.encode(), value=encode_twin(mark), timestamp_ms=now_ms)
+            for mark in self._marks[partition].drain()
+        ]
+
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
         events: list[Message] = []
         for record, sample in self._office.decode(_SAMPLES, records):
             try:
-                if self._is_new(record.partition, sample):
-                    events += self._publishable(record, self._book(record, sample))
+                events += self._take_sample(record, sample)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
@@ -85,14 +109,19 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
-        self._marks.forget(partition)
+        self._marks.pop(partition, None)
         self._descriptions.clear()
 
-    def _is_new(self, partition: int, sample: NodeSample) -> bool:
-        is_new = self._marks.advance(partition, sample.node, sample.boot_id, sample.seq)
-        if not is_new:
+    def _take_sample(self, record: Record, sample: NodeSample) -> tuple[Message, ...]:
+        """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
+        marks = self._marks[record.partition]
+        if is_booked(sample, marks.of(sample.node), offset=record.offset):
             metrics.DUPLICATES_TOTAL.inc()
-        return is_new
+            return ()
+        events = self._publishable(record, self._book(record, sample))
+        if events:
+            marks.advance(sample, offset=record.offset)
+        return events
 
     def _publishable(self, record: Record, event: Message) -> tuple[Message, ...]:
         """Put the tick aside where its event is more than the bus takes in one message."""
