@@ -1,4 +1,4 @@
-"""The seam to the Kubernetes API server: a GET that answers in bytes, and the one error it raises.
+"""The seam to the Kubernetes API server: requests that answer in bytes, and their one error.
 
 Here live the protocol, its error and the choice of credentials. What the bytes mean is decoded
 elsewhere; how often to ask is the reflector's business.
@@ -9,11 +9,12 @@ import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
 
+Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
 _NO_PERMISSION: Final = ": grant its account get, list and watch on pods in a ClusterRole"
 _REMEDIES: Final[dict[int, str]] = {
@@ -35,6 +36,8 @@ class KubernetesError(UnavailableError):
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
+        self.said = message
+        """What happened, without the remedy, which is for who reads pods."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
@@ -65,6 +68,11 @@ class Api(Protocol):
 
         `silence_seconds` is the longest time without a byte, `total_seconds` that of all of it.
         """
+
+    def send(
+        self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send JSON and open the answer; `KubernetesError` for all but success."""
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Final
 
 import aiohttp
@@ -17,7 +18,7 @@ from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
-from enricher.podwatch.api import Answer, Api, KubernetesError
+from enricher.podwatch.api import Answer, Api, KubernetesError, Method
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
@@ -25,6 +26,7 @@ from gpuledger.errors import UserError
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @asynccontextmanager
@@ -62,33 +64,68 @@ class Client:
         self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
     ) -> AsyncIterator[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but 200."""
-        await self._refresh()
         patience = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
             silence_seconds=silence_seconds,
             total_seconds=total_seconds,
         )
-        server = self._client.configuration.host or ""
-        try:
-            async with answered(self._request(path, query, patience), server=server) as answer:
-                yield answer
-        except KubernetesError as error:
-            self._refused = error.status == HTTPStatus.UNAUTHORIZED
-            raise
+        async with self._answered(path, "GET", patience, query=query) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def send(
+        self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
+    ) -> AsyncIterator[Answer]:
+        """Send JSON and open the answer; `KubernetesError` for all but success."""
+        patience = limits(
+            connect_seconds=self._settings.connect_timeout_seconds,
+            silence_seconds=total_seconds,
+            total_seconds=total_seconds,
+        )
+        async with self._answered(path, method, patience, body=body) as answer:
+            yield answer
 
     async def close(self) -> None:
         """Close all connections; TLS ends with a word to the other side, which takes a moment."""
         await self._client.close()
         await asyncio.sleep(_TLS_END_SECONDS)
 
+    @asynccontextmanager
+    async def _answered(
+        self,
+        path: str,
+        method: str,
+        patience: aiohttp.ClientTimeout,
+        *,
+        query: Mapping[str, str] = _NOTHING,
+        body: Mapping[str, object] | None = None,
+    ) -> AsyncIterator[Answer]:
+        """Ask with fresh credentials, and remember where they were refused."""
+        await self._refresh()
+        request = self._request(path, method, patience, query=query, body=body)
+        try:
+            server = self._client.configuration.host or ""
+            async with answered(request, server=server) as answer:
+                yield answer
+        except KubernetesError as error:
+            self._refused = error.status == HTTPStatus.UNAUTHORIZED
+            raise
+
     async def _request(
-        self, path: str, query: Mapping[str, str], patience: aiohttp.ClientTimeout
+        self,
+        path: str,
+        method: str,
+        patience: aiohttp.ClientTimeout,
+        *,
+        query: Mapping[str, str],
+        body: Mapping[str, object] | None,
     ) -> aiohttp.ClientResponse:
         response: aiohttp.ClientResponse = await self._client.call_api(
             path,
-            "GET",
+            method,
             query_params=list(query.items()),
             header_params={"Accept": "application/json"},
+            body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
             _request_timeout=patience,

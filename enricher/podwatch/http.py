@@ -16,6 +16,7 @@ from enricher.podwatch.objects import Status
 
 _MOST_ERROR_BYTES: Final = 64 * 1024
 _SHOWN_CHARACTERS: Final = 200
+_SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 
@@ -24,13 +25,13 @@ _decode_status: Final = msgspec.json.Decoder(Status).decode
 async def answered(
     request: Awaitable[aiohttp.ClientResponse], *, server: str
 ) -> AsyncIterator[Answer]:
-    """Send a request and give its answer; `KubernetesError` for all but 200."""
+    """Send a request and give its answer; `KubernetesError` for all but 200 and 201."""
     try:
         response = await request
     except _BROKEN as error:
         raise _unreachable(error, server=server) from error
     async with response:
-        if response.status != HTTPStatus.OK:
+        if response.status not in _SUCCESS:
             raise await _refusal(response)
         yield _HttpAnswer(response, server=server)
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aiohttp
 
-from enricher.podwatch.api import Answer, Api
+from enricher.podwatch.api import Answer, Api, Method
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
@@ -40,3 +40,16 @@ class _Plain:
         return answered(
             self._session.get(server + path, params=query, timeout=patience), server=server
         )
+
+    def send(
+        self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        """Send JSON and open the answer; `KubernetesError` for all but success."""
+        server = self._settings.url.rstrip("/")
+        patience = limits(
+            connect_seconds=self._settings.connect_timeout_seconds,
+            silence_seconds=total_seconds,
+            total_seconds=total_seconds,
+        )
+        request = self._session.request(method, server + path, json=body, timeout=patience)
+        return answered(request, server=server)

@@ -9,6 +9,8 @@ from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import Seconds
 
 ALL_LABELS: Final = "*"
+RETRY_MOST_FACTOR: Final = 2.2
+"""How many times as long as asked for the pause between two attempts may be, by chance."""
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -42,6 +44,36 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise ValueError("backoff_first_seconds is more than backoff_most_seconds")
 
 
+class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of several podwatches publishes: the one that holds a Lease of the API server."""
+
+    enabled: bool = False
+    """Whether a Lease is held; off, this podwatch publishes however many others do."""
+    name: str = "gpuledger-podwatch"
+    """Name of the Lease; it is made where it is missing."""
+    namespace: str = ""
+    """Its namespace; empty: that of the pod's service account."""
+    identity: str = ""
+    """Under which name it is held, another one for each podwatch; empty: host name and a UUID."""
+    duration_seconds: Seconds = 15.0
+    """For how long others take a holder that says nothing for alive."""
+    renew_deadline_seconds: Seconds = 10.0
+    """How long a holder that cannot renew goes on."""
+    retry_seconds: Seconds = 2.0
+    """How often the Lease is renewed, and asked for by those who wait."""
+
+    def __post_init__(self) -> None:
+        """Refuse times with which two could publish at once; raises `ValueError`."""
+        if self.duration_seconds <= self.renew_deadline_seconds:
+            raise ValueError("duration_seconds must be more than renew_deadline_seconds")
+        if self.renew_deadline_seconds <= RETRY_MOST_FACTOR * self.retry_seconds:
+            raise ValueError(
+                f"renew_deadline_seconds must be more than {RETRY_MOST_FACTOR:g} retry_seconds"
+            )
+        if self.duration_seconds < 1:
+            raise ValueError("duration_seconds must be at least 1: a Lease counts in seconds")
+
+
 class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of gpuledger-podwatch."""
 
@@ -53,6 +85,8 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How the log is written."""
     kubernetes: KubernetesSettings = KubernetesSettings()
     """Which API server is watched."""
+    lease: LeaseSettings = LeaseSettings()
+    """Which of several podwatches publishes."""
     labels: list[str] = msgspec.field(
         default_factory=lambda: [
             "app",

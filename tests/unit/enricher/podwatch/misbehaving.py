@@ -46,15 +46,21 @@ async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
     server = MisbehavingServer()
     app = web.Application()
     app.router.add_get("/api/v1/pods", server.answer)
+    async with serving(app) as server.url:
+        yield server
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    """Serve an application on a free port of the loopback; give its address."""
     # Silent watches are cancelled with the server, not waited for.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    server.url = f"http://{host}:{port}"
     try:
-        yield server
+        yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
 
