@@ -61,7 +61,10 @@ class PodReader:
         if not spec.node_name:
             return None
         labels = meta.labels or {}
-        owner_kind, owner_name = known_owner(meta.owner_references, labels)
+        created_time_ns = _nanoseconds(meta.creation_timestamp) or 0
+        owner_kind, owner_name = known_owner(
+            meta.owner_references, labels, created_time_ns=created_time_ns
+        )
         notes = meta.annotations
         return _Record(
             uid=meta.uid,
@@ -75,7 +78,7 @@ class PodReader:
             config_hash=(notes.config_hash or notes.config_mirror) if notes else None,
             gpus_requested=self._shared_requests.of(gpus_requested(spec, self._prefixes)),
             phase=intern(status.phase or "Unknown"),
-            created_time_ns=_nanoseconds(meta.creation_timestamp) or 0,
+            created_time_ns=created_time_ns,
             started_time_ns=_nanoseconds(status.start_time),
             resource_version=meta.resource_version,
         )

