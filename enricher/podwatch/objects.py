@@ -4,13 +4,12 @@ Here live partial structs in the server's own words. Each field may be absent or
 server leaves out what is empty; what they mean for the ledger is said in `decode`.
 """
 
-from datetime import datetime
-from typing import Annotated
+from typing import Generic, TypeVar
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import Raw, Struct, field
 
-Time = Annotated[datetime, Meta(tz=True)]
 Quantity = str | int | float
+Time = str
 
 
 class _Object(Struct, rename="camel", gc=False):
@@ -32,16 +31,20 @@ class Annotations(_Object):
     config_mirror: str | None = field(default=None, name="kubernetes.io/config.mirror")
 
 
-class ObjectMeta(_Object):
-    """Who an object is."""
+NotesT = TypeVar("NotesT", bound=Annotations)
+
+
+class ObjectMeta(_Object, Generic[NotesT]):
+    """Who an object is; which annotations are read of it is for who reads it to say."""
 
     uid: str = ""
     name: str = ""
     namespace: str = ""
     resource_version: str = ""
     creation_timestamp: Time | None = None
+    deletion_timestamp: Time | None = None
     labels: dict[str, str] | None = None
-    annotations: Annotations | None = None
+    annotations: NotesT | None = None
     owner_references: list[OwnerReference] | None = None
 
 
@@ -64,9 +67,32 @@ class PodSpec(_Object):
     """What a pod asks for."""
 
     node_name: str | None = None
+    priority: int | None = None
+    priority_class_name: str | None = None
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     ephemeral_containers: list[Container] | None = None
+
+
+class Running(_Object):
+    """Since when a container runs."""
+
+    started_at: Time | None = None
+
+
+class Terminated(_Object):
+    """From when until when a container ran."""
+
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    container_id: str | None = field(default=None, name="containerID")
+
+
+class ContainerState(_Object):
+    """How it stands with a container; neither of these while it waits."""
+
+    running: Running | None = None
+    terminated: Terminated | None = None
 
 
 class ContainerStatus(_Object):
@@ -75,22 +101,25 @@ class ContainerStatus(_Object):
     name: str
     container_id: str | None = field(default=None, name="containerID")
     restart_count: int = 0
+    state: ContainerState | None = None
+    last_state: ContainerState | None = None
 
 
 class PodStatus(_Object):
     """What the kubelet says of a pod."""
 
     phase: str | None = None
+    qos_class: str | None = None
     start_time: Time | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     ephemeral_container_statuses: list[ContainerStatus] | None = None
 
 
-class Pod(_Object):
+class Pod(_Object, Generic[NotesT]):
     """A pod."""
 
-    metadata: ObjectMeta
+    metadata: ObjectMeta[NotesT]
     spec: PodSpec | None = None
     status: PodStatus | None = None
 

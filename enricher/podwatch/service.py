@@ -40,7 +40,11 @@ async def run_podwatch(
         clock=clock,
         batch_most=settings.publish_batch,
     )
-    reader = PodReader(labels=settings.labels, gpu_resource_prefixes=settings.gpu_resource_prefixes)
+    reader = PodReader(
+        labels=settings.labels,
+        annotations=settings.annotations,
+        gpu_resource_prefixes=settings.gpu_resource_prefixes,
+    )
     reflector = Reflector(api=api, reader=reader, settings=settings.kubernetes, clock=clock)
     follower = Follower(table=table, publisher=publisher, check=readiness.check("api"), clock=clock)
     async with asyncio.TaskGroup() as tasks:

