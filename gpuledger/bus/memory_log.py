@@ -66,6 +66,13 @@ class PartitionLog:
         found = self.read(offset, max_records=1)
         return found[0].offset if found else self.end_offset
 
+    def offset_at(self, timestamp_ms: int) -> int:
+        """Give the offset of the first record that is not older than that, or the end."""
+        return next(
+            (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
+            self.end_offset,
+        )
+
     def compact(self) -> None:
         """Keep the last record of each key; a tombstone goes with the second compaction."""
         last = {record.key: record.offset for record in self._records}

@@ -10,22 +10,27 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Protocol
 
-from gpuledger.bus.protocol import Message, Subscription, TopicPartition
+from gpuledger.bus.history import History
+from gpuledger.bus.protocol import Bus, Message, Subscription, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gpuledger.bus.protocol import Bus, Consumer, PartitionsCallback, Record
+    from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
 DEADLINE_SECONDS = 30.0
 IDLE_SECONDS = 0.05
 
 
+class WholeBus(Bus, History, Protocol):
+    """A bus that can be followed and looked back on."""
+
+
 class Harness(Protocol):
     """A bus with topics of this test alone."""
 
-    bus: Bus
+    bus: WholeBus
     readings: str
     """A topic with 4 partitions."""
     pods: str

@@ -1,0 +1,120 @@
+"""Reads Kafka partitions again by their offsets: no group, no commit, transactions only once whole.
+
+Following a topic as a member of a group is `kafka_consumer`'s business.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer
+
+from gpuledger.bus import kafka_internals
+from gpuledger.bus.history import Span
+from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.errors import BusUnavailableError
+
+MAX_RECORDS: Final = 500
+_POLL_MS: Final = 500
+
+
+class KafkaReader:
+    """Reads any partition of any topic, one at a time; connects with the first question."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._client: AIOKafkaConsumer | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await kafka_internals.stop_consumer(client)
+
+    async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
+        """Give what is kept of each partition; `TopicsError` where the topic does not exist."""
+        client = await self._opened()
+        inner, servers = kafka_internals.inner_client(client), self._connection.servers
+        async with self._connection.asking(f"looking up the offsets of {topic}"):
+            count = (await count_partitions(inner, [topic], servers=servers))[topic]
+            places = [TopicPartition(topic, number) for number in range(count)]
+            first = await client.beginning_offsets([named(place) for place in places])
+            end = await client.end_offsets([named(place) for place in places])
+        return {place: Span(first[named(place)], end[named(place)]) for place in places}
+
+    async def offsets_at(
+        self, places: Iterable[TopicPartition], timestamp_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """Give, for each partition, the offset before which every record is older than that."""
+        wanted = {named(place): timestamp_ms for place in places}
+        client = await self._opened()
+        async with self._connection.asking("looking up offsets by time"):
+            found = await client.offsets_for_times(wanted)
+            absent = [place for place in wanted if found.get(place) is None]
+            ends = await client.end_offsets(absent) if absent else {}
+        return {
+            TopicPartition(*place): ends[place] if place in ends else found[place].offset
+            for place in wanted
+        }
+
+    async def read(self, place: TopicPartition, span: Span) -> AsyncIterator[Sequence[Record]]:
+        """Give the records of a span in their order, some at a time.
+
+        Raises `BusUnavailableError` where nothing came for `request_timeout_seconds`, or where the
+        broker removed the records in the meantime.
+        """
+        client, its_name = await self._opened(), named(place)
+        client.assign([its_name])
+        client.seek(its_name, span.first)
+        position, heard_at = span.first, _now_seconds()
+        while position < span.end:
+            records = await self._poll(client, place)
+            before, position = position, await client.position(its_name)
+            if wanted := [record for record in records if record.offset < span.end]:
+                yield wanted
+            if position > before:
+                heard_at = _now_seconds()
+            self._must_go_on(place, position, span, silent_seconds=_now_seconds() - heard_at)
+
+    def _must_go_on(
+        self, place: TopicPartition, position: int, span: Span, *, silent_seconds: float
+    ) -> None:
+        if silent_seconds > self._connection.settings.request_timeout_seconds:
+            raise BusUnavailableError(
+                f"reading {place.topic}-{place.partition}: {self._connection.servers} gave nothing"
+                f" for {silent_seconds:.0f} s at offset {position}, before {span.end}"
+            )
+
+    async def _poll(self, client: AIOKafkaConsumer, place: TopicPartition) -> list[Record]:
+        with self._connection.translating(f"reading {place.topic}-{place.partition}"):
+            found = await client.getmany(named(place), timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
+        return [
+            Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value)
+            for records in found.values()
+            for r in records
+        ]
+
+    async def _opened(self) -> AIOKafkaConsumer:
+        if self._client is None:
+            client = AIOKafkaConsumer(
+                **self._connection.arguments,
+                group_id=None,
+                enable_auto_commit=False,
+                # What is removed while it is read is an error, not a jump.
+                auto_offset_reset="none",
+                isolation_level="read_committed",
+            )
+            try:
+                async with self._connection.asking("connecting"):
+                    await client.start()
+            except BaseException:
+                await kafka_internals.stop_consumer(client)
+                raise
+            self._client = client
+        return self._client
+
+
+def _now_seconds() -> float:
+    return asyncio.get_running_loop().time()
