@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.live import Live
 
-from cli.demo.machine import find_machine
+from cli.demo.machine import DemoBus, find_machine
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, find_scenario, find_store, parse_bus
 from cli.demo.screen import draw
@@ -22,7 +22,6 @@ from cli.demo.summary import StoreLine, Summary, draw_summary, pod_lines, truth_
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Bus
 from gpuledger.codec import encode
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.service import configure_logs
@@ -113,7 +112,7 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _open_bus(plan: DemoPlan) -> Bus:
+async def _open_bus(plan: DemoPlan) -> DemoBus:
     if plan.kafka is None:
         return MemoryBus()
     try:

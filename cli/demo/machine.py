@@ -20,6 +20,7 @@ from cli.demo.tally import Tally
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
@@ -33,6 +34,10 @@ _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 _NO_SPOOL: Final = SpoolSettings(folder="")
 
 
+class DemoBus(Bus, History, Protocol):
+    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
+
+
 class Machine(Protocol):
     """Nodes with GPUs, and the API server that knows their pods."""
 
@@ -43,7 +48,7 @@ class Machine(Protocol):
     clock: Clock
     """The clock by which its events are timed."""
 
-    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
@@ -60,7 +65,7 @@ class SimulatedMachine:
         self.nodes = set(self._simulation.nodes)
         self.clock: Clock = self._simulation.clock
 
-    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
@@ -96,7 +101,7 @@ class OwnMachine:
         self.nodes = {self._settings.node_name}
         self.clock: Clock = machine.clock
 
-    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
         stages.start_agent(
             run_agent(
@@ -134,7 +139,7 @@ async def _start_podwatch(
     stages: Stages,
     kubernetes: KubernetesSettings,
     *,
-    bus: Bus,
+    bus: DemoBus,
     stack: AsyncExitStack,
     clock: Clock,
 ) -> None:

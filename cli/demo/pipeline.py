@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from cli.demo.machine import Machine
+from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
@@ -50,7 +50,7 @@ class Run:
 
 
 @asynccontextmanager
-async def running(plan: DemoPlan, *, bus: Bus, machine: Machine) -> AsyncIterator[Run]:
+async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly."""
     partitions = await bus.partitions(SAMPLES.name)
     async with AsyncExitStack() as stack:

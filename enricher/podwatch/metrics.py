@@ -24,6 +24,15 @@ UNDECODABLE: Final = Counter(
     "gpuledger_podwatch_objects_undecodable",
     "Objects of the API server that could not be read as pods.",
 )
+UNDECODABLE_RECORDS: Final = Counter(
+    "gpuledger_podwatch_records_undecodable",
+    "Records of the topic of pods, read after a start, that are none; such a pod counts as unknown"
+    " and is published again.",
+)
+READ_FAILURES: Final = Counter(
+    "gpuledger_podwatch_read_failures",
+    "Attempts to read after a start which pods are known on Kafka; they are repeated.",
+)
 PUBLISHED: Final = Counter(
     "gpuledger_podwatch_messages_published",
     "Messages that Kafka has acknowledged, by kind: `record` or `tombstone`.",
@@ -44,4 +53,12 @@ LAG: Final = Histogram(
 EARLY_TOMBSTONES: Final = Counter(
     "gpuledger_podwatch_early_tombstones",
     "Deleted pods whose record did not stay its full time, because too many waited.",
+)
+LEADING: Final = Gauge(
+    "gpuledger_podwatch_leading",
+    "1 while this podwatch holds the Lease and publishes, 0 while it stands by; 1 without a Lease.",
+)
+LEASE_FAILURES: Final = Counter(
+    "gpuledger_podwatch_lease_failures",
+    "Attempts to acquire or renew the Lease that the API server did not answer, or refused.",
 )

@@ -8,8 +8,9 @@ from typing import Final
 import structlog
 
 from enricher.podwatch import metrics
+from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
-from gpuledger.bus.protocol import Bus, Message, Producer
+from gpuledger.bus.protocol import Message, Producer
 from gpuledger.clock import Clock
 from gpuledger.errors import BusUnavailableError
 from gpuledger.service.backoff import Backoff
@@ -26,7 +27,7 @@ class Publisher:
     """Sends batches of pods to the partitions of their nodes."""
 
     def __init__(
-        self, *, bus: Bus, table: PodTable, check: Check, clock: Clock, batch_most: int
+        self, *, bus: PodBus, table: PodTable, check: Check, clock: Clock, batch_most: int
     ) -> None:
         self._bus = bus
         self._table = table

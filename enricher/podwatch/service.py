@@ -9,12 +9,12 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.known import PodBus, read_known
 from enricher.podwatch.publish import Publisher
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
 from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
 from enricher.podwatch.table import PodTable
-from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.service.readiness import Check, Readiness
 
@@ -23,16 +23,20 @@ _log = structlog.get_logger(__name__)
 
 
 async def run_podwatch(
-    *, api: Api, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, api: Api, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
     """Publish the pods of the API server until cancelled; `TopicsError` where the topic is missing.
 
-    The checks are `api`, ok once the pods were listed, and `kafka`.
+    The checks are `known`, ok once it was read which pods Kafka knows, `api`, ok once the pods were
+    listed, and `kafka`.
     """
+    known = await read_known(bus=bus, check=readiness.check("known"), clock=clock)
     table = PodTable(
         tombstone_after_seconds=settings.tombstone_after_seconds,
         tombstones_most=settings.tombstones_most,
     )
+    table.restore(known.by_uid.values())
+    del known
     publisher = Publisher(
         bus=bus,
         table=table,

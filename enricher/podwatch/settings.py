@@ -9,7 +9,7 @@ from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import Seconds
 
 ALL_LABELS: Final = "*"
-RETRY_MOST_FACTOR: Final = 2.2
+RETRY_MOST_FACTOR: Final = 1.25
 """How many times as long as asked for the pause between two attempts may be, by chance."""
 Count = Annotated[int, Meta(ge=1)]
 

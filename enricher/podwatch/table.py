@@ -44,6 +44,17 @@ class PodTable:
         """How many pods have a state that was not acknowledged."""
         return len(self._unpublished)
 
+    def restore(self, pods: Iterable[PodRecord]) -> None:
+        """Take what Kafka knows from before, into an empty table: nothing of it is due."""
+        deleted = []
+        for pod in pods:
+            if pod.deleted_time_ns is None:
+                self._alive[pod.uid] = pod
+            else:
+                deleted.append(pod)
+        deleted.sort(key=_deletion)
+        self._dead = {pod.uid: pod for pod in deleted}
+
     def see(self, pod: PodRecord, *, time_ns: int) -> None:
         """Take a pod's state; one that only differs in its version is the same."""
         if self._listed is not None:
@@ -54,6 +65,9 @@ class PodTable:
             self._buried.pop(pod.uid, None)
             self._alive[pod.uid] = pod
             self._unpublished[pod.uid] = time_ns
+        elif pod.uid not in self._unpublished:
+            # A pod just read shares its strings with others; one from the topic has its own.
+            self._alive[pod.uid] = pod
 
     def delete(self, pod: PodRecord, *, time_ns: int) -> None:
         """Take that a pod left the API server."""
@@ -85,7 +99,7 @@ class PodTable:
     def _due(self, time_ns: int) -> Iterator[str]:
         """Give the deleted pods that are due, the oldest first; the deletion itself goes before."""
         for uid, pod in self._dead.items():
-            if (pod.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
+            if _deletion(pod) + self._tombstone_after_ns > time_ns:
                 return
             if uid not in self._unpublished:
                 yield uid
@@ -112,6 +126,10 @@ class PodTable:
             self._unpublished.pop(one.uid, None)
             if one.pod is None:
                 self._buried.pop(one.uid, None)
+
+
+def _deletion(pod: PodRecord) -> int:
+    return pod.deleted_time_ns or 0
 
 
 def _with(pod: PodRecord, **changes: object) -> PodRecord:

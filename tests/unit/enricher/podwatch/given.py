@@ -4,9 +4,13 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import yaml
+
+from enricher.podwatch.decode import PodReader
+from gpuledger.records import PodRecord
 
 CREATED = "2026-11-21T08:00:00Z"
 DEADLINE_SECONDS = 5.0
@@ -40,6 +44,12 @@ def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **m
             **more.get("status", {}),
         },
     }
+
+
+def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record
+    """Give the record of that pod, some of its fields replaced."""
+    read = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(pod(uid)))
+    return cast("PodRecord", msgspec.structs.replace(cast("Any", read), **changes))
 
 
 def owned_by(kind: str, name: str, *, controller: bool = True) -> Object:

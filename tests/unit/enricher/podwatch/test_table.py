@@ -3,7 +3,7 @@
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.table import PodTable
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.given import encoded, pod
+from tests.unit.enricher.podwatch.given import encoded, pod, pod_record
 
 SECOND = 10**9
 MOST = 100
@@ -143,3 +143,59 @@ def test_a_pod_seen_again_after_its_deletion_lives() -> None:
     pods.see(record("a"), time_ns=2)
     assert publish(pods) == [("a", "Running")]
     assert (pods.bury(time_ns=99 * SECOND), due(pods)) == (0, [])
+
+
+def test_what_the_topic_knows_already_is_not_due_again() -> None:
+    pods = table()
+    pods.restore([record("a", version="1"), record("b")])
+    pods.see(record("a", version="2"), time_ns=1)
+    pods.see(record("b", phase="Succeeded"), time_ns=1)
+    assert due(pods) == [("b", "Succeeded")]
+    assert len(pods) == 2
+
+
+def test_what_the_topic_knows_and_the_first_list_does_not_have_is_deleted() -> None:
+    pods = table()
+    pods.restore([record("a"), record("b")])
+    pods.begin_list()
+    pods.see(record("b", version="9"), time_ns=2)
+    assert pods.end_list(time_ns=3) == 1
+    assert due(pods) == [("a", "deleted 3")]
+
+
+def test_deleted_pods_of_the_topic_get_their_tombstone_in_their_time() -> None:
+    pods = table(tombstone_after_seconds=10)
+    pods.restore([deleted("late", 7), deleted("early", 1)])
+    assert (due(pods), len(pods)) == ([], 0)
+    pods.bury(time_ns=11 * SECOND)
+    assert publish(pods) == [("early", "tombstone")]
+    pods.bury(time_ns=17 * SECOND)
+    assert publish(pods) == [("late", "tombstone")]
+
+
+def test_a_pod_that_the_topic_takes_for_deleted_lives_once_it_is_seen() -> None:
+    pods = table(tombstone_after_seconds=1)
+    pods.restore([deleted("a", 1)])
+    pods.see(record("a"), time_ns=2)
+    assert publish(pods) == [("a", "Running")]
+    assert (pods.bury(time_ns=99 * SECOND), due(pods)) == (0, [])
+
+
+def test_of_equal_records_the_last_seen_is_kept_unless_the_other_is_on_its_way() -> None:
+    pods = table()
+    pods.restore([record("a")])
+    first, second = record("a", version="2"), record("a", version="3")
+    pods.see(first, time_ns=1)
+    pods.begin_list()
+    pods.end_list(time_ns=2)
+    assert due(pods) == [("a", "deleted 2")]
+    assert pods.batch(MOST)[0].pod.resource_version == "2"  # type: ignore[union-attr]  # it is no tombstone
+    pods.see(first, time_ns=3)
+    on_the_way = pods.batch(MOST)
+    pods.see(second, time_ns=4)
+    pods.acknowledge(on_the_way)
+    assert due(pods) == []
+
+
+def deleted(uid: str, seconds: int) -> PodRecord:
+    return pod_record(uid, deleted_time_ns=seconds * SECOND)

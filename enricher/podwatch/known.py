@@ -1,0 +1,103 @@
+"""What Kafka knows of the pods already: the topic of pods, read to its end.
+
+Nobody is in a consumer group for that and nothing is committed: the topic itself is the state.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import structlog
+
+from enricher.podwatch import metrics
+from gpuledger.bus.history import History
+from gpuledger.bus.protocol import Producer, Record
+from gpuledger.clock import Clock
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusUnavailableError, UndecodableError
+from gpuledger.records import PodRecord
+from gpuledger.service.backoff import Backoff
+from gpuledger.service.readiness import Check
+from gpuledger.topics import PODS
+from gpuledger.twins import twin_of
+
+_decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+_log = structlog.get_logger(__name__)
+
+
+class PodBus(History, Protocol):
+    """What podwatch needs of a bus: to publish, and to read back what it published."""
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer."""
+
+    async def partitions(self, topic: str) -> int:
+        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+
+
+class KnownPods:
+    """The newest record of each pod; memory is bounded by the pods without a tombstone."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, PodRecord] = {}
+        self.undecodable = 0
+        """How many records were none; a pod whose newest is one of them is unknown."""
+
+    def take(self, records: Iterable[Record]) -> None:
+        """Take records of the topic in the order of their partition."""
+        for record in records:
+            uid = (record.key or b"").decode(errors="replace")
+            pod = self._read(uid, record.value) if record.value is not None else None
+            if pod is None:
+                self.by_uid.pop(uid, None)
+            else:
+                self.by_uid[uid] = pod
+
+    def _read(self, uid: str, value: bytes) -> PodRecord | None:
+        try:
+            pod: PodRecord = _decode(value)
+        except UndecodableError as error:
+            self._count_undecodable(str(error))
+            return None
+        if pod.uid != uid:
+            self._count_undecodable(f"{PODS.name}: uid {pod.uid!r} under the key {uid!r}")
+            return None
+        return pod
+
+    def _count_undecodable(self, error: str) -> None:
+        self.undecodable += 1
+        metrics.UNDECODABLE_RECORDS.inc()
+        _log.warning("record_unreadable", error=error)
+
+
+async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:
+    """Read the topic to its end, as often as it takes; `TopicsError` where it is missing."""
+    backoff = Backoff()
+    while True:
+        check.failed("reading which pods are known")
+        try:
+            known = await _read_once(bus)
+        except BusUnavailableError as error:
+            metrics.READ_FAILURES.inc()
+            check.failed(f"reading which pods are known: {error}")
+            _log.warning("known_pods_unread", error=str(error))
+            await clock.sleep(backoff.next_seconds())
+        else:
+            _tell(known, check)
+            return known
+
+
+async def _read_once(bus: History) -> KnownPods:
+    known = KnownPods()
+    async with bus.reader() as reader:
+        for place, span in (await reader.spans(PODS.name)).items():
+            async for records in reader.read(place, span):
+                known.take(records)
+    return known
+
+
+def _tell(known: KnownPods, check: Check) -> None:
+    count = len(known.by_uid)
+    deleted = sum(pod.deleted_time_ns is not None for pod in known.by_uid.values())
+    check.ok(f"{count} pods were known, {deleted} of them deleted")
+    _log.info("known_pods_read", pods=count, deleted=deleted, undecodable=known.undecodable)

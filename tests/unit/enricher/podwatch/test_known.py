@@ -1,0 +1,108 @@
+"""What is known of the pods from the topic, whatever stands there."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from enricher.podwatch.known import KnownPods, read_known
+from gpuledger.bus.history import HistoryReader
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import PodRecord
+from gpuledger.service import Readiness
+from gpuledger.topics import PODS
+from gpuledger.twins import encode_twin
+from tests.unit.enricher.podwatch.given import PatientClock, pod_record
+
+
+def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = None) -> bytes:
+    made: PodRecord = pod_record(uid, phase=phase, deleted_time_ns=deleted_time_ns)
+    return encode_twin(made)
+
+
+def records(*pairs: tuple[str, bytes | None]) -> list[Record]:
+    return [
+        Record(PODS.name, 0, offset, 0, uid.encode(), value)
+        for offset, (uid, value) in enumerate(pairs)
+    ]
+
+
+def phases(known: KnownPods) -> dict[str, str]:
+    return {uid: pod.phase for uid, pod in known.by_uid.items()}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected", "undecodable"),
+    [
+        ([("a", value("a", phase="Pending")), ("a", value("a"))], {"a": "Running"}, 0),
+        ([("a", value("a")), ("a", None)], {}, 0),
+        ([("a", None), ("a", value("a"))], {"a": "Running"}, 0),
+        ([("a", b"{"), ("b", value("b"))], {"b": "Running"}, 1),
+        ([("a", value("a")), ("a", b"\xff")], {}, 1),
+        ([("a", value("b"))], {}, 1),
+    ],
+    ids=["newest", "tombstone", "reborn", "undecodable", "undecodable-newest", "other-key"],
+)
+def test_of_each_pod_the_newest_record_counts(
+    pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
+) -> None:
+    known = KnownPods()
+    known.take(records(*pairs))
+    assert (phases(known), known.undecodable) == (expected, undecodable)
+
+
+def test_a_record_without_a_key_is_no_pod() -> None:
+    known = KnownPods()
+    known.take([Record(PODS.name, 0, 0, 0, None, value("a"))])
+    assert (known.by_uid, known.undecodable) == ({}, 1)
+
+
+class FlakyHistory:
+    """A bus whose reader breaks off after its first records, as often as it is told."""
+
+    def __init__(self, inner: MemoryBus, *, failures: int) -> None:
+        self._inner = inner
+        self.failures = failures
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[HistoryReader]:
+        async with self._inner.reader() as reader:
+            yield reader
+            if self.failures:
+                self.failures -= 1
+                raise BusUnavailableError("no broker answers")
+
+
+async def publish(bus: MemoryBus, *messages: tuple[int, str, bytes | None]) -> None:
+    async with bus.producer() as producer:
+        for partition, uid, content in messages:
+            await producer.publish(PODS.name, partition, [Message(uid.encode(), content, 0)])
+
+
+async def test_all_partitions_are_read_to_their_end() -> None:
+    bus, readiness = MemoryBus(), Readiness()
+    await publish(bus, *((number % 12, f"u{number}", value(f"u{number}")) for number in range(30)))
+    await publish(bus, (3, "u3", None), (4, "u4", value("u4", deleted_time_ns=1)))
+    known = await read_known(bus=bus, check=readiness.check("known"), clock=PatientClock())
+    assert known.by_uid.keys() == {f"u{number}" for number in range(30)} - {"u3"}
+    check = readiness.check("known")
+    assert (check.is_ok, check.detail) == (True, "29 pods were known, 1 of them deleted")
+
+
+async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
+    bus, readiness, clock = MemoryBus(), Readiness(), PatientClock()
+    await publish(bus, (0, "a", value("a")))
+    history = FlakyHistory(bus, failures=3)
+    known = await read_known(bus=history, check=readiness.check("known"), clock=clock)
+    assert phases(known) == {"a": "Running"}
+    assert len(clock.slept) == 3
+    assert clock.slept[2] > clock.slept[0]
+
+
+async def test_a_missing_topic_is_its_users_business() -> None:
+    with pytest.raises(TopicsError, match=r"gpuledger\.pods\.v1"):
+        await read_known(
+            bus=MemoryBus(topics=[]), check=Readiness().check("known"), clock=PatientClock()
+        )

@@ -1,0 +1,162 @@
+"""Podwatch started again, or twice: what the topic knows already, it does not say again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.service import Readiness
+from gpuledger.topics import PODS
+from tests.unit.enricher.podwatch.given import PatientClock, pod, soon
+from tests.unit.enricher.podwatch.misbehaving import (
+    MisbehavingServer,
+    event,
+    events,
+    misbehaving_server,
+    page,
+)
+from tests.unit.enricher.podwatch.test_service import StillClock, decoded, running
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(server: MisbehavingServer) -> PodwatchSettings:
+    return PodwatchSettings(
+        kubernetes=KubernetesSettings(url=server.url), tombstone_after_seconds=60
+    )
+
+
+async def topic(bus: MemoryBus) -> list[Record]:
+    """Give all that was published until now, each partition in order."""
+    async with bus.reader() as reader:
+        spans = await reader.spans(PODS.name)
+        return [
+            record
+            for place, span in spans.items()
+            async for records in reader.read(place, span)
+            for record in records
+        ]
+
+
+def states(records: list[Record]) -> dict[str, list[str]]:
+    """Give what became of each pod."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        found.setdefault((record.key or b"").decode(), []).append(_state(record))
+    return found
+
+
+def _state(record: Record) -> str:
+    if record.value is None:
+        return "tombstone"
+    pod = decoded(record)
+    return pod.phase if pod.deleted_time_ns is None else "deleted"
+
+
+async def run_until(
+    bus: MemoryBus, settings: PodwatchSettings, expected: dict[str, list[str]], clock: PatientClock
+) -> Readiness:
+    """Run podwatch until the topic holds exactly this, and some time longer."""
+    readiness = Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
+        found: dict[str, list[str]] = {}
+        try:
+            async with asyncio.timeout(5):
+                while found != expected or not readiness.is_ready():
+                    await asyncio.sleep(0.005)
+                    found = states(await topic(bus))
+        except TimeoutError:
+            assert found == expected  # says what differs
+            raise
+        await asyncio.sleep(0.02)
+    assert states(await topic(bus)) == expected
+    return readiness
+
+
+async def test_a_restart_repeats_nothing_and_misses_nothing(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus = MemoryBus()
+    server.lists += [page(pod("same"), pod("changed"), pod("gone"))]
+    before = {"same": ["Running"], "changed": ["Running"], "gone": ["Running"]}
+    await run_until(bus, settings, before, StillClock())
+    server.lists += [
+        page(pod("same", version="99"), pod("changed", status={"phase": "Failed"}), pod("new"))
+    ]
+    after = {
+        "same": ["Running"],
+        "changed": ["Running", "Failed"],
+        "gone": ["Running", "deleted"],
+        "new": ["Running"],
+    }
+    readiness = await run_until(bus, settings, after, StillClock())
+    assert readiness.check("known").detail == "3 pods were known, 0 of them deleted"
+
+
+async def test_a_deleted_pod_gets_its_tombstone_also_from_the_next_podwatch(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus = MemoryBus()
+    server.lists += [page(pod("a"))]
+    server.watches += [events(event("DELETED", pod("a", version="11")), keep=True)]
+    await run_until(bus, settings, {"a": ["Running", "deleted"]}, StillClock())
+    deletion = decoded((await topic(bus))[-1]).deleted_time_ns or 0
+    server.watches.clear()
+    clock = PatientClock()
+    await run_until(bus, settings, {"a": ["Running", "deleted", "tombstone"]}, clock)
+    last = (await topic(bus))[-1]
+    assert last.timestamp_ms >= deletion // 10**6 + 60_000
+
+
+async def test_a_record_that_cannot_be_read_is_published_again(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    bus = MemoryBus()
+    server.lists += [page(pod("a"))] * 2
+    await run_until(bus, settings, {"a": ["Running"]}, StillClock())
+    (record,) = await topic(bus)
+    async with bus.producer() as producer:
+        spoiled = Message(key=b"a", value=b"{", timestamp_ms=0)
+        await producer.publish(PODS.name, record.partition, [spoiled])
+    readiness = Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
+        await soon(readiness.is_ready)
+        await asyncio.sleep(0.02)
+    assert [one.value for one in await topic(bus)] == [record.value, b"{", record.value]
+
+
+async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_difference(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    """Why two are harmless: a record is a function of its pod alone, under the pod's own key.
+
+    Only the time of a deletion is each one's own, and of two such records the last one counts.
+    """
+    bus = MemoryBus()
+    server.lists += [page(pod("a"), pod("b"))] * 2
+    gone = events(event("DELETED", pod("b", version="11")), keep=True)
+    server.watches += [gone, gone]
+    both = (Readiness(), Readiness())
+    async with (
+        running(bus=bus, settings=settings, readiness=both[0], clock=StillClock()),
+        running(bus=bus, settings=settings, readiness=both[1], clock=StillClock()),
+    ):
+        await soon(lambda: all(one.is_ready() for one in both) and not server.watches)
+        async with asyncio.timeout(5):
+            while states(await topic(bus)).get("b", []).count("deleted") < 2:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.005)
+    records = await topic(bus)
+    of_a = {record.value for record in records if record.key == b"a"}
+    assert len(of_a) == 1
+    assert {key: found[-1] for key, found in states(records).items()} == {
+        "a": "Running",
+        "b": "deleted",
+    }
