@@ -9,7 +9,14 @@ from gpuledger.twins import twin_of
 _GpuEvent: Final = twin_of(GpuEvent)
 
 
-def make_event(sample: NodeSample, books: list[GpuBooks], said: Said) -> GpuEvent:
+def make_event(
+    sample: NodeSample,
+    books: list[GpuBooks],
+    said: Said,
+    *,
+    late: bool = False,
+    uncovered_seconds: float | None = None,
+) -> GpuEvent:
     """Give the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
     return _GpuEvent(
         node=sample.node,
@@ -17,6 +24,8 @@ def make_event(sample: NodeSample, books: list[GpuBooks], said: Said) -> GpuEven
         seq=sample.seq,
         time_ns=sample.time_ns,
         interval_ns=sample.interval_ns,
+        late=True if late else None,
+        uncovered_seconds=uncovered_seconds,
         gpus=books,
         pods=cast("list[PodDescription]", said.pods),
         allocations=sample.allocations,

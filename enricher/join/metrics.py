@@ -8,6 +8,16 @@ TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates inc
 DUPLICATES_TOTAL: Final = Counter(
     "gpuledger_join_duplicate_ticks", "Ticks left out because they had been booked before."
 )
+LATE_TOTAL: Final = Counter(
+    "gpuledger_join_late_ticks",
+    "Ticks booked that were late: the node itself was, or more than 30 s behind its partition.",
+)
+GAPS_TOTAL: Final = Counter(
+    "gpuledger_join_gaps", "Times that a node's tick did not begin where its last one ended."
+)
+UNCOVERED_SECONDS_TOTAL: Final = Counter(
+    "gpuledger_join_uncovered_seconds", "Time of nodes that no tick covers, summed over the gaps."
+)
 EVENTS_TOTAL: Final = Counter("gpuledger_join_events", "Events published and acknowledged.")
 PENDING_TOTAL: Final = Counter(
     "gpuledger_join_pending_descriptions",
@@ -31,4 +41,16 @@ LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
     "Age of the last tick when it was taken up, by this machine's clock; it stands still while"
     " none comes.",
+)
+LEAST_AGE_SECONDS: Final = Gauge(
+    "gpuledger_join_least_age_seconds",
+    "Least age of a tick when it was taken up, in the last ten minutes: what the way takes, and"
+    " by how much the clocks of the node and of this machine differ. Below zero, a node's clock"
+    " is ahead of this machine's by at least that.",
+)
+NODE_BEHIND_SECONDS: Final = Gauge(
+    "gpuledger_join_node_behind_api_server_seconds",
+    "Most by which a pod read in the last ten minutes was taken on by its node, by its clock,"
+    " before the API server made it, by its own: a node's clock is behind by at least that. Whole"
+    " seconds; 0 where none was.",
 )

@@ -6,21 +6,24 @@ No asyncio, no bus client: the shell around it is `service`.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from enricher.join import metrics
 from enricher.join.checks import InvalidTickError, book_valid_tick
 from enricher.join.describe import DescriptionCache, describe_pods, identity_of
 from enricher.join.event import make_event
-from enricher.join.marks import NodeMarks, is_booked
+from enricher.join.marks import NodeMarks
+from enricher.join.passage import Mark, is_booked, is_late, uncovered_seconds
 from enricher.join.pods import PodCache
+from enricher.join.skew import ClockSkew
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
     AttributedIncident,
+    GpuEvent,
     Incident,
     NodeMark,
     NodeSample,
@@ -35,6 +38,7 @@ _SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=
 _PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
 _MARKS: Final = Decoder(topic=MARKS.name, record=twin_of(NodeMark))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
+_NS_PER_MS: Final = 1_000_000
 _AttributedIncident: Final = twin_of(AttributedIncident)
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
 
@@ -42,20 +46,26 @@ _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
 class JoinStage:
     """The state of a worker, and what it makes of records; memory is bounded by its partitions."""
 
-    def __init__(self, *, office: DeadLetterOffice) -> None:
+    def __init__(
+        self, *, office: DeadLetterOffice, time_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self.pods = PodCache()
+        self._time_ns = time_ns
+        self._skew = ClockSkew()
         self._office = office
         self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; a tombstone takes one out."""
+        now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
                 self.pods.remove(record.key.decode(errors="replace"))
                 continue
             for _, pod in self._office.decode(_PODS, [record]):
                 self.pods.put(pod, partition=record.partition)
+                self._skew.see_pod(pod, now_ns=now_ns)
 
     def take_marks(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
@@ -65,25 +75,30 @@ class JoinStage:
                 marks.remove(record.key.decode(errors="replace"))
                 continue
             for _, mark in self._office.decode(_MARKS, [record]):
-                marks.take(mark)
+                marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
     def drain_marks(self, partition: int) -> list[Message]:
         """Give the marks of the nodes that were booked since the last call, for the marks' topic.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._time_ns() // _NS_PER_MS
         return [
-            Message(key=mark.node.encode(), value=encode_twin(mark), timestamp_ms=now_ms)
-            for mark in self._marks[partition].drain()
+            Message(
+                key=node.encode(),
+                value=encode_twin(mark) if mark else None,
+                timestamp_ms=now_ms,
+            )
+            for node, mark in self._marks[partition].drain()
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks: one event for each that is new and whole, in the order of the ticks."""
         events: list[Message] = []
+        now_ns = self._time_ns()
         for record, sample in self._office.decode(_SAMPLES, records):
             try:
-                events += self._take_sample(record, sample)
+                events += self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
@@ -112,37 +127,59 @@ class JoinStage:
         self._marks.pop(partition, None)
         self._descriptions.clear()
 
-    def _take_sample(self, record: Record, sample: NodeSample) -> tuple[Message, ...]:
+    def _take_sample(
+        self, record: Record, sample: NodeSample, *, now_ns: int
+    ) -> tuple[Message, ...]:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
         marks = self._marks[record.partition]
-        if is_booked(sample, marks.of(sample.node), offset=record.offset):
+        mark = marks.of(sample.node)
+        if is_booked(sample, mark, offset=record.offset):
             metrics.DUPLICATES_TOTAL.inc()
             return ()
-        events = self._publishable(record, self._book(record, sample))
+        self._skew.see_tick(sample, now_ns=now_ns)
+        event = self._book(sample, mark, reached_ns=marks.reached_ns(now_ns))
+        events = self._publishable(record, event)
         if events:
-            marks.advance(sample, offset=record.offset)
+            marks.advance(sample, offset=record.offset, now_ns=now_ns)
+            _count(event)
         return events
 
-    def _publishable(self, record: Record, event: Message) -> tuple[Message, ...]:
-        """Put the tick aside where its event is more than the bus takes in one message."""
-        size_bytes = len(event.key or b"") + len(event.value or b"")
+    def _publishable(self, record: Record, event: GpuEvent) -> tuple[Message, ...]:
+        """Put the tick aside where its event is more than the bus takes in one message.
+
+        The timestamp is the tick's own, which the broker has taken before: one too far ahead of its
+        clock would be refused for ever, and stop the partition.
+        """
+        value = encode_twin(event)
+        size_bytes = len(record.key or b"") + len(value)
         if size_bytes <= MAX_MESSAGE_BYTES:
-            return (event,)
+            return (Message(record.key, value, record.timestamp_ms),)
         detail = f"{record.topic}: its event has {size_bytes} bytes, of {MAX_MESSAGE_BYTES} allowed"
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
-    def _book(self, record: Record, sample: NodeSample) -> Message:
+    def _book(self, sample: NodeSample, mark: Mark | None, *, reached_ns: int | None) -> GpuEvent:
         books = book_valid_tick(sample)
         said = self._descriptions.describe(sample.node, sample.containers)
         if said.pending:
             metrics.PENDING_TOTAL.inc(said.pending)
-        event = make_event(sample, books, said)
-        # The tick's own timestamp, which the broker has taken before: one too far ahead of its
-        # clock would be refused for ever, and stop the partition.
-        return Message(key=record.key, value=encode_twin(event), timestamp_ms=record.timestamp_ms)
+        return make_event(
+            sample,
+            books,
+            said,
+            late=sample.late or is_late(sample.time_ns, reached_ns),
+            uncovered_seconds=uncovered_seconds(sample, mark),
+        )
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
         identities = map(identity_of, incident.processes)
         return _AttributedIncident(incident=incident, pods=describe_pods(identities, self.pods))
+
+
+def _count(event: GpuEvent) -> None:
+    if event.late:
+        metrics.LATE_TOTAL.inc()
+    if event.uncovered_seconds is not None:
+        metrics.GAPS_TOTAL.inc()
+        metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)

@@ -1,0 +1,80 @@
+"""How a tick stands in time: booked before or not, late or not, and what before it has no tick.
+
+Pure functions of ticks and marks; the only clock is the one that bounds the nodes' own.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from gpuledger.records import NodeSample
+
+LATE_SECONDS: Final = 30.0
+"""A tick that is further than this behind what its partition has reached is late."""
+LEAST_GAP_SECONDS: Final = 0.05
+"""Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+_LATE_NS: Final = round(LATE_SECONDS * 1e9)
+# As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
+_AWAY_NS: Final = 3_600 * 10**9
+
+
+class Mark(NamedTuple):
+    """The last tick of a node that was booked."""
+
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: int
+    """The tick's number within the boot: milliseconds since it."""
+    time_ns: int
+    """End of what the tick covers, since the epoch."""
+    offset: int
+    """Where the tick lies in its partition."""
+    heard_ns: int
+    """When a worker last heard of the node, by its own clock."""
+
+
+def is_booked(sample: NodeSample, mark: Mark | None, *, offset: int) -> bool:
+    """Say whether this tick was booked before.
+
+    `seq` rises within a boot, restarts of the agent included. A tick of another boot is an old one
+    where both its place and its time are before the mark's: either alone could be a topic made
+    anew or a clock set back.
+    """
+    if mark is None:
+        return False
+    if mark.boot_id == sample.boot_id:
+        return sample.seq <= mark.seq
+    return offset <= mark.offset and sample.time_ns <= mark.time_ns
+
+
+def uncovered_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
+    """Give the time between the tick that was booked before and this one's begin, if there is any.
+
+    Within a boot by `seq`, the milliseconds since boot, which no one can set. Across a boot by the
+    node's clock, so that the time in which it was down is in it. `None` where no tick is known to
+    have been booked before, and where the ticks meet.
+    """
+    if mark is None:
+        return None
+    if mark.boot_id == sample.boot_id:
+        gap_seconds = (sample.seq - mark.seq) / 1e3 - sample.interval_ns / 1e9
+    else:
+        gap_seconds = (sample.time_ns - sample.interval_ns - mark.time_ns) / 1e9
+    return round(gap_seconds, 3) if gap_seconds > LEAST_GAP_SECONDS else None
+
+
+def is_late(time_ns: int, reached_ns: int | None) -> bool:
+    """Say whether a tick is behind what its partition has reached; never where that is unknown."""
+    return reached_ns is not None and reached_ns - time_ns > _LATE_NS
+
+
+def time_reached(newest_ns: Iterable[int], *, now_ns: int) -> int:
+    """Give the time that a partition has reached, from each of its nodes' newest tick.
+
+    It is what one node in ten has passed (in a partition of up to nine nodes: the foremost), so
+    that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
+    been silent for an hour do not count. A node that is alone is the measure of itself.
+    """
+    times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
+    present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
+    return present[-1 - len(present) // 10]

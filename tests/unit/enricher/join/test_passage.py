@@ -1,0 +1,197 @@
+"""How ticks stand in time: gaps, lateness, and clocks that disagree."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from enricher.join.passage import time_reached
+from enricher.join.skew import RecentLeast
+from enricher.join.stage import JoinStage
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import GpuEvent
+from gpuledger.topics import EVENTS, PODS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
+
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+T_NS = 1_790_000_000 * SECOND_NS
+HOUR_NS = 3600 * SECOND_NS
+DAY_NS = 24 * HOUR_NS
+
+
+class Given:
+    """A stage whose clock the test turns, and how far its topic is written."""
+
+    def __init__(self) -> None:
+        self.now_ns = T_NS
+        self.office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+        self.stage = JoinStage(office=self.office, time_ns=lambda: self.now_ns)
+        self._offset = 0
+
+    def take(self, **changes: object) -> GpuEvent:
+        """Take a tick up, and give its event."""
+        self._offset += 1
+        (message,) = self.stage.take_samples([record(sample(**changes), offset=self._offset)])
+        return EVENT.decode(message.value)
+
+
+@pytest.fixture
+def given() -> Given:
+    """Give a stage that has read nothing."""
+    return Given()
+
+
+def value_of(name: str) -> float:
+    """Give what a metric says now."""
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
+GAPS = [
+    ("the ticks meet", {"seq": 2000}, None),
+    ("the clocks are read one after the other", {"seq": 2040}, None),
+    ("one tick is missing", {"seq": 3000}, 1.0),
+    ("the clock was set forward meanwhile", {"seq": 2000, "time_ns": T_NS + 9 * SECOND_NS}, None),
+    ("the clock was set back meanwhile", {"seq": 3000, "time_ns": T_NS - SECOND_NS}, 1.0),
+    ("the node was down", {"boot_id": "b", "seq": 5, "time_ns": T_NS + 90 * SECOND_NS}, 89.0),
+    ("the node was down, its clock is behind", {"boot_id": "b", "seq": 5, "time_ns": T_NS}, None),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "seconds"), GAPS)
+def test_time_that_no_tick_covers_stands_in_the_next_event(
+    given: Given, case: str, changes: dict[str, object], seconds: float | None
+) -> None:
+    """It is said, not filled: a tick of one second is booked as one second."""
+    assert given.take(seq=1000, time_ns=T_NS).uncovered_seconds is None
+    event = given.take(**changes)
+    assert event.uncovered_seconds == seconds, case
+    assert event.interval_ns == SECOND_NS
+
+
+def test_a_gap_shows_across_workers(given: Given) -> None:
+    """The mark that the one before left is where the gap begins."""
+    given.take(seq=1000)
+    heir = Given()
+    heir.stage.take_marks([record(one.value, topic="marks") for one in given.stage.drain_marks(3)])
+    assert heir.take(seq=4000).uncovered_seconds == 2.0
+
+
+def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
+    """Whose time it is nobody knows."""
+    given.take(seq=1000)
+    assert given.stage.take_samples([record(sample(seq=2000, interval_ns=0), offset=9)]) == []
+    assert given.take(seq=3000).uncovered_seconds == 1.0
+
+
+def test_gaps_are_counted_with_their_time(given: Given) -> None:
+    """How often, and how much."""
+    before = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    for seq in (1000, 2000, 4500, 7000):
+        given.take(seq=seq)
+    after = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    assert [after[0] - before[0], after[1] - before[1]] == [2, 3.0]
+
+
+def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:
+    """The node's own word is passed on."""
+    assert given.take(late=True).late is True
+    assert given.take(seq=2000).late is None
+
+
+LATE = [(0, None), (29, None), (31, True), (3000, True), (-3000, None)]
+
+
+@pytest.mark.parametrize(("behind_seconds", "late"), LATE)
+def test_a_tick_far_behind_the_others_of_its_partition_is_late(
+    given: Given, behind_seconds: int, late: object
+) -> None:
+    """As one that lay on its node's disk while Kafka could not be reached from there."""
+    given.take(node="node-a")
+    behind = T_NS - behind_seconds * SECOND_NS
+    assert given.take(node="node-b", time_ns=behind).late is late
+    assert given.take(node="node-b", seq=2000, time_ns=behind).late is late
+
+
+def test_a_clock_that_runs_ahead_makes_nobody_late(given: Given) -> None:
+    """Nothing is newer than now; the others stay what they are."""
+    given.take(node="ahead", time_ns=T_NS + DAY_NS)
+    assert given.take(node="node-b").late is None
+    assert given.take(node="node-c").late is None
+
+
+def test_some_clocks_ahead_make_nobody_late_in_a_backlog() -> None:
+    """There, they are before now like all others; one node in ten may run ahead."""
+    newest = [T_NS] * 18 + [T_NS + HOUR_NS // 2] * 2
+    assert time_reached(newest, now_ns=T_NS + HOUR_NS) == T_NS
+
+
+def test_a_node_that_is_gone_holds_nothing_back() -> None:
+    """Of many that are silent for more than an hour none counts."""
+    assert time_reached([T_NS - 2 * HOUR_NS] * 99 + [T_NS], now_ns=T_NS) == T_NS
+
+
+def test_most_of_a_partition_can_be_late() -> None:
+    """Those that were cut off for ten minutes are measured by those that were not."""
+    newest = [T_NS - 600 * SECOND_NS] * 80 + [T_NS] * 20
+    assert time_reached(newest, now_ns=T_NS) == T_NS
+
+
+def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> None:
+    """Its mark is taken back from the topic too; one that still speaks keeps its own."""
+    given.take(node="gone")
+    given.take(node="stays")
+    given.stage.drain_marks(3)
+    given.now_ns += DAY_NS + SECOND_NS
+    for number in range(2, 5):
+        given.take(node="stays", seq=1000 * number, time_ns=T_NS + DAY_NS)
+    left = {message.key: message.value for message in given.stage.drain_marks(3)}
+    assert left[b"gone"] is None
+    assert left[b"stays"] is not None
+
+
+def test_a_node_whose_clock_is_years_behind_keeps_its_mark(given: Given) -> None:
+    """How long a node was silent is told by the worker's clock."""
+    for number in range(1, 4):
+        given.take(node="old", seq=1000 * number, time_ns=SECOND_NS)
+    assert given.stage.take_samples([record(sample(node="old", seq=3000), offset=99)]) == []
+
+
+def test_a_tick_from_the_future_shows_a_clock_that_is_ahead(given: Given) -> None:
+    """The least age is below zero by at least that; it is forgotten after ten minutes."""
+    given.take(seq=1000, time_ns=T_NS + 5 * SECOND_NS)
+    assert value_of("gpuledger_join_least_age_seconds") == -5.0
+    for minutes in (6, 12):
+        given.now_ns = T_NS + minutes * 60 * SECOND_NS
+        given.take(seq=minutes * 60_000, time_ns=given.now_ns - SECOND_NS)
+    assert value_of("gpuledger_join_least_age_seconds") == 1.0
+
+
+STARTED = [(0, None, 0.0), (-4, None, 4.0), (-4, "a" * 32, 0.0)]
+
+
+@pytest.mark.parametrize(("lead_seconds", "config_hash", "shown"), STARTED)
+def test_a_pod_that_ran_before_it_was_made_shows_a_node_behind_the_api_server(
+    given: Given, lead_seconds: int, config_hash: str | None, shown: float
+) -> None:
+    """A static pod does run before the API server knows of it."""
+    given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
+    given.now_ns += HOUR_NS
+    given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
+    started_ns = pod().created_time_ns + lead_seconds * SECOND_NS
+    odd = pod(1, started_time_ns=started_ns, config_hash=config_hash)
+    given.stage.take_pods([record(odd, topic=PODS.name)])
+    assert value_of("gpuledger_join_node_behind_api_server_seconds") == shown
+
+
+def test_the_least_of_two_windows_is_kept_and_no_more() -> None:
+    """A clock that is set back begins a window anew instead of stopping it."""
+    least = RecentLeast()
+    least.add(1, now_ns=T_NS)
+    least.add(2, now_ns=T_NS + 301 * SECOND_NS)
+    assert least.least == 1
+    least.add(3, now_ns=T_NS + 602 * SECOND_NS)
+    assert least.least == 2
+    least.add(9, now_ns=T_NS - DAY_NS)
+    least.add(8, now_ns=T_NS - DAY_NS + 301 * SECOND_NS)
+    least.add(8, now_ns=T_NS - DAY_NS + 602 * SECOND_NS)
+    assert least.least == 8
