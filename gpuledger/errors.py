@@ -6,6 +6,7 @@
     │   └── TopicsError
     ├── FreshStartError        say it in one log line, exit 1
     ├── UndecodableError       put the record aside, go on
+    ├── FencedError            another took the work over: drop what it was about, do not repeat it
     ├── MessageTooLargeError   publish it smaller or not at all: trying again never helps
     └── UnavailableError       try again later
         └── BusUnavailableError
@@ -40,6 +41,10 @@ class UndecodableError(GpuledgerError):
 
 class MessageTooLargeError(GpuledgerError):
     """A message larger than the bus takes; the message names its topic, key, size and the limit."""
+
+
+class FencedError(GpuledgerError):
+    """Another process took this work over, so what this one was about was refused as a whole."""
 
 
 class UnavailableError(GpuledgerError):

@@ -3,10 +3,13 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer
-from gpuledger.bus.protocol import Consumer, Producer, Subscription
+from gpuledger.bus.kafka_reader import KafkaReader
+from gpuledger.bus.kafka_transactions import KafkaTransactions
+from gpuledger.bus.protocol import Consumer, Producer, Subscription, Transactions
 from gpuledger.settings import KafkaSettings
 
 
@@ -30,6 +33,16 @@ class KafkaBus:
             await producer.close()
 
     @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        """Open transactions under an id; entering connects, and shuts out who had the id."""
+        transactions = KafkaTransactions(self._connection, transactional_id)
+        try:
+            await transactions.open()
+            yield transactions
+        finally:
+            await transactions.close()
+
+    @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         """Open a consumer; it connects and joins its group with the first poll."""
         consumer = KafkaConsumer(connection=self._connection, subscription=subscription)
@@ -37,3 +50,12 @@ class KafkaBus:
             yield consumer
         finally:
             await consumer.close()
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[HistoryReader]:
+        """Open a reader of what is kept; it connects with the first question."""
+        reader = KafkaReader(self._connection)
+        try:
+            yield reader
+        finally:
+            await reader.close()

@@ -4,6 +4,7 @@ Producing and consuming stand in modules of their own.
 """
 
 import asyncio
+import math
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -48,12 +49,12 @@ class KafkaConnection:
         return made
 
     @asynccontextmanager
-    async def asking(self, doing: str) -> AsyncIterator[None]:
+    async def asking(self, doing: str, *, at_most_seconds: float = math.inf) -> AsyncIterator[None]:
         """Do something with the brokers within `request_timeout_seconds`, with our own errors.
 
         An idempotent producer and a consumer's commit retry for ever by themselves.
         """
-        limit_seconds = self.settings.request_timeout_seconds
+        limit_seconds = min(self.settings.request_timeout_seconds, at_most_seconds)
         with remembered_refusals() as refusals, self.translating(doing, refusals=refusals):
             try:
                 async with asyncio.timeout(limit_seconds):

@@ -170,6 +170,8 @@ class KafkaConsumer:
             "partition_assignment_strategy": (RangePartitionAssignor,),
             "auto_offset_reset": "earliest",
             "enable_auto_commit": False,
+            # A topic without transactions is read to its end all the same.
+            "isolation_level": "read_committed",
             "session_timeout_ms": int(session_seconds * 1000),
             "heartbeat_interval_ms": int(heartbeat_seconds * 1000),
             # How long the group waits for a member that works on what it polled.

@@ -7,6 +7,7 @@ from aiokafka import errors as vendor
 
 from gpuledger.errors import (
     BusUnavailableError,
+    FencedError,
     GpuledgerError,
     MessageTooLargeError,
     TopicsError,
@@ -24,6 +25,13 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.TopicAuthorizationFailedError: (TopicsError, "does not allow it"),
     vendor.GroupAuthorizationFailedError: (UserError, "does not allow it"),
     vendor.ClusterAuthorizationFailedError: (UserError, "does not allow it"),
+    vendor.TransactionalIdAuthorizationFailed: (UserError, "does not allow it"),
+    vendor.InvalidTransactionTimeout: (
+        UserError,
+        "has a transaction.max.timeout.ms that is shorter than our transactions may take",
+    ),
+    vendor.ProducerFenced: (FencedError, "let another writer take over"),
+    vendor.InvalidProducerEpoch: (FencedError, "let another writer take over"),
     vendor.UnknownTopicOrPartitionError: (TopicsError, "has no such topic"),
     vendor.InvalidTopicError: (TopicsError, "takes no topic of this name"),
     vendor.MessageSizeTooLargeError: (

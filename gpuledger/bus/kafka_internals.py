@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
 from aiokafka.errors import KafkaError
+from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.record import default_records
 
 STOP_SECONDS: Final = 1.5
@@ -80,6 +81,20 @@ def pack_at_least_cost() -> None:
     builders = {default_records, sys.modules[default_records.DefaultRecordBatchBuilder.__module__]}
     for builder in builders:
         vars(builder)["zstd_encode"] = partial(zstd_encode, level=ZSTD_LEVEL)
+
+
+async def abandon_transaction(client: AIOKafkaProducer) -> None:
+    """Abort an open transaction; where that is not possible any more, leave it to the brokers.
+
+    Aborting after the client was shut out, or while it commits, breaks a promise of its own.
+    """
+    manager = client._txn_manager
+    if manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR):
+        await _ends_well(client.abort_transaction())
+    ended = manager._transaction_waiter
+    if ended is not None and ended.done() and not ended.cancelled():
+        # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
+        ended.exception()
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:

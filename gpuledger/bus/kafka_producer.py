@@ -5,16 +5,16 @@ everything after it. The next publish opens a new one.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.producer.message_accumulator import BatchBuilder
 
-from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_internals import pack_at_least_cost, stop_producer
-from gpuledger.bus.limits import MAX_BATCH_BYTES, refuse_too_large
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_internals import stop_producer
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import GpuledgerError, TopicsError
 
 FLUSH_SECONDS: Final = 2.0
@@ -27,9 +27,8 @@ class KafkaProducer:
         self._connection = connection
         self._client: AIOKafkaProducer | None = None
         self._opening = asyncio.Lock()
-        self._partitions: dict[str, int] = {}
+        self._partitions = KnownPartitions(connection)
         self._retired: set[asyncio.Task[None]] = set()
-        pack_at_least_cost()
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         """Publish the messages in their order; after an error, none, some or all were published.
@@ -43,7 +42,7 @@ class KafkaProducer:
         try:
             async with self._connection.asking(f"publishing to {topic}-{partition}"):
                 client = await self._opened()
-                await self._must_exist(client, topic, partition)
+                await self._partitions.must_have(client, [TopicPartition(topic, partition)])
                 await _send(client, topic, partition, messages)
         except TopicsError:
             raise
@@ -61,41 +60,15 @@ class KafkaProducer:
     async def _opened(self) -> AIOKafkaProducer:
         async with self._opening:
             if self._client is None:
-                self._client = await self._open()
+                self._client = await open_client(self._connection)
             return self._client
-
-    async def _open(self) -> AIOKafkaProducer:
-        client = AIOKafkaProducer(
-            **self._connection.arguments,
-            enable_idempotence=True,
-            acks="all",
-            compression_type="zstd",
-            max_batch_size=MAX_BATCH_BYTES,
-        )
-        try:
-            await client.start()
-        except BaseException:
-            await stop_producer(client, flush_seconds=0)
-            raise
-        return client
-
-    async def _must_exist(self, client: AIOKafkaProducer, topic: str, partition: int) -> None:
-        if topic not in self._partitions:
-            self._partitions |= await count_partitions(
-                client.client, [topic], servers=self._connection.servers
-            )
-        if not 0 <= partition < self._partitions[topic]:
-            raise TopicsError(
-                f"there is no partition {partition} of {topic} on {self._connection.servers}: "
-                f"it has {self._partitions[topic]}"
-            )
 
     def _retire(self, client: AIOKafkaProducer | None) -> None:
         """Close a client that failed, beside the work: its brokers may take long to answer."""
         if client is None or client is not self._client:
             return
         self._client = None
-        self._partitions.clear()
+        self._partitions.forget()
         task = asyncio.create_task(stop_producer(client, flush_seconds=0))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
@@ -106,22 +79,9 @@ async def _send(
 ) -> None:
     acknowledged: list[asyncio.Future[object]] = []
     try:
-        for batch in _batches(client, messages):
+        for batch in pack(client, messages):
             acknowledged.append(await client.send_batch(batch, topic, partition=partition))  # noqa: PERF401  # `finally` needs those sent before a failure
         await asyncio.gather(*acknowledged)
     finally:
         for future in acknowledged:
             future.cancel()
-
-
-def _batches(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:
-    """Put the messages into as few batches as hold them."""
-    batch = client.create_batch()
-    for key, value, timestamp_ms in messages:
-        if batch.append(timestamp=timestamp_ms, key=key, value=value) is None:
-            yield batch
-            batch = client.create_batch()
-            batch.append(timestamp=timestamp_ms, key=key, value=value)
-    # Closed, so that nothing is added to it while it waits.
-    batch.close()
-    yield batch

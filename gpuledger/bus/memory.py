@@ -3,15 +3,18 @@
 It behaves as Kafka does where a stage can see it; one test suite holds both to that.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.memory_group import Group
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.memory_producer import MemoryProducer
-from gpuledger.bus.protocol import Consumer, Producer, Subscription, TopicPartition
+from gpuledger.bus.memory_reader import MemoryReader
+from gpuledger.bus.memory_transactions import MemoryTransactions
+from gpuledger.bus.protocol import Consumer, Producer, Subscription, TopicPartition, Transactions
 from gpuledger.errors import TopicsError
 from gpuledger.topics import TOPICS, Topic
 
@@ -37,6 +40,7 @@ class MemoryBus:
     ) -> None:
         self._session_timeout_seconds = session_timeout_seconds
         self._groups: dict[str, Group] = {}
+        self._owners: dict[str, object] = {}
         self._partitions: dict[str, int] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
         for topic in topics:
@@ -61,26 +65,44 @@ class MemoryBus:
         yield MemoryProducer(logs=self._logs)
 
     @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        """Open transactions under an id, and shut out who had it."""
+        yield MemoryTransactions(
+            transactional_id=transactional_id,
+            owners=self._owners,
+            logs=self._logs,
+            commit_offsets=self._commit_offsets,
+        )
+
+    @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         """Open a consumer; `TopicsError` where a topic does not exist."""
         self._must_exist(subscription.topics)
-        group = self._groups.setdefault(
-            subscription.group,
-            Group(
-                partitions=self._partitions, session_timeout_seconds=self._session_timeout_seconds
-            ),
-        )
+        group = self._group(subscription.group)
         consumer = MemoryConsumer(subscription=subscription, group=group, logs=self._logs)
         try:
             yield consumer
         finally:
             await consumer.close()
 
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[HistoryReader]:
+        """Open a reader of what is kept."""
+        yield MemoryReader(logs=self._logs)
+
     def compact(self, topic: str) -> None:
         """Compact a topic now, as Kafka's cleaner would in its own time."""
         self._must_exist([topic])
         for number in range(self._partitions[topic]):
             self._logs[TopicPartition(topic, number)].compact()
+
+    def _group(self, name: str) -> Group:
+        seconds = self._session_timeout_seconds
+        made = Group(partitions=self._partitions, session_timeout_seconds=seconds)
+        return self._groups.setdefault(name, made)
+
+    def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        self._group(group).committed.update(offsets)
 
     def _must_exist(self, topics: Sequence[str]) -> None:
         for topic in topics:

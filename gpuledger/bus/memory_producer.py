@@ -17,12 +17,21 @@ class MemoryProducer:
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         """Publish the messages; `TopicsError` where the topic or the partition does not exist."""
-        log = self._logs.get(TopicPartition(topic, partition))
-        if log is None:
-            raise TopicsError(f"there is no partition {partition} of a topic {topic!r} on this bus")
-        refuse_too_large(topic, messages)
-        if log.compacted and any(message.key is None for message in messages):
-            raise TopicsError(f"{topic} is compacted: each message on it needs a key")
-        log.append(messages)
+        check_batch(self._logs, TopicPartition(topic, partition), messages).append(messages)
         # A publisher that never waits would keep every consumer from running.
         await asyncio.sleep(0)
+
+
+def check_batch(
+    logs: Mapping[TopicPartition, PartitionLog], place: TopicPartition, messages: Sequence[Message]
+) -> PartitionLog:
+    """Give the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
+    log = logs.get(place)
+    if log is None:
+        raise TopicsError(
+            f"there is no partition {place.partition} of a topic {place.topic!r} on this bus"
+        )
+    refuse_too_large(place.topic, messages)
+    if log.compacted and any(message.key is None for message in messages):
+        raise TopicsError(f"{place.topic} is compacted: each message on it needs a key")
+    return log

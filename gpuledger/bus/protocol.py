@@ -3,6 +3,7 @@
 Here live the protocol and its value types. Publishing is by batch to a partition that the caller
 names; consuming is by poll, with offsets, so that the caller decides when a record is done.
 Errors: any method may raise `BusUnavailableError`; whoever calls retries with a back-off.
+What a transaction has not committed yet, or never will, no consumer sees.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,25 @@ class Producer(Protocol):
         """Publish the messages in their order; return when the bus has acknowledged all of them."""
 
 
+class Transactions(Protocol):
+    """Publishes and commits all at once or not at all; the one writer under its id."""
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        """Publish messages and commit a group's offsets, all of it or nothing.
+
+        Raises `TopicsError` and `MessageTooLargeError` before anything is done. Raises
+        `FencedError` where another writer took the id over, with nothing done. After
+        `BusUnavailableError` all of it may have been done, or nothing. After these two nothing more
+        can be committed: whoever opens the id again finds out by what was committed.
+        """
+
+
 class Consumer(Protocol):
     """Reads the partitions that its group gave it."""
 
@@ -104,7 +124,7 @@ class Consumer(Protocol):
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Give, for each partition, the offset that the next published record will get."""
+        """Give, for each partition, the offset behind the last record that can be read by now."""
 
 
 class Bus(Protocol):
@@ -112,6 +132,14 @@ class Bus(Protocol):
 
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer; leaving the context flushes and closes it."""
+
+    def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
+        """Open transactions under an id that one writer has at a time: the last to open it.
+
+        Entering the context shuts out who had the id before, and ends what that one left open: from
+        then on the offsets that its group committed do not change behind the new writer's back.
+        Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
+        """
 
     def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
         """Open a consumer; leaving the context revokes its partitions and leaves the group."""

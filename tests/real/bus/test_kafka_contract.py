@@ -16,8 +16,10 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
 from tests.bus_contract.groups import GroupLaws
 from tests.bus_contract.harness import DEADLINE_SECONDS, PARTITIONS, poll_once
+from tests.bus_contract.histories import HistoryLaws
 from tests.bus_contract.positions import PositionLaws
 from tests.bus_contract.records import RecordLaws
+from tests.bus_contract.transactions import TransactionLaws
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import Message, Record
@@ -91,4 +93,12 @@ class TestPositions(PositionLaws):
 
 
 class TestGroups(GroupLaws):
+    pass
+
+
+class TestHistories(HistoryLaws):
+    pass
+
+
+class TestTransactions(TransactionLaws):
     pass

@@ -11,8 +11,10 @@ from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.groups import GroupLaws
 from tests.bus_contract.harness import PARTITIONS
+from tests.bus_contract.histories import HistoryLaws
 from tests.bus_contract.positions import PositionLaws
 from tests.bus_contract.records import RecordLaws
+from tests.bus_contract.transactions import TransactionLaws
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import Message
@@ -50,4 +52,12 @@ class TestPositions(PositionLaws):
 
 
 class TestGroups(GroupLaws):
+    pass
+
+
+class TestHistories(HistoryLaws):
+    pass
+
+
+class TestTransactions(TransactionLaws):
     pass

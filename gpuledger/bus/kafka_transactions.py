@@ -1,0 +1,115 @@
+"""Transactions on Kafka: one client for one transactional id, from its opening to its failure.
+
+aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell a
+member that its group gave up from one that it has; what tells them apart is the transactional id.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+
+from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.errors import BusUnavailableError, GpuledgerError, TopicsError
+
+TRANSACTION_SECONDS: Final = 15.0
+"""After so long the brokers abort what a writer left open; until then its readers wait."""
+COMMIT_SECONDS: Final = 12.0
+"""How long a commit may take: less, so that what fails has not been aborted without our knowing."""
+
+Batches = Mapping[TopicPartition, Sequence[Message]]
+
+
+class KafkaTransactions:
+    """The one writer under a transactional id, as long as nobody else opens it."""
+
+    def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
+        self._connection = connection
+        self._id = transactional_id
+        self._partitions = KnownPartitions(connection)
+        self._client: AIOKafkaProducer | None = None
+        self._over: GpuledgerError | None = None
+
+    async def open(self) -> None:
+        """Connect and shut out who had the id; what that one left open is aborted first."""
+        async with self._connection.asking(f"opening the transactional id {self._id!r}"):
+            self._client = await open_client(
+                self._connection,
+                transactional_id=self._id,
+                transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+            )
+
+    async def close(self) -> None:
+        """Abort what is open, as far as the brokers answer in time, and close."""
+        client, self._client = self._client, None
+        if client is not None:
+            await abandon_transaction(client)
+            await stop_producer(client, flush_seconds=0)
+
+    async def commit(
+        self, messages: Batches, *, offsets: Mapping[TopicPartition, int], group: str
+    ) -> None:
+        """Publish and commit in one transaction; after a failure only closing is of use."""
+        for place, each in messages.items():
+            refuse_too_large(place.topic, each)
+        filled = {place: each for place, each in messages.items() if each}
+        if not filled and not offsets:
+            return
+        client = self._usable()
+        try:
+            await self._commit(client, filled, offsets, group)
+        except TopicsError:
+            raise
+        except GpuledgerError as error:
+            self._over = error
+            raise
+        except BaseException:
+            self._over = BusUnavailableError(f"a commit under {self._id!r} was cut short")
+            raise
+
+    async def _commit(
+        self,
+        client: AIOKafkaProducer,
+        messages: Batches,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        doing = f"committing a transaction of {self._id!r}"
+        async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
+            await self._partitions.must_have(client, list(messages))
+            await client.begin_transaction()
+            await _fill(client, messages, offsets, group)
+            await client.commit_transaction()
+
+    def _usable(self) -> AIOKafkaProducer:
+        if self._over is not None:
+            raise self._over
+        if self._client is None:
+            raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
+        return self._client
+
+
+async def _fill(
+    client: AIOKafkaProducer, messages: Batches, offsets: Mapping[TopicPartition, int], group: str
+) -> None:
+    """Send everything at once; the offsets go their own way to the group's coordinator."""
+    waiting: list[asyncio.Future[Any]] = []
+    try:
+        for place, each in messages.items():
+            for batch in pack(client, each):
+                sent = await client.send_batch(batch, place.topic, partition=place.partition)
+                waiting.append(sent)
+        if offsets:
+            told = {named(place): offset for place, offset in offsets.items()}
+            sending = client.send_offsets_to_transaction(told, group)
+            waiting.append(asyncio.ensure_future(sending))
+        await asyncio.gather(*waiting)
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -1,0 +1,202 @@
+"""Laws of transactions: all or nothing, one writer an id, offsets along with the messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.errors import FencedError, MessageTooLargeError, TopicsError
+from tests.bus_contract.harness import (
+    incompressible,
+    messages,
+    poll_once,
+    poll_until,
+    read,
+    reading,
+    texts,
+)
+
+if TYPE_CHECKING:
+    from tests.bus_contract.harness import Harness
+
+
+class TransactionLaws:
+    """Each test opens what it needs and leaves nothing open."""
+
+    async def test_what_one_transaction_has_for_several_topics_is_read_in_order(
+        self, harness: Harness
+    ) -> None:
+        asked = reading(harness, topics=[harness.readings, harness.pods])
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(asked) as consumer,
+        ):
+            for batch in (("a", "b"), ("c",)):
+                await transactions.commit(
+                    {
+                        TopicPartition(harness.readings, 1): messages(*batch),
+                        TopicPartition(harness.pods, 2): messages(*batch),
+                    },
+                    offsets={},
+                    group=harness.group,
+                )
+            records = await read(6, consumer)
+
+        for topic, partition in ((harness.readings, 1), (harness.pods, 2)):
+            of_one = [each for each in records if each.topic == topic]
+            assert {each.partition for each in of_one} == {partition}
+            assert texts(of_one) == ["a", "b", "c"]
+
+    async def test_a_group_goes_on_after_the_offsets_of_a_transaction(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 1)
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("done", "to do"))
+        async with harness.bus.transactions(f"{harness.group}-1") as transactions:
+            await transactions.commit({}, offsets={place: 1}, group=harness.group)
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            assert texts(await read(1, consumer)) == ["to do"]
+            assert await consumer.committed(place) == 1
+
+    async def test_offsets_of_a_transaction_are_seen_by_who_opens_its_id_next(
+        self, harness: Harness
+    ) -> None:
+        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await producer.publish(*place, messages("x"))
+            for offset in (1, 2, 3):
+                async with harness.bus.transactions(name) as transactions:
+                    held = {TopicPartition(harness.pods, 0): messages(str(offset))}
+                    await transactions.commit(held, offsets={place: offset}, group=harness.group)
+                async with harness.bus.transactions(name):
+                    assert await consumer.committed(place) == offset
+
+    async def test_whoever_opens_an_id_shuts_out_who_had_it(self, harness: Harness) -> None:
+        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        async with (
+            harness.bus.transactions(name) as first,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await first.commit({place: messages("of the first")}, offsets={}, group=harness.group)
+            async with harness.bus.transactions(name) as second:
+                with pytest.raises(FencedError, match=name):
+                    await first.commit(
+                        {place: messages("too late")}, offsets={place: 7}, group=harness.group
+                    )
+                await second.commit(
+                    {place: messages("of the second")}, offsets={}, group=harness.group
+                )
+                assert texts(await read(2, consumer)) == ["of the first", "of the second"]
+                assert await consumer.committed(place) is None
+
+    async def test_who_was_shut_out_may_open_the_id_again(self, harness: Harness) -> None:
+        place, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
+        async with harness.bus.transactions(name) as shut_out:
+            async with harness.bus.transactions(name):
+                pass
+            with pytest.raises(FencedError):
+                await shut_out.commit({place: messages("a")}, offsets={}, group=harness.group)
+        async with (
+            harness.bus.transactions(name) as again,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await again.commit({place: messages("b")}, offsets={}, group=harness.group)
+            assert texts(await read(1, consumer)) == ["b"]
+
+    async def test_writers_under_different_ids_do_not_shut_each_other_out(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 0)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as one,
+            harness.bus.transactions(f"{harness.group}-1") as other,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            for writer, text in ((one, "a"), (other, "b"), (one, "c")):
+                await writer.commit({place: messages(text)}, offsets={}, group=harness.group)
+            assert texts(await read(3, consumer)) == ["a", "b", "c"]
+
+    async def test_one_message_too_large_keeps_the_whole_transaction_back(
+        self, harness: Harness
+    ) -> None:
+        small, large = (TopicPartition(harness.readings, number) for number in (0, 1))
+        too_large = Message(b"node-b", incompressible(MAX_MESSAGE_BYTES), 1)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            with pytest.raises(MessageTooLargeError, match="node-b"):
+                await transactions.commit(
+                    {small: messages("kept back"), large: [too_large]},
+                    offsets={small: 9},
+                    group=harness.group,
+                )
+            await transactions.commit({small: messages("b")}, offsets={}, group=harness.group)
+
+            assert texts(await read(1, consumer)) == ["b"]
+            assert await consumer.committed(small) is None
+
+    @pytest.mark.parametrize(("topic", "partition"), [("absent", 0), (None, 4)])
+    async def test_a_place_that_is_not_there_is_named_and_nothing_is_done(
+        self, harness: Harness, topic: str | None, partition: int
+    ) -> None:
+        place = TopicPartition(harness.readings, 0)
+        absent = TopicPartition(topic or harness.readings, partition)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            with pytest.raises(TopicsError, match=absent.topic):
+                await transactions.commit(
+                    {place: messages("kept back"), absent: messages("x")},
+                    offsets={},
+                    group=harness.group,
+                )
+            await transactions.commit({place: messages("b")}, offsets={}, group=harness.group)
+
+            assert texts(await read(1, consumer)) == ["b"]
+
+    async def test_nothing_at_all_can_be_committed(self, harness: Harness) -> None:
+        place = TopicPartition(harness.readings, 0)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await transactions.commit({place: []}, offsets={}, group=harness.group)
+
+            assert await consumer.end_offsets([place]) == {place: 0}
+
+    async def test_a_position_reaches_the_end_of_what_transactions_wrote(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 0)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            for text in "abc":
+                await transactions.commit({place: messages(text)}, offsets={}, group=harness.group)
+            await read(3, consumer)
+            end = (await consumer.end_offsets([place]))[place]
+            # Kafka writes an end of each transaction, which is no record: a poll steps over it.
+            while await consumer.position(place) < end:
+                assert await poll_once(consumer) == []
+
+    async def test_a_batch_larger_than_the_limit_is_committed_whole(self, harness: Harness) -> None:
+        place = TopicPartition(harness.readings, 0)
+        large = [Message(b"k", incompressible(100_000, seed=number), 1) for number in range(15)]
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            await transactions.commit({place: large}, offsets={}, group=harness.group)
+            records = await poll_until(lambda found: len(found) >= 15, consumer)
+
+        assert [each.value for each in records] == [each.value for each in large]

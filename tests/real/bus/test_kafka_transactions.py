@@ -1,0 +1,130 @@
+"""Transactions on a real Kafka: writers that stop half-way, are broken inside, find no broker."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import aiokafka
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_transactions import KafkaTransactions
+from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.errors import BusUnavailableError
+from gpuledger.records import PodRecord
+from gpuledger.topics import Topic
+from tests.bus_contract.harness import poll_until, texts
+from tests.real.bus.given import numbered, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from gpuledger.settings import KafkaSettings
+    from tests.real.parts.kafka import Kafka
+
+GROUP = "writers"
+
+
+def _inside(transactions: KafkaTransactions) -> Any:  # noqa: ANN401  # aiokafka is untyped
+    assert transactions._client is not None
+    return transactions._client
+
+
+@pytest.fixture
+def settings(kafka: Kafka) -> KafkaSettings:
+    return settings_of(kafka.bootstrap_servers)
+
+
+@pytest.fixture
+async def place(settings: KafkaSettings) -> TopicPartition:
+    topic = Topic(name=f"written-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=2)
+    await create_topics(settings, [topic])
+    return TopicPartition(topic.name, 0)
+
+
+@pytest.fixture
+async def stuck(settings: KafkaSettings, place: TopicPartition) -> AsyncIterator[KafkaTransactions]:
+    """Give a writer in the middle of a transaction that has one record by now."""
+    stuck = KafkaTransactions(KafkaConnection(settings), place.topic)
+    await stuck.open()
+    client = _inside(stuck)
+    await client.begin_transaction()
+    batch = client.create_batch()
+    batch.append(key=b"node-a", value=b"left open", timestamp=1)
+    await (await client.send_batch(batch, place.topic, partition=place.partition))
+    yield stuck
+    await stuck.close()
+
+
+async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
+    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+) -> None:
+    """At once, not after the time that a transaction may take."""
+    assert _inside(stuck)._txn_manager.is_in_transaction()
+    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    bus = KafkaBus(settings)
+    async with bus.transactions(place.topic) as next_one, bus.consumer(asked) as consumer:
+        begun = time.monotonic()
+        await next_one.commit({place: [numbered(1)]}, offsets={}, group=GROUP)
+
+        assert texts(await poll_until(bool, consumer)) == ["1"]
+        assert time.monotonic() - begun < 8
+
+
+async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
+    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+) -> None:
+    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    bus = KafkaBus(settings)
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        await producer.publish(*place, [numbered(1)])
+        assert await consumer.end_offsets([place]) == {place: 0}
+        await stuck.close()
+
+        assert texts(await poll_until(bool, consumer)) == ["1"]
+
+
+async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
+    settings: KafkaSettings, place: TopicPartition
+) -> None:
+    bus = KafkaBus(settings)
+    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    async with bus.transactions(place.topic) as writer:
+        await writer.commit({place: [numbered(1)]}, offsets={}, group=GROUP)
+        assert isinstance(writer, KafkaTransactions)
+        # As after a batch that expired without a leader: the brokers wait for a number in between.
+        manager = _inside(writer)._txn_manager
+        manager.increment_sequence_number(aiokafka.TopicPartition(*place), 5)
+        for _ in range(2):
+            with pytest.raises(BusUnavailableError, match="OutOfOrderSequenceNumber"):
+                await writer.commit({place: [numbered(2)]}, offsets={place: 9}, group=GROUP)
+    async with bus.transactions(place.topic) as writer, bus.consumer(asked) as consumer:
+        await writer.commit({place: [numbered(3)]}, offsets={}, group=GROUP)
+        assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
+
+
+async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_is_back(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    kafka = start_kafka()
+    settings = settings_of(kafka.bootstrap_servers, request_timeout_seconds=3.0)
+    topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
+    await create_topics(settings, [topic])
+    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    async with bus.transactions("w") as writer:
+        await writer.commit({place: [numbered(1)]}, offsets={place: 1}, group=GROUP)
+        kafka.kill()
+        with pytest.raises(BusUnavailableError, match="did not answer within 3 s"):
+            await writer.commit({place: [numbered(2)]}, offsets={place: 2}, group=GROUP)
+    with pytest.raises(BusUnavailableError):
+        async with bus.transactions("w"):
+            pass
+    kafka.start()
+    asked = Subscription(group="g", topics=[topic.name])
+    async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
+        await writer.commit({place: [numbered(3)]}, offsets={place: 3}, group=GROUP)
+        assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
