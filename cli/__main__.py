@@ -29,6 +29,11 @@ app.command(
     "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."
 )
 app.command(
+    "cli.replay.command:app",
+    name="replay",
+    help="Join the ticks of a time range again, and compare with the first run.",
+)
+app.command(
     "cli.cgroup:cgroup",
     name="cgroup",
     help="Show the container and the pod that cgroup lines mean.",

@@ -4,7 +4,7 @@ Here live the protocol and its value type. No group is joined and nothing is com
 disturbs nobody. Errors: any method may raise `BusUnavailableError`.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
@@ -35,7 +35,7 @@ class HistoryReader(Protocol):
         Younger records may come before older ones; where none is as young, it is the end.
         """
 
-    def read(self, place: TopicPartition, span: Span) -> AsyncIterator[Sequence[Record]]:
+    def read(self, place: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
         """Give the records of a span in their order, some at a time; one call at a time."""
 
 

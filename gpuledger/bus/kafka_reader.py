@@ -4,7 +4,7 @@ Following a topic as a member of a group is `kafka_consumer`'s business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer
@@ -59,7 +59,9 @@ class KafkaReader:
             for place in wanted
         }
 
-    async def read(self, place: TopicPartition, span: Span) -> AsyncIterator[Sequence[Record]]:
+    async def read(
+        self, place: TopicPartition, span: Span
+    ) -> AsyncGenerator[Sequence[Record], None]:
         """Give the records of a span in their order, some at a time.
 
         Raises `BusUnavailableError` where nothing came for `request_timeout_seconds`, or where the

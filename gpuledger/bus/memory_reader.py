@@ -1,7 +1,7 @@
 """Reads partitions kept in memory again, outside any group."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Final
 
 from gpuledger.bus.history import Span
@@ -35,7 +35,9 @@ class MemoryReader:
         """Give, for each partition, the offset before which every record is older than that."""
         return {place: self._logs[place].offset_at(timestamp_ms) for place in places}
 
-    async def read(self, place: TopicPartition, span: Span) -> AsyncIterator[Sequence[Record]]:
+    async def read(
+        self, place: TopicPartition, span: Span
+    ) -> AsyncGenerator[Sequence[Record], None]:
         """Give the records of a span in their order, some at a time."""
         position = span.first
         while records := self._logs[place].read(position, max_records=MAX_RECORDS):

@@ -1,0 +1,1 @@
+"""`gpuledger replay`: the join once more over ticks that are still kept."""

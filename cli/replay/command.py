@@ -1,0 +1,179 @@
+"""`gpuledger replay`: options in; a file, a topic or a comparison out."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from cli.replay.moments import parse_duration, parse_moment, write_moment
+from cli.replay.outputs import Write, to_file, to_nowhere, to_topic
+from cli.replay.plan import Asked, Plan, make_plan
+from cli.replay.progress import telling_progress
+from cli.replay.report import tell_comparison, tell_outcome
+from cli.replay.run import Outcome, Replaying, count_ticks, refuse_nothing
+from cli.topics import kafka_settings
+from enricher.join.comparison import Comparison
+from enricher.join.replay import TimeRange
+from gpuledger.bus.history import History
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Bus
+from gpuledger.errors import UserError
+from gpuledger.service import configure_logs
+from gpuledger.settings import LogSettings
+
+OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
+_Moment = Parameter(allow_leading_hyphen=True)
+# The command's own text would be hidden behind the one that the list of commands shows.
+_HELP: Final = """
+Reads gpuledger.pods.v1 and gpuledger.samples.v1 as far as they are kept, outside any consumer
+group: the running join notices nothing. Of each partition all pods are read first, then the ticks
+whose end lies in the range, so a pod that the first run did not know yet is known.
+
+With --compare the events are held against those of the first run, in gpuledger.events.v1. The books
+(all of an event but its pods) must be the same to the byte. The description (pods) must be the same
+or more complete: a pod pending then may be known now, and what was absent may be there. What
+differs is listed, and the last line counts.
+
+Exit codes: 0 all agrees; 1 something differs, is missing or is extra; 2 a mistake, or Kafka is
+away; 130 interrupted.
+
+- The last hour into a file: gpuledger replay --from -1h --output events.jsonl.gz
+- Does the ledger hold? gpuledger replay --from -2h --to -1h --compare
+- Into a topic of its own: gpuledger replay --from 2026-11-21T14:00:00Z --topic events-again
+"""
+app = App(name="replay", help_epilogue=_HELP, help_format="markdown")
+
+
+@app.default
+def replay(  # one parameter an option
+    *,
+    from_: Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)],
+    to: Annotated[str, _Moment] = "now",
+    output: Path | None = None,
+    topic: str | None = None,
+    compare: bool = False,
+    show: Annotated[int, Parameter(validator=Number(gte=0))] = 20,
+    lead_in: str = "5m",
+    lateness: str = "10m",
+    accept_gaps: bool = False,
+    bootstrap_servers: str | None = None,
+    config: Path | None = None,
+) -> int:
+    """Join the ticks of a time range again, and compare with the first run.
+
+    Parameters
+    ----------
+    from_
+        First moment of the range: RFC 3339 (2026-11-21T14:00:00Z), or how long ago (-90s, -15m,
+        -1h30m, -1d).
+    to
+        End of the range, itself left out; by default now.
+    output
+        File to write, one event as JSON a line; a name that ends in .gz is compressed.
+    topic
+        Topic to publish to, other than the project's own; it needs as many partitions as
+        gpuledger.events.v1 has.
+    compare
+        Compare with the first run.
+    show
+        How many differing fields to show, at most.
+    lead_in
+        How much before the range to begin reading, for what a tick says of the one before it
+        (repeated, uncovered seconds).
+    lateness
+        How much later than its time a tick may have come, after an outage of Kafka; later ones are
+        left out, of the comparison too.
+    accept_gaps
+        Replay what is kept where retention has removed a part of the range.
+    bootstrap_servers
+        Brokers to ask first, host:port, separated by commas.
+    config
+        Settings file (YAML); its kafka section is read.
+
+    """
+    configure_logs(LogSettings(level="error", format="text"))
+    now_ms = time.time_ns() // 1_000_000
+    asked = Asked(
+        wanted=_range(from_, to, now_ms=now_ms),
+        lead_in_ms=parse_duration(lead_in, option="--lead-in"),
+        lateness_ms=parse_duration(lateness, option="--lateness"),
+        accept_gaps=accept_gaps,
+        compare=compare,
+    )
+    open_output = choose_output(output, topic, compare=compare)
+    comparison = Comparison(shown=show) if compare else None
+    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    try:
+        outcome = asyncio.run(_until_signal(bus, asked, open_output, comparison))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    tell_outcome(outcome, asked.wanted, where=str(output or topic or "nowhere"))
+    return tell_comparison(comparison) if comparison else 0
+
+
+def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> OpenOutput:
+    """Give what opens the output that was asked for; raises `UserError` for none, or for two."""
+    if output is not None and topic is not None:
+        raise UserError("--output and --topic: give one of them")
+    if output is not None:
+        return lambda _bus: to_file(output)
+    if topic is not None:
+        return lambda bus: to_topic(bus, topic)
+    if not compare:
+        raise UserError("nowhere to put the events: give --output FILE, --topic NAME or --compare")
+    return lambda _bus: to_nowhere()
+
+
+async def replay_range(
+    bus: Bus,
+    history: History,
+    *,
+    asked: Asked,
+    open_output: OpenOutput,
+    comparison: Comparison | None,
+) -> Outcome:
+    """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
+    plan = await _plan(history, asked)
+    with telling_progress(count_ticks(plan)) as advance:
+        async with open_output(bus) as write:
+            replaying = Replaying(
+                wanted=asked.wanted, write=write, comparison=comparison, advance=advance
+            )
+            return await replaying.run(history, plan)
+
+
+async def _plan(history: History, asked: Asked) -> Plan:
+    async with history.reader() as reader:
+        plan = await make_plan(reader, asked)
+    begin, end = map(write_moment, asked.wanted)
+    refuse_nothing(plan, asked, shown=f"from {begin} to {end}")
+    for warning in plan.warnings:
+        sys.stderr.write(f"gpuledger: {warning}\n")
+    return plan
+
+
+async def _until_signal(
+    bus: KafkaBus, asked: Asked, open_output: OpenOutput, comparison: Comparison | None
+) -> Outcome:
+    """Replay; SIGTERM ends it as Ctrl-C does, which asyncio sees to itself."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await replay_range(bus, bus, asked=asked, open_output=open_output, comparison=comparison)
+
+
+def _range(from_: str, to: str, *, now_ms: int) -> TimeRange:
+    begin_ms = parse_moment(from_, option="--from", now_ms=now_ms)
+    end_ms = parse_moment(to, option="--to", now_ms=now_ms)
+    if begin_ms >= end_ms:
+        raise UserError(
+            f"--from {write_moment(begin_ms)} is not before --to {write_moment(end_ms)}"
+        )
+    return TimeRange(begin_ms, end_ms)

@@ -1,0 +1,113 @@
+"""Whether two events of the same tick agree: in their books to the byte, in who the pods are.
+
+The books are everything but `pods`. The description may have become more complete: a pod pending
+then may be known now, and what was absent may be there; nothing else may change. Pure functions
+over encoded events; the pairing of events is `comparison`'s business.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gpuledger.records import PodState
+
+_DESCRIPTION: Final = "pods"
+_ABSENT: Final = "(absent)"
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Agreement(Enum):
+    """How an event that was made again compares with the first one."""
+
+    EQUAL = "equal"
+    MORE_COMPLETE = "more complete"
+    DIFFERENT = "different"
+
+
+class Change(NamedTuple):
+    """A field that differs, and what stood there in each run."""
+
+    field: str
+    first: object
+    replayed: object
+
+
+def compare_events(first: bytes, replayed: bytes) -> tuple[Agreement, list[Change]]:
+    """Compare two encoded events; raises `msgspec.DecodeError` where one is no JSON object."""
+    if first == replayed:
+        return Agreement.EQUAL, []
+    then, now = _fields_of(first), _fields_of(replayed)
+    changes = list(_book_changes(then, now))
+    was, is_ = then.get(_DESCRIPTION), now.get(_DESCRIPTION)
+    if was != is_:
+        changes += _description_changes(_described(was), _described(is_))
+    return Agreement.DIFFERENT if changes else Agreement.MORE_COMPLETE, changes
+
+
+def _book_changes(
+    then: Mapping[str, msgspec.Raw], now: Mapping[str, msgspec.Raw]
+) -> Iterator[Change]:
+    for name in sorted((then.keys() | now.keys()) - {_DESCRIPTION}):
+        was, is_ = then.get(name), now.get(name)
+        if was == is_:
+            continue
+        inner = list(_changes_within(name, _value(was), _value(is_)))
+        # Equal values in other bytes: to the byte means to the byte.
+        yield from inner or [Change(name, _text(was), _text(is_))]
+
+
+def _changes_within(path: str, was: Any, is_: Any) -> Iterator[Change]:  # noqa: ANN401  # any JSON value
+    """Give the innermost values that differ, with their paths."""
+    if isinstance(was, dict) and isinstance(is_, dict):
+        for name in sorted(was.keys() | is_.keys()):
+            yield from _changes_within(
+                f"{path}.{name}", was.get(name, _ABSENT), is_.get(name, _ABSENT)
+            )
+    elif isinstance(was, list) and isinstance(is_, list) and len(was) == len(is_):
+        for place, (one, other) in enumerate(zip(was, is_, strict=True)):
+            yield from _changes_within(f"{path}[{place}]", one, other)
+    elif was != is_:
+        yield Change(path, was, is_)
+
+
+def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
+    """Give each description under each container that it speaks of, or under its UID."""
+    return {
+        name: pod
+        for pod in msgspec.json.decode(pods or b"[]")
+        for name in pod["container_ids"] or [pod.get("uid", "")]
+    }
+
+
+def _description_changes(
+    then: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Change]:
+    for name in sorted(then.keys() | now.keys()):
+        was, is_ = then.get(name), now.get(name)
+        path = f"{_DESCRIPTION}[{name}]"
+        if was is None or is_ is None:
+            yield Change(path, was or _ABSENT, is_ or _ABSENT)
+        elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
+            yield from _losses(path, was, is_)
+
+
+def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[Change]:
+    """Give what was said and is not any more; what is said now in addition is no loss."""
+    for name, value in was.items():
+        found = is_.get(name, _ABSENT)
+        if name == "container_ids":
+            continue  # a container that was pending apart may have joined its pod
+        if name == "container_names" and isinstance(found, dict) and value.items() <= found.items():
+            continue
+        if value != found:
+            yield Change(f"{path}.{name}", value, found)
+
+
+def _value(raw: msgspec.Raw | None) -> Any:  # noqa: ANN401  # any JSON value
+    return _ABSENT if raw is None else msgspec.json.decode(raw)
+
+
+def _text(raw: msgspec.Raw | None) -> str:
+    return _ABSENT if raw is None else bytes(raw).decode(errors="replace")
