@@ -1,0 +1,124 @@
+"""What is done to whom and when: a plan that a seed decides. Nothing is done here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CALM_SECONDS: Final = 5.0
+"""How long nothing is begun at the start, and at the end."""
+PAUSE_SECONDS: Final = (4.0, 9.0)
+"""Between the beginnings of two actions."""
+PODWATCH: Final = "podwatch"
+BROKER: Final = "broker"
+API_SERVER: Final = "API server"
+
+
+class Kind(StrEnum):
+    """What can be done, as a progress line names it."""
+
+    KILL_WORKER = "kill -9 worker"
+    STOP_WORKER = "SIGSTOP worker"
+    KILL_PODWATCH = "kill -9 podwatch"
+    STOP_PODWATCH = "SIGSTOP podwatch"
+    RESTART_BROKER = "restart broker"
+    TAKE_API_SERVER = "take API server away"
+
+
+_TARGETS: Final = {
+    Kind.KILL_PODWATCH: PODWATCH,
+    Kind.STOP_PODWATCH: PODWATCH,
+    Kind.RESTART_BROKER: BROKER,
+    Kind.TAKE_API_SERVER: API_SERVER,
+}
+_AWAY_SECONDS: Final = {
+    Kind.KILL_WORKER: (0.5, 4.0),
+    Kind.KILL_PODWATCH: (0.5, 4.0),
+    Kind.RESTART_BROKER: (0.5, 5.0),
+    Kind.TAKE_API_SERVER: (4.0, 15.0),
+}
+_BEYOND_SESSION_SECONDS: Final = (2.0, 6.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One thing that is done to one part, which is then given back."""
+
+    at_seconds: float
+    """Since the beginning of the run."""
+    kind: Kind
+    target: str
+    """Name of the part."""
+    away_seconds: float
+    """How long the part is away, its own start not counted."""
+
+    def __str__(self) -> str:
+        """Give what a progress line says."""
+        what = self.kind.rsplit(" ", 1)[0] if self.kind in WORKER_KINDS else str(self.kind)
+        named = f"{what} {self.target}" if self.kind in WORKER_KINDS else what
+        return f"{named} for {self.away_seconds:.1f} s"
+
+
+WORKER_KINDS: Final = frozenset({Kind.KILL_WORKER, Kind.STOP_WORKER})
+
+
+def plan_actions(
+    *, seed: int, seconds: float, workers: Sequence[str], session_timeout_seconds: float
+) -> list[Action]:
+    """Plan a run: every kind once before any comes again, and never all workers away at once."""
+    planner = _Planner(seed=seed, workers=workers, session_timeout_seconds=session_timeout_seconds)
+    return planner.plan(seconds=seconds)
+
+
+class _Planner:
+    def __init__(
+        self, *, seed: int, workers: Sequence[str], session_timeout_seconds: float
+    ) -> None:
+        self._chance = random.Random(seed)  # noqa: S311 - a plan that can be repeated
+        self._workers = workers
+        self._session_seconds = session_timeout_seconds
+        self._back_at_seconds: dict[str, float] = {}
+        self._bag: list[Kind] = []
+
+    def plan(self, *, seconds: float) -> list[Action]:
+        actions: list[Action] = []
+        at_seconds = CALM_SECONDS
+        while at_seconds < seconds - CALM_SECONDS:
+            actions.append(self._next(at_seconds))
+            at_seconds = actions[-1].at_seconds + self._chance.uniform(*PAUSE_SECONDS)
+        return actions
+
+    def _next(self, at_seconds: float) -> Action:
+        kind = self._draw()
+        away_seconds = self._away_seconds(kind)
+        target = self._target(kind)
+        at_seconds = max(at_seconds, self._free_at_seconds(kind, target))
+        self._back_at_seconds[target] = at_seconds + away_seconds
+        return Action(at_seconds=at_seconds, kind=kind, target=target, away_seconds=away_seconds)
+
+    def _draw(self) -> Kind:
+        if not self._bag:
+            self._bag = list(Kind)
+            self._chance.shuffle(self._bag)
+        return self._bag.pop()
+
+    def _away_seconds(self, kind: Kind) -> float:
+        if kind in _AWAY_SECONDS:
+            return self._chance.uniform(*_AWAY_SECONDS[kind])
+        return self._session_seconds + self._chance.uniform(*_BEYOND_SESSION_SECONDS)
+
+    def _target(self, kind: Kind) -> str:
+        return _TARGETS[kind] if kind in _TARGETS else self._chance.choice(self._workers)
+
+    def _free_at_seconds(self, kind: Kind, target: str) -> float:
+        """Give when the target is back; for a worker, when it and all but one other are."""
+        back = self._back_at_seconds
+        if kind not in WORKER_KINDS:
+            return back.get(target, 0.0)
+        others = sorted(back.get(name, 0.0) for name in self._workers if name != target)
+        return max(back.get(target, 0.0), *others[:1])

@@ -1,0 +1,78 @@
+"""What a plan of a chaos run holds to, whatever its seed."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from tests.chaos.schedule import CALM_SECONDS, WORKER_KINDS, Action, Kind, plan_actions
+
+WORKERS = ["join-0", "join-1", "join-2"]
+SESSION_SECONDS = 6.0
+seeds = pytest.mark.parametrize("seed", range(20))
+
+
+def plan(seed: int, *, seconds: float = 300.0, workers: list[str] = WORKERS) -> list[Action]:
+    """Plan five minutes."""
+    return plan_actions(
+        seed=seed, seconds=seconds, workers=workers, session_timeout_seconds=SESSION_SECONDS
+    )
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
+    assert plan(1) == plan(1)
+    assert plan(1) != plan(2)
+
+
+@seeds
+def test_no_kind_comes_again_before_all_others_came(seed: int) -> None:
+    counts = Counter(action.kind for action in plan(seed))
+    assert counts.keys() == set(Kind)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@seeds
+def test_a_minute_is_enough_for_every_kind(seed: int) -> None:
+    assert {action.kind for action in plan(seed, seconds=60.0)} == set(Kind)
+
+
+@seeds
+def test_what_is_stopped_stays_silent_for_longer_than_its_session(seed: int) -> None:
+    stopped = [action for action in plan(seed) if action.kind is Kind.STOP_WORKER]
+    assert all(action.away_seconds > SESSION_SECONDS for action in stopped)
+
+
+@seeds
+def test_nothing_is_done_to_a_part_that_is_away(seed: int) -> None:
+    actions = plan(seed)
+    for target in {action.target for action in actions}:
+        own = [action for action in actions if action.target == target]
+        for one, next_one in pairwise(own):
+            assert one.at_seconds + one.away_seconds <= next_one.at_seconds
+
+
+@seeds
+@pytest.mark.parametrize("workers", [WORKERS[:2], WORKERS], ids=len)
+def test_one_worker_is_always_at_work(seed: int, workers: list[str]) -> None:
+    taken = [each for each in plan(seed, workers=workers) if each.kind in WORKER_KINDS]
+    for action in taken:
+        away = {
+            other.target
+            for other in taken
+            if other.at_seconds <= action.at_seconds < other.at_seconds + other.away_seconds
+        }
+        assert len(away) < len(workers)
+
+
+@seeds
+def test_actions_begin_in_their_order_after_a_calm_start(seed: int) -> None:
+    begins = [action.at_seconds for action in plan(seed)]
+    assert begins[0] >= CALM_SECONDS
+    assert begins == sorted(begins)
+
+
+def test_a_progress_line_names_action_part_and_time() -> None:
+    asked = {"at_seconds": 1.0, "away_seconds": 2.0}
+    one = Action(kind=Kind.KILL_WORKER, target="join-1", **asked)
+    other = Action(kind=Kind.RESTART_BROKER, target="broker", **asked)
+    assert [str(one), str(other)] == ["kill -9 join-1 for 2.0 s", "restart broker for 2.0 s"]
