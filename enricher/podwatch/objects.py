@@ -138,10 +138,23 @@ class PodPage(_Object):
     items: list[Raw] | None = None
 
 
+class BookmarkAnnotations(_Object):
+    """What a bookmark says of the list that it may end."""
+
+    initial_events_end: str | None = field(default=None, name="k8s.io/initial-events-end")
+
+
+class VersionMeta(_Object):
+    """At which version an object is."""
+
+    resource_version: str = ""
+    annotations: BookmarkAnnotations | None = None
+
+
 class VersionOnly(_Object):
     """Any object, of which only the version is wanted."""
 
-    metadata: ListMeta
+    metadata: VersionMeta
 
 
 class WatchEvent(_Object):

@@ -1,30 +1,29 @@
 """The pods as they change, for ever: list, watch, and begin again whatever the server does.
 
-Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, `_list`
-and `_list_then_watch` make the pods' whole story, `_connection` ends with a pause, `forever` is
-the loop. Nothing is kept here but the version reached; who was deleted between two lists is for
-the caller to see, who knows what there was.
+Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
+begin with all pods, `_list` and `_list_then_watch` make the pods' whole story, `_connection` ends
+with a pause, `forever` is the loop. Nothing is kept here but the version reached and whether the
+server lists as a watch; who was deleted between two lists is for the caller to see, who knows what
+there was.
 """
 
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
-from http import HTTPStatus
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 import msgspec
-import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.events import Bookmark, EventReader, Passed
 from enricher.podwatch.lines import split_lines
-from enricher.podwatch.objects import PodPage, Status, VersionOnly, WatchEvent
+from enricher.podwatch.objects import PodPage
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
+from enricher.podwatch.watch_list import INITIAL_EVENTS, NoEndMarkError, WatchLists
 from gpuledger.clock import Clock
-from gpuledger.errors import UndecodableError
-from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
@@ -33,11 +32,7 @@ _LEAST_LIFE_SECONDS: Final = 1.0
 _MOST_RETRY_AFTER_SECONDS: Final = 300.0
 _NS: Final = 1_000_000_000
 
-_decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_page: Final = msgspec.json.Decoder(PodPage).decode
-_decode_status: Final = msgspec.json.Decoder(Status).decode
-_decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
-_log = structlog.get_logger(__name__)
 
 
 class Reflector:
@@ -53,7 +48,7 @@ class Reflector:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._api = api
-        self._reader = reader
+        self._events = EventReader(reader)
         self._settings = settings
         self._clock = clock
         self._chance = chance
@@ -62,6 +57,7 @@ class Reflector:
             most_seconds=settings.backoff_most_seconds,
             jitter=chance,
         )
+        self._watch_lists = WatchLists(wanted=settings.watch_list == "auto")
         self._version: str | None = None
         self._watching_since_ns: int | None = None
         self._last_pause_seconds = 0.0
@@ -118,13 +114,21 @@ class Reflector:
         return 0.0 if began is None else (self._clock.monotonic_ns() - began) / _NS
 
     async def _list_then_watch(self) -> AsyncGenerator[Step]:
-        if self._version is None:
-            async with aclosing(self._list()) as steps:
+        """Give all pods if need be, in one request with the watch or in pages before it."""
+        if self._version is None and self._watch_lists.wanted:
+            try:
+                async with aclosing(self._stream(lists=True)) as steps:
+                    async for step in steps:
+                        yield step
+            except KubernetesError as error:
+                if self.version is not None or not self._watch_lists.refused(error):
+                    raise
+            else:
+                return
+        for part in (self._list, self._stream) if self._version is None else (self._stream,):
+            async with aclosing(part()) as steps:
                 async for step in steps:
                     yield step
-        async with aclosing(self._stream()) as steps:
-            async for step in steps:
-                yield step
 
     async def _list(self) -> AsyncGenerator[Step]:
         """Give every pod, page by page; all pages are of one version."""
@@ -135,7 +139,7 @@ class Reflector:
         while token is not None:
             page = await self._page(token)
             for raw in page.items or ():
-                if pod := self._read(raw):
+                if pod := self._events.pod(raw):
                     yield Seen(pod)
             token = page.metadata.continue_token or None
         self._version = page.metadata.resource_version if page else None
@@ -155,86 +159,64 @@ class Reflector:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(f"the API server sent no list of pods: {error}") from error
 
-    async def _stream(self) -> AsyncGenerator[Step]:
-        """Give what one watch request tells, until the server closes it."""
-        server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
-        async with self._api.get(
-            PODS_PATH,
-            query=self._watch_query(server_seconds),
-            silence_seconds=self._settings.silence_seconds,
-            total_seconds=server_seconds + self._settings.silence_seconds,
-        ) as answer:
+    async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step]:
+        """Give what one watch request tells, all pods first if so asked, until it is closed."""
+        async with self._lines(lists=lists) as lines:
+            if lists:
+                async with aclosing(self._initial(lines)) as steps:
+                    async for step in steps:
+                        yield step
             self._watching_since_ns = self._clock.monotonic_ns()
             yield Mark.WATCHING
-            async with aclosing(split_lines(answer.chunks())) as lines:
-                async for line in lines:
-                    if step := self._step(line):
-                        yield step
+            async for line in lines:
+                match found := self._events.read(line):
+                    case Seen() | Deleted():
+                        self._version = found.pod.resource_version or self._version
+                        yield found
+                    case Bookmark() | Passed():
+                        self._version = found.version or self._version
+                    case None:
+                        pass
 
-    def _watch_query(self, server_seconds: int) -> Mapping[str, str]:
+    async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step]:
+        """Give every pod; only when the server says that these were all is a version reached."""
+        self._watch_lists.begin()
+        metrics.RELISTS.inc()
+        yield Mark.LISTING
+        async for line in lines:
+            match found := self._events.read(line):
+                case Seen() | Deleted():
+                    yield found
+                case Bookmark(version, ends_list=True):
+                    self._watch_lists.end()
+                    self._version = version
+                    yield Mark.LISTED
+                    return
+                case Bookmark():
+                    break
+                case Passed() | None:
+                    pass
+        raise NoEndMarkError("the API server began a list as a watch and did not say where it ends")
+
+    @asynccontextmanager
+    async def _lines(self, *, lists: bool) -> AsyncIterator[AsyncGenerator[bytes]]:
+        server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
+        async with (
+            self._api.get(
+                PODS_PATH,
+                query=self._watch_query(server_seconds, lists=lists),
+                silence_seconds=self._settings.silence_seconds,
+                total_seconds=server_seconds + self._settings.silence_seconds,
+            ) as answer,
+            aclosing(split_lines(answer.chunks())) as lines,
+        ):
+            yield lines
+
+    def _watch_query(self, server_seconds: int, *, lists: bool) -> Mapping[str, str]:
         return {
             **_WITH_A_NODE,
             "watch": "true",
             "allowWatchBookmarks": "true",
-            "resourceVersion": self._version or "",
+            **(INITIAL_EVENTS if lists else {"resourceVersion": self._version or ""}),
             "timeoutSeconds": str(max(1, server_seconds)),
         }
-
-    def _step(self, line: bytes) -> Step | None:
-        """Read one line of a watch; `None` for what says nothing of a pod with a node."""
-        try:
-            event = _decode_event(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise KubernetesError(f"the API server sent no watch event: {error}") from error
-        match event.type:
-            case "ADDED" | "MODIFIED" | "DELETED":
-                metrics.EVENTS.labels(type=event.type).inc()
-                return self._pod_step(event)
-            case "BOOKMARK":
-                metrics.EVENTS.labels(type=event.type).inc()
-                self._advance(event.object)
-            case "ERROR":
-                metrics.EVENTS.labels(type=event.type).inc()
-                raise _error_of(event.object)
-            case _:
-                metrics.EVENTS.labels(type="unknown").inc()
-        return None
-
-    def _pod_step(self, event: WatchEvent) -> Step | None:
-        pod = self._read(event.object)
-        if pod is None:
-            self._advance(event.object)
-            return None
-        self._version = pod.resource_version or self._version
-        return Deleted(pod) if event.type == "DELETED" else Seen(pod)
-
-    def _advance(self, raw: msgspec.Raw) -> None:
-        """Go on from this object's version next time; where it has none, the one before will do."""
-        try:
-            self._version = _decode_version(raw).metadata.resource_version or self._version
-        except msgspec.MsgspecError as error:
-            _log.warning("version_unreadable", error=str(error))
-
-    def _read(self, raw: msgspec.Raw) -> PodRecord | None:
-        try:
-            return self._reader.read(raw)
-        except UndecodableError as error:
-            metrics.UNDECODABLE.inc()
-            _log.warning("pod_unreadable", error=str(error))
-            return None
-
-
-def _error_of(raw: msgspec.Raw) -> KubernetesError:
-    """Make the error that an `ERROR` event tells of: the same Status as in an HTTP answer."""
-    try:
-        status = _decode_status(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return KubernetesError(f"the watch ended with an error that cannot be read: {error}")
-    code = status.code or HTTPStatus.INTERNAL_SERVER_ERROR
-    wait = status.details.retry_after_seconds if status.details else None
-    return KubernetesError(
-        f"the watch ended with {int(code)}: {status.message or status.reason or 'no message'}",
-        status=code,
-        reason=status.why,
-        retry_after_seconds=wait,
-    )

@@ -1,6 +1,6 @@
 """What can be set on podwatch. Values only; reading them is `gpuledger.settings`'s business."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +23,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Path of a kubeconfig file; empty: the pod's service account, else KUBECONFIG or ~/.kube."""
     context: str = ""
     """Context in that file; empty: its current one."""
+    watch_list: Literal["auto", "off"] = "auto"
+    """Whether to list the pods as a watch where the server offers that; `off` asks for pages."""
     page_limit: Count = 500
     """How many pods to ask for in one page of a list."""
     page_timeout_seconds: Seconds = 60.0

@@ -1,6 +1,7 @@
 """An API server over real HTTP that does what a test's script says, one answer a request.
 
-Lists and watches have a script each; when a script has ended, a list is empty and a watch silent.
+Lists, watches and lists that come as a watch (initials) have a script each. When a script has
+ended, a list is empty, a watch silent, and a list that comes as a watch refused as if unheard of.
 """
 
 import asyncio
@@ -22,22 +23,33 @@ class MisbehavingServer:
         self.url = ""
         self.lists: deque[Answering] = deque()
         self.watches: deque[Answering] = deque()
+        self.initials: deque[Answering] = deque()
         self.asked: list[Mapping[str, str]] = []
         self.tokens: list[str] = []
         self.agents: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Play the next answer of the script that the request is for."""
+        if "sendInitialEvents" in request.query and not self.initials:
+            return await status(422, reason="Invalid")(request)
         self.asked.append(dict(request.query))
         self.agents.add(request.headers.get("User-Agent", ""))
         self.tokens.append(request.headers.get("Authorization", ""))
+        if "sendInitialEvents" in request.query:
+            return await self.initials.popleft()(request)
         if "watch" in request.query:
             return await (self.watches.popleft() if self.watches else silence())(request)
         return await (self.lists.popleft() if self.lists else page())(request)
 
     def kinds(self) -> list[str]:
-        """Give what was asked for, as `list` and `watch`, in order."""
-        return ["watch" if "watch" in query else "list" for query in self.asked]
+        """Give what was asked for, as `list`, `watch` and `initial`, in order."""
+        return [_kind(query) for query in self.asked]
+
+
+def _kind(query: Mapping[str, str]) -> str:
+    if "sendInitialEvents" in query:
+        return "initial"
+    return "watch" if "watch" in query else "list"
 
 
 @asynccontextmanager
@@ -121,11 +133,15 @@ def event(kind: str, item: Object) -> Object:
     return {"type": kind, "object": item}
 
 
-def bookmark(version: str) -> Object:
+def bookmark(version: str, **metadata: object) -> Object:
     """Give a bookmark as a real server writes it: a pod without containers."""
     return event(
         "BOOKMARK",
-        {"metadata": {"resourceVersion": version}, "spec": {"containers": None}, "status": {}},
+        {
+            "metadata": {"resourceVersion": version, **metadata},
+            "spec": {"containers": None},
+            "status": {},
+        },
     )
 
 

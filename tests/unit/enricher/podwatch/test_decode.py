@@ -6,7 +6,6 @@ import pytest
 
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.requests import parse_quantity
-from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
@@ -83,35 +82,6 @@ def test_the_owner_is_the_workload_that_people_know(
 def test_only_the_labels_asked_for_are_carried(asked: list[str], expected: dict[str, str]) -> None:
     item = pod(metadata={"labels": {"app": "web", "team": "red", "noise": "1"}})
     assert read(item, labels=asked).labels == expected
-
-
-NOTES = {"team.example/ticket": "T-1", "owner": "ada", "noise": "x" * 1000}
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ([], None),
-        (["absent"], None),
-        (["owner"], {"owner": "ada"}),
-        (
-            ["team.example/ticket", "absent", "owner"],
-            {"team.example/ticket": "T-1", "owner": "ada"},
-        ),
-        (["owner", "owner"], {"owner": "ada"}),
-        (["kubernetes.io/config.hash"], {"kubernetes.io/config.hash": "h"}),
-    ],
-)
-def test_only_the_annotations_asked_for_are_carried(
-    asked: list[str], expected: dict[str, str] | None
-) -> None:
-    item = pod(metadata={"annotations": NOTES | {"kubernetes.io/config.hash": "h"}})
-    found = read(item, annotations=asked)
-    assert (found.annotations, found.config_hash) == (expected, "h")
-
-
-def test_pods_without_annotations_have_none_of_those_asked_for() -> None:
-    assert read(pod(), annotations=["owner"]).annotations is None
 
 
 def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:
@@ -248,8 +218,3 @@ def test_pods_of_a_workload_share_their_labels_in_memory() -> None:
     assert other is not None
     assert first.labels is second.labels
     assert other.labels == {"app": "db"}
-
-
-def test_no_setting_carries_all_annotations() -> None:
-    with pytest.raises(ValueError, match=r"annotations has \*: name those that are wanted"):
-        PodwatchSettings(annotations=["owner", "*"])

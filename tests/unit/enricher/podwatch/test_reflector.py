@@ -1,18 +1,18 @@
 """The reflector against an API server that misbehaves in every way that was seen."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
-from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
+from enricher.podwatch.steps import Interrupted, Mark, Seen, Step
 from gpuledger import __version__
+from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
@@ -62,44 +62,7 @@ def clock() -> PatientClock:
 
 @pytest.fixture
 def reflector(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
-    return made(api, settings, clock)
-
-
-def made(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
-    reader = PodReader(labels=[], gpu_resource_prefixes=[])
-    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: 0.0)
-
-
-async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
-    """Take steps until there are enough of them."""
-    taken: list[Step] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as steps:
-        async for step in steps:
-            taken.append(step)
-            if enough(taken):
-                return taken
-    raise AssertionError("the reflector ended")
-
-
-def told(steps: list[Step]) -> list[str]:
-    """Write steps as words, for comparison."""
-    return [_word(step) for step in steps]
-
-
-def _word(step: Step) -> str:
-    match step:
-        case Seen(found):
-            return f"+{found.uid}"
-        case Deleted(found):
-            return f"-{found.uid}"
-        case Interrupted(failure):
-            return f"!{failure.status}"
-        case _:
-            return step.name
-
-
-def nth(step: Step, count: int) -> Callable[[list[Step]], bool]:
-    return lambda taken: taken.count(step) == count
+    return reflector_of(api, settings, clock)
 
 
 async def test_all_pages_of_a_list_come_before_the_watch(
@@ -107,7 +70,7 @@ async def test_all_pages_of_a_list_come_before_the_watch(
 ) -> None:
     server.lists += [page(pod("a"), pod("b"), continue_token="t 1/2"), page(pod("c"), version="9")]
     server.watches += [events(event("ADDED", pod("d", version="12")), keep=True)]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+d")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+d")
     assert told(steps) == ["LISTING", "+a", "+b", "+c", "LISTED", "WATCHING", "+d"]
     first, second, watch = server.asked
     assert (first["limit"], second["continue"]) == ("2", "t 1/2")
@@ -149,7 +112,7 @@ async def test_an_expired_version_leads_to_a_new_list(
 ) -> None:
     server.lists += [page(pod("a"), version="1"), page(pod("b"), version="50")]
     server.watches += [gone, events(event("ADDED", pod("c", version="51")), keep=True)]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+c")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+c")
     first, second = ["LISTING", "+a", "LISTED"], ["LISTING", "+b", "LISTED"]
     assert [said for said in told(steps) if said != "WATCHING"] == [*first, word, *second, "+c"]
     assert server.kinds() == ["list", "watch", "list", "watch"]
@@ -187,7 +150,7 @@ async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
 ) -> None:
     server.lists += [page(version="3")]
     server.watches += [failing, events(event("ADDED", pod("a")), keep=True)]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+a")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+a")
     assert word in told(steps)
     assert server.kinds() == ["list", "watch", "watch"]
     assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "3"]
@@ -198,7 +161,9 @@ async def test_a_silent_watch_is_noticed(
 ) -> None:
     impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
     server.watches += [silence(), events(event("ADDED", pod("a")), keep=True)]
-    steps = await steps_until(made(api, impatient, clock), lambda taken: _word(taken[-1]) == "+a")
+    steps = await steps_until(
+        reflector_of(api, impatient, clock), lambda taken: as_word(taken[-1]) == "+a"
+    )
     interruption = next(step for step in steps if isinstance(step, Interrupted))
     assert "silent for too long" in str(interruption.error)
 
@@ -260,7 +225,7 @@ async def test_an_object_of_three_megabytes_is_an_object_like_any_other(
 ) -> None:
     large = pod("large", metadata={"annotations": {"blob": "x" * 3_000_000}})
     server.watches += [events(event("ADDED", large), event("ADDED", pod("small")), keep=True)]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+small")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+small")
     assert told(steps)[-2:] == ["+large", "+small"]
 
 
@@ -277,7 +242,7 @@ async def test_an_unknown_event_type_is_stepped_over(
             keep=True,
         )
     ]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+c")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+c")
     assert told(steps) == ["LISTING", "LISTED", "WATCHING", "+c"]
 
 
@@ -287,7 +252,7 @@ async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
     odd = pod("odd", metadata={"labels": "none"})
     server.lists += [page(odd, pod("a"))]
     server.watches += [events(event("ADDED", odd), event("ADDED", pod("b")), keep=True)]
-    steps = await steps_until(reflector, lambda taken: _word(taken[-1]) == "+b")
+    steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+b")
     assert told(steps) == ["LISTING", "+a", "LISTED", "WATCHING", "+b"]
 
 
@@ -332,7 +297,7 @@ async def test_an_api_server_that_is_not_there_is_an_interruption(
     elsewhere = KubernetesSettings(kubeconfig=str(nowhere))
     async with open_api(elsewhere) as absent:
         steps = await steps_until(
-            made(absent, elsewhere, clock), lambda taken: isinstance(taken[-1], Interrupted)
+            reflector_of(absent, elsewhere, clock), lambda taken: isinstance(taken[-1], Interrupted)
         )
     assert isinstance(steps[-1], Interrupted)
     assert isinstance(steps[-1].error, KubernetesError)

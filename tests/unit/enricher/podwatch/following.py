@@ -1,0 +1,52 @@
+"""A reflector whose pauses take no time, and its steps as words."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from enricher.podwatch.api import Api
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.reflector import Reflector
+from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.steps import Deleted, Interrupted, Seen, Step
+from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock
+
+
+def reflector_of(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
+    """Give a reflector that leaves nothing to chance."""
+    reader = PodReader(labels=[], gpu_resource_prefixes=[])
+    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: 0.0)
+
+
+async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
+    """Take steps until there are enough of them."""
+    taken: list[Step] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as steps:
+        async for step in steps:
+            taken.append(step)
+            if enough(taken):
+                return taken
+    raise AssertionError("the reflector ended")
+
+
+def told(steps: list[Step]) -> list[str]:
+    """Write steps as words, for comparison."""
+    return [as_word(step) for step in steps]
+
+
+def as_word(step: Step) -> str:
+    """Write a step as a word: `+` seen, `-` deleted, `!` interrupted."""
+    match step:
+        case Seen(found):
+            return f"+{found.uid}"
+        case Deleted(found):
+            return f"-{found.uid}"
+        case Interrupted(failure):
+            return f"!{failure.status}"
+        case _:
+            return step.name
+
+
+def nth(step: Step, count: int) -> Callable[[list[Step]], bool]:
+    """Give the condition that a step was taken so many times."""
+    return lambda taken: taken.count(step) == count

@@ -1,0 +1,49 @@
+"""Which annotations podwatch carries along."""
+
+import pytest
+
+from enricher.podwatch.decode import PodReader
+from enricher.podwatch.settings import PodwatchSettings
+from gpuledger.records import PodRecord
+from tests.unit.enricher.podwatch.given import Object, encoded, pod
+
+
+def read(item: Object, *, annotations: list[str]) -> PodRecord:
+    reader = PodReader(labels=[], gpu_resource_prefixes=[], annotations=annotations)
+    found = reader.read(encoded(item))
+    assert found is not None
+    return found
+
+
+NOTES = {"team.example/ticket": "T-1", "owner": "ada", "noise": "x" * 1000}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ([], None),
+        (["absent"], None),
+        (["owner"], {"owner": "ada"}),
+        (
+            ["team.example/ticket", "absent", "owner"],
+            {"team.example/ticket": "T-1", "owner": "ada"},
+        ),
+        (["owner", "owner"], {"owner": "ada"}),
+        (["kubernetes.io/config.hash"], {"kubernetes.io/config.hash": "h"}),
+    ],
+)
+def test_only_the_annotations_asked_for_are_carried(
+    asked: list[str], expected: dict[str, str] | None
+) -> None:
+    item = pod(metadata={"annotations": NOTES | {"kubernetes.io/config.hash": "h"}})
+    found = read(item, annotations=asked)
+    assert (found.annotations, found.config_hash) == (expected, "h")
+
+
+def test_pods_without_annotations_have_none_of_those_asked_for() -> None:
+    assert read(pod(), annotations=["owner"]).annotations is None
+
+
+def test_no_setting_carries_all_annotations() -> None:
+    with pytest.raises(ValueError, match=r"annotations has \*: name those that are wanted"):
+        PodwatchSettings(annotations=["owner", "*"])

@@ -1,0 +1,197 @@
+"""Lists that come as a watch, where the server offers it, and what is done where it does not."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from enricher.podwatch.api import open_api
+from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.steps import Mark
+from tests.unit.enricher.podwatch.following import as_word, reflector_of, steps_until, told
+from tests.unit.enricher.podwatch.given import Object, PatientClock, pod
+from tests.unit.enricher.podwatch.misbehaving import (
+    Answering,
+    MisbehavingServer,
+    bookmark,
+    error,
+    event,
+    events,
+    misbehaving_server,
+    page,
+    status,
+    text,
+)
+
+WATCHING, LISTING = Mark.WATCHING, Mark.LISTING
+PAGES = ["LISTING", "+paged", "LISTED", "WATCHING"]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> PatientClock:
+    return PatientClock()
+
+
+async def follow(
+    server: MisbehavingServer, clock: PatientClock, last: str, **settings: object
+) -> list[str]:
+    """Follow until a step is told; give all that was."""
+    asked = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
+    async with open_api(asked) as api:
+        steps = await steps_until(
+            reflector_of(api, asked, clock), lambda taken: as_word(taken[-1]) == last
+        )
+    return told(steps)
+
+
+def end_mark(version: str) -> Object:
+    """Give the bookmark that says that every pod was told."""
+    return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
+
+
+def added(*uids: str) -> list[Object]:
+    return [event("ADDED", pod(uid, version=f"9{number}")) for number, uid in enumerate(uids)]
+
+
+async def test_the_list_comes_as_a_watch_that_says_when_it_was_all_and_goes_on(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    server.initials += [
+        events(*added("a", "b"), end_mark("50"), event("DELETED", pod("a", version="51")))
+    ]
+    server.watches += [events(*added("c"), keep=True)]
+    steps = await follow(server, clock, "+c")
+    assert steps == ["LISTING", "+a", "+b", "LISTED", "WATCHING", "-a", "WATCHING", "+c"]
+    first, second = server.asked
+    assert first == {
+        "fieldSelector": "spec.nodeName!=",
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "sendInitialEvents": "true",
+        "resourceVersionMatch": "NotOlderThan",
+        "timeoutSeconds": "300",
+    }
+    assert second["resourceVersion"] == "51"
+    assert "sendInitialEvents" not in second
+
+
+async def test_what_changes_while_it_is_listed_belongs_to_the_list(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    gone = event("DELETED", pod("a", version="48"))
+    nowhere = event("MODIFIED", pod("nowhere", node=None, version="49"))
+    server.initials += [events(*added("a", "b"), gone, nowhere, end_mark("50"), keep=True)]
+    steps = await follow(server, clock, "WATCHING")
+    assert steps == ["LISTING", "+a", "+b", "-a", "LISTED", "WATCHING"]
+
+
+@pytest.mark.parametrize("code", [400, 405, 406, 422, 501])
+async def test_a_server_that_refuses_it_is_asked_for_pages_at_once_and_ever_after(
+    server: MisbehavingServer, clock: PatientClock, code: int
+) -> None:
+    server.initials += [status(code, reason="Invalid")]
+    server.lists += [page(pod("paged"))] * 2
+    server.watches += [status(410), events(*added("c"), keep=True)]
+    steps = await follow(server, clock, "+c")
+    assert steps == [*PAGES[:3], "!410", *PAGES, "+c"]
+    assert server.kinds() == ["initial", "list", "watch", "list", "watch"]
+    assert clock.slept == [0.8]
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        pytest.param(events(*added("a")), id="ends without it"),
+        pytest.param(events(*added("a"), bookmark("50"), keep=True), id="another bookmark first"),
+        pytest.param(events(), id="says nothing"),
+    ],
+)
+async def test_a_server_that_never_says_that_it_was_all_is_asked_for_pages_ever_after(
+    server: MisbehavingServer, clock: PatientClock, half: Answering
+) -> None:
+    server.initials += [half]
+    server.lists += [page(pod("paged"))] * 2
+    server.watches += [status(410), events(*added("c"), keep=True)]
+    steps = await follow(server, clock, "+c")
+    first = [said for said in steps[: steps.index("LISTED")] if said != "+a"]
+    assert first == ["LISTING", "LISTING", "+paged"]
+    assert steps[steps.index("LISTED") :] == ["LISTED", "!410", *PAGES, "+c"]
+    assert server.kinds() == ["initial", "list", "watch", "list", "watch"]
+
+
+async def test_without_the_permission_pages_are_tried_each_time(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    server.initials += [status(403), events(end_mark("50"), keep=True)]
+    server.lists += [status(403)]
+    assert await follow(server, clock, "WATCHING") == [
+        "LISTING",
+        "!403",
+        "LISTING",
+        "LISTED",
+        "WATCHING",
+    ]
+    assert server.kinds() == ["initial", "list", "initial"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (status(429, retry_after="2"), "!429"),
+        (status(500), "!500"),
+        (text(502, "Bad Gateway"), "!502"),
+        (events(*added("a"), error(500)), "!500"),
+        (events(*added("a"), error(410, "Expired")), "!410"),
+        (events(*added("a"), tail=b'{"type"', cut=True), "!None"),
+    ],
+)
+async def test_a_failure_before_it_was_all_begins_the_list_anew(
+    server: MisbehavingServer, clock: PatientClock, failing: Answering, said: str
+) -> None:
+    server.initials += [failing, events(*added("b"), end_mark("50"), keep=True)]
+    steps = await follow(server, clock, "WATCHING")
+    # What the connection still held when it was cut may or may not have been read.
+    assert [step for step in steps if step != "+a"][-5:] == [
+        said,
+        "LISTING",
+        "+b",
+        "LISTED",
+        "WATCHING",
+    ]
+    assert server.kinds() == ["initial", "initial"]
+    assert len(clock.slept) == 1
+
+
+async def test_a_list_that_breaks_twice_is_asked_for_in_pages(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    half = events(*added("a"), tail=b'{"type"')
+    server.initials += [half, half]
+    server.lists += [page(pod("paged"))]
+    steps = await follow(server, clock, "WATCHING")
+    assert steps == [*["LISTING", "+a", "!None"] * 2, *PAGES]
+    assert server.kinds() == ["initial", "initial", "list", "watch"]
+
+
+async def test_an_expired_version_leads_to_a_new_list_that_comes_as_a_watch(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    server.initials += [
+        events(*added("a"), end_mark("50"), error(410, "Expired")),
+        events(*added("b"), end_mark("70"), *added("c"), keep=True),
+    ]
+    steps = await follow(server, clock, "+c")
+    first, second = ["LISTING", "+a", "LISTED"], ["LISTING", "+b", "LISTED"]
+    assert steps == [*first, "WATCHING", "!410", *second, "WATCHING", "+c"]
+
+
+async def test_it_can_be_set_off(server: MisbehavingServer, clock: PatientClock) -> None:
+    server.initials += [events(end_mark("50"), keep=True)]
+    server.lists += [page(pod("paged"))]
+    assert await follow(server, clock, "WATCHING", watch_list="off") == PAGES
+    assert server.kinds() == ["list", "watch"]
