@@ -93,7 +93,14 @@ def _seconds(header: str) -> float | None:
 
 
 def _unreachable(error: BaseException, *, server: str) -> KubernetesError:
-    what = "silent for too long" if isinstance(error, TimeoutError) else str(error)
-    return KubernetesError(
-        f"the API server {server} cannot be read: {what or type(error).__name__}"
-    )
+    return KubernetesError(f"the API server {server} cannot be read: {_what(error)}")
+
+
+def _what(error: BaseException) -> str:
+    match error:
+        case aiohttp.ServerTimeoutError():
+            return "silent for too long"
+        case TimeoutError():
+            return "not done in time"
+        case _:
+            return str(error) or type(error).__name__

@@ -12,10 +12,12 @@ from enricher.podwatch.steps import Deleted, Interrupted, Seen, Step
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock
 
 
-def reflector_of(api: Api, settings: KubernetesSettings, clock: PatientClock) -> Reflector:
-    """Give a reflector that leaves nothing to chance."""
+def reflector_of(
+    api: Api, settings: KubernetesSettings, clock: PatientClock, *, chance: float = 0.0
+) -> Reflector:
+    """Give a reflector for which chance always decides the same."""
     reader = PodReader(labels=[], gpu_resource_prefixes=[])
-    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: 0.0)
+    return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: chance)
 
 
 async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:

@@ -7,7 +7,7 @@ ended, a list is empty, a watch silent, and a list that comes as a watch refused
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
@@ -128,6 +128,31 @@ def silence() -> Answering:
     return events(keep=True)
 
 
+def mute() -> Answering:
+    """Take a request and never answer, not even with a status."""
+
+    async def answer(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError("the wait has no end")
+
+    return answer
+
+
+def trickle(drop: bytes) -> Answering:
+    """Answer with the same few bytes again and again, for ever."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(drop)
+                await asyncio.sleep(0.005)
+        return response
+
+    return answer
+
+
 def event(kind: str, item: Object) -> Object:
     """Give one line of a watch."""
     return {"type": kind, "object": item}
@@ -145,6 +170,12 @@ def bookmark(version: str, **metadata: object) -> Object:
     )
 
 
-def error(code: int, reason: str = "") -> Object:
+def end_mark(version: str) -> Object:
+    """Give the bookmark that ends a list which comes as a watch: every pod was told."""
+    return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
+
+
+def error(code: int, reason: str = "", **more: object) -> Object:
     """Give an ERROR line."""
-    return event("ERROR", {"kind": "Status", "code": code, "reason": reason, "message": "no"})
+    status_object = {"kind": "Status", "code": code, "reason": reason, "message": "no"}
+    return event("ERROR", status_object | more)

@@ -13,6 +13,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,
     bookmark,
+    end_mark,
     error,
     event,
     events,
@@ -47,11 +48,6 @@ async def follow(
             reflector_of(api, asked, clock), lambda taken: as_word(taken[-1]) == last
         )
     return told(steps)
-
-
-def end_mark(version: str) -> Object:
-    """Give the bookmark that says that every pod was told."""
-    return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
 
 
 def added(*uids: str) -> list[Object]:

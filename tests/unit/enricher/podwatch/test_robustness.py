@@ -1,0 +1,220 @@
+"""The reflector against servers that are mute, slow, never done, or full of patience demanded."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+
+from enricher.podwatch.api import open_api
+from enricher.podwatch.settings import KubernetesSettings
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
+from enricher.podwatch.table import PodTable
+from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
+from tests.unit.enricher.podwatch.given import PatientClock, pod
+from tests.unit.enricher.podwatch.misbehaving import (
+    Answering,
+    MisbehavingServer,
+    bookmark,
+    end_mark,
+    error,
+    event,
+    events,
+    misbehaving_server,
+    mute,
+    page,
+    status,
+    trickle,
+)
+
+SHORT_SECONDS = 0.1
+BLOB = {"annotations": {"blob": "x" * 3_000_000}}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+def clock() -> PatientClock:
+    return PatientClock()
+
+
+async def follow(
+    server: MisbehavingServer,
+    clock: PatientClock,
+    enough: Callable[[list[Step]], bool],
+    *,
+    chance: float = 0.0,
+    **settings: object,
+) -> list[Step]:
+    asked = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
+    async with open_api(asked) as api:
+        return await steps_until(reflector_of(api, asked, clock, chance=chance), enough)
+
+
+def last(word: str) -> Callable[[list[Step]], bool]:
+    return lambda taken: as_word(taken[-1]) == word
+
+
+def first_error(steps: list[Step]) -> str:
+    return next(str(step.error) for step in steps if isinstance(step, Interrupted))
+
+
+@pytest.mark.parametrize(
+    ("lists", "watches", "settings", "what"),
+    [
+        pytest.param(
+            [mute()], [], {"page_timeout_seconds": SHORT_SECONDS}, "cannot be read", id="a list"
+        ),
+        pytest.param([], [mute()], {"silence_seconds": SHORT_SECONDS}, "silent", id="a watch"),
+        pytest.param(
+            [],
+            [events(event("ADDED", pod("b")), keep=True)],
+            {"silence_seconds": SHORT_SECONDS},
+            "silent",
+            id="a watch after its first line",
+        ),
+        pytest.param(
+            [trickle(b" ")],
+            [],
+            {"page_timeout_seconds": SHORT_SECONDS},
+            "not done in time",
+            id="a list that never comes to its end",
+        ),
+        pytest.param(
+            [],
+            [trickle(b"\n")],
+            {"silence_seconds": SHORT_SECONDS, "watch_timeout_seconds": SHORT_SECONDS},
+            "not done in time",
+            id="a watch that outstays its time",
+        ),
+    ],
+)
+async def test_no_server_is_waited_for_without_end(  # noqa: PLR0917  # pytest names them
+    server: MisbehavingServer,
+    clock: PatientClock,
+    lists: list[Answering],
+    watches: list[Answering],
+    settings: Mapping[str, float],
+    what: str,
+) -> None:
+    server.lists += lists
+    server.watches += [*watches, events(event("ADDED", pod("a")), keep=True)]
+    steps = await follow(server, clock, last("+a"), **settings)
+    assert what in first_error(steps)
+
+
+async def test_a_list_that_comes_as_a_watch_is_not_waited_for_without_end(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    server.initials += [mute(), events(event("ADDED", pod("a")), end_mark("9"), keep=True)]
+    steps = await follow(server, clock, nth(Mark.WATCHING, 1), silence_seconds=SHORT_SECONDS)
+    assert told(steps) == ["!None", "LISTING", "+a", "LISTED", "WATCHING"]
+    assert "silent for too long" in first_error(steps)
+
+
+@pytest.mark.parametrize(
+    ("chance", "expected"),
+    [
+        (0.0, [0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]),
+        (0.5, [1.2, 2.4, 4.8, 9.6, 19.2, 22.5, 22.5]),
+        (1.0, [1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]),
+    ],
+)
+async def test_pauses_grow_from_eight_tenths_of_a_second_to_thirty_by_chance(
+    server: MisbehavingServer, clock: PatientClock, chance: float, expected: list[float]
+) -> None:
+    server.lists += [status(500) for _ in range(7)]
+    await follow(server, clock, nth(Mark.WATCHING, 1), chance=chance)
+    assert [round(seconds, 6) for seconds in clock.slept] == expected
+
+
+@pytest.mark.parametrize(("chance", "asked"), [(0.0, "300"), (0.5, "450"), (1.0, "600")])
+async def test_watches_that_began_together_do_not_end_together(
+    server: MisbehavingServer, clock: PatientClock, chance: float, asked: str
+) -> None:
+    await follow(server, clock, nth(Mark.WATCHING, 1), chance=chance)
+    assert server.asked[-1]["timeoutSeconds"] == asked
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        pytest.param(status(429, retry_after="7"), id="as an HTTP answer"),
+        pytest.param(
+            events(error(429, details={"retryAfterSeconds": 7})),
+            id="as an ERROR event",
+        ),
+        pytest.param(status(503, retry_after="7"), id="with another status"),
+    ],
+)
+async def test_a_watch_waits_as_long_as_the_server_asks_for(
+    server: MisbehavingServer, clock: PatientClock, busy: Answering
+) -> None:
+    server.watches += [busy, events(event("ADDED", pod("a")), keep=True)]
+    await follow(server, clock, last("+a"))
+    assert clock.slept == [7.0]
+    assert server.kinds() == ["list", "watch", "watch"]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param(status(410, reason="Expired"), id="as an HTTP answer"),
+        pytest.param(events(error(410, "Expired")), id="as an ERROR event"),
+        pytest.param(events(bookmark("60"), error(410, "Gone")), id="after a bookmark"),
+    ],
+)
+@pytest.mark.parametrize("as_a_watch", [False, True])
+async def test_deletions_that_an_expired_watch_missed_come_with_the_new_list(
+    server: MisbehavingServer, clock: PatientClock, gone: Answering, *, as_a_watch: bool
+) -> None:
+    for uids in ("abc", "bd"):
+        if as_a_watch:
+            found = [event("ADDED", pod(uid)) for uid in uids]
+            server.initials += [events(*found, end_mark("50"))]
+        else:
+            server.lists += [page(*(pod(uid) for uid in uids))]
+    server.watches += [gone]
+    steps = await follow(server, clock, nth(Mark.LISTED, 2))
+    assert states(steps) == {"a": "deleted", "b": "alive", "c": "deleted", "d": "alive"}
+
+
+def states(steps: list[Step]) -> dict[str, str]:
+    """Give what the table would publish of each pod."""
+    table = PodTable(tombstone_after_seconds=900, tombstones_most=10)
+    for step in steps:
+        match step:
+            case Seen(found):
+                table.see(found, time_ns=1)
+            case Deleted(found):
+                table.delete(found, time_ns=1)
+            case Mark.LISTING:
+                table.begin_list()
+            case Mark.LISTED:
+                table.end_list(time_ns=2)
+            case _:
+                pass
+    return {
+        one.uid: "deleted" if one.pod and one.pod.deleted_time_ns else "alive"
+        for one in table.batch(10)
+    }
+
+
+@pytest.mark.parametrize("way", ["page", "initial", "watch"])
+async def test_objects_of_three_megabytes_come_through_each_way(
+    server: MisbehavingServer, clock: PatientClock, way: str
+) -> None:
+    large, small = pod("large", metadata=BLOB), pod("small")
+    lines = [event("ADDED", large), event("ADDED", small)]
+    match way:
+        case "page":
+            server.lists += [page(large, small)]
+        case "initial":
+            server.initials += [events(*lines, end_mark("9"), keep=True)]
+        case _:
+            server.watches += [events(*lines, keep=True)]
+    steps = await follow(server, clock, last("+small"))
+    assert told(steps)[-2:] == ["+large", "+small"]
+    assert not [step for step in steps if isinstance(step, Interrupted)]
