@@ -16,7 +16,7 @@ LOCKED_EXTRAS := agent enricher sinks reports demo
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help demo test test-unit test-tools lint format bench schemas docs lock clean
+.PHONY: help demo test test-unit test-tools lint format bench chaos schemas docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ format: $(VENV)/.dev ## Let ruff mend what it can
 
 bench: $(VENV)/.dev ## Measure (one benchmark: ARGS="join --json figures.json")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/.dev ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -57,6 +59,7 @@ class Action:
     away_seconds: float
     """How long the part is away, its own start not counted."""
 
+    @override
     def __str__(self) -> str:
         """Give what a progress line says."""
         what = self.kind.rsplit(" ", 1)[0] if self.kind in WORKER_KINDS else str(self.kind)

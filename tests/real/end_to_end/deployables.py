@@ -64,6 +64,14 @@ class Deployable:
         """Stop it from running, without its knowing."""
         self._process.send(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        """Let it run on after `pause`."""
+        self._process.send(signal.SIGCONT)
+
+    def exit_status(self) -> int | None:
+        """Give the exit status (negative: the signal), or None while it runs."""
+        return self._process.exit_status()
+
     def metrics(self) -> str:
         """Give the text of `/metrics`."""
         return web.fetch(f"{self.health}/metrics").body.decode()

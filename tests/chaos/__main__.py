@@ -1,0 +1,96 @@
+"""Kill, stop and restart what runs, and count what is lost or there twice: `python -m tests.chaos`.
+
+Real Kafka, a real API server, podwatch and workers of the join as processes, agents that publish a
+tick a second each. Ends with one line a mode; exit code 1 where a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuledger.errors import UnavailableError
+from tests.chaos.chaos_run import ChaosRun, Plan
+from tests.chaos.tally import MODES, Mode, Verdict
+from tests.tools.report import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEPT, BROKEN, MISUSED = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the modes one after the other; give the exit code."""
+    options = _parser().parse_args(arguments)
+    stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
+    if stray:
+        sys.stderr.write(f"unset {', '.join(stray)}: podwatch and join would read them\n")
+        return MISUSED
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    verdicts: dict[Mode, Verdict] = {}
+    try:
+        for mode in options.modes or MODES:
+            verdicts[mode] = _run(_plan(options, mode))
+    except UnavailableError as error:
+        sys.stderr.write(f"not run: {error}\n")
+        return MISUSED
+    finally:
+        for mode, verdict in verdicts.items():
+            say(verdict.as_line(mode))
+    kept = all(verdict.keeps_promise(mode) for mode, verdict in verdicts.items())
+    return KEPT if kept else BROKEN
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    mode = parser.add_argument("--mode", dest="modes", action="append", choices=MODES)
+    mode.help = "only this processing guarantee; may be repeated (default: both)"
+    parser.add_argument("--seconds", type=float, default=300.0, help="of disturbance (300)")
+    parser.add_argument("--rate", type=int, default=1_000, help="ticks a second (1000)")
+    parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=3, help="joins (3)")
+    parser.add_argument("--seed", type=int, default=1, help="of what happens when (1)")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=120.0, help="how long events may lag in the end"
+    )
+    return parser
+
+
+def _plan(options: argparse.Namespace, mode: Mode) -> Plan:
+    return Plan(
+        mode=mode,
+        seconds=options.seconds,
+        rate=options.rate,
+        workers=options.workers,
+        seed=options.seed,
+        drain_seconds=options.drain_seconds,
+    )
+
+
+def _run(plan: Plan) -> Verdict:
+    """Run in a folder that stays where a promise was broken."""
+    folder = Path(tempfile.mkdtemp(prefix=f"gpuledger-chaos-{plan.mode}-"))
+    # What libraries say of a broker that is away would drown the progress.
+    logging.basicConfig(filename=folder / "chaos.log", force=True)
+    say(f"{plan}; logs in {folder}")
+    verdict = asyncio.run(ChaosRun(plan, folder=folder, say=say).run())
+    for example in verdict.examples:
+        say(f"!!! {example}")
+    if verdict.strange:
+        say(f"!!! {verdict.strange} events of ticks that nobody published")
+    if verdict.keeps_promise(plan.mode):
+        shutil.rmtree(folder, ignore_errors=True)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Agents that publish as real ones do: a tick a second each, one a batch, again until acknowledged.
+
+A node's next tick waits for the acknowledgement of the one before. What is published again after a
+failure may be on the topic twice, as with a real agent: the join has to see to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.errors import BusUnavailableError
+from gpuledger.topics import SAMPLES, partition_of_node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuledger.bus.protocol import Bus, Producer
+    from tests.chaos.tally import Tally
+
+_LOOK_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = (0.2, 1.0)
+_NS_PER_SECOND: Final = 1_000_000_000
+
+
+@dataclass(kw_only=True)
+class Agent:
+    """One node: its tick but for number and time, and the number of its next tick."""
+
+    node: str
+    boot_id: str
+    head: bytes
+    tail: bytes
+    partition: int
+    phase_seconds: float
+    """When in each second it ticks."""
+    seq: int = 0
+
+    def message(self, *, started_ns: int) -> Message:
+        """Give the next tick."""
+        time_ns = started_ns + int((self.seq + self.phase_seconds) * _NS_PER_SECOND)
+        value = b'%b"seq":%d,"time_ns":%d%b' % (self.head, self.seq, time_ns, self.tail)
+        return Message(self.node.encode(), value, time_ns // 1_000_000)
+
+
+def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[Agent]:
+    """Give an agent for each pod UID: all processes of a node belong to its one pod.
+
+    Every other container's cgroup names no UID, so that its container id alone leads to the pod.
+    """
+    return [
+        _agent(fleet, number, uid, phase_seconds=number / len(uids), partitions=partitions)
+        for number, uid in enumerate(uids)
+    ]
+
+
+def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partitions: int) -> Agent:
+    tick = fleet.tick(number, 0)
+    containers = [
+        replace(container, pod_uid=None if place % 2 else uid)
+        for place, container in enumerate(tick.containers)
+    ]
+    whole = encode(replace(tick, containers=containers, interval_ns=_NS_PER_SECOND))
+    head, found, tail = whole.partition(b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns))
+    if not found:
+        raise ValueError("a tick's number and time stand side by side no more")
+    return Agent(
+        node=tick.node,
+        boot_id=tick.boot_id,
+        head=head,
+        tail=tail,
+        partition=partition_of_node(node_name(number), partitions=partitions),
+        phase_seconds=phase_seconds,
+    )
+
+
+class Publishing:
+    """All agents of a run, a connection for each partition's."""
+
+    def __init__(self, *, bus: Bus, agents: Sequence[Agent], tally: Tally, seconds: float) -> None:
+        self._bus = bus
+        self._agents = agents
+        self._tally = tally
+        self._seconds = seconds
+        self._started = 0.0
+        self._started_ns = 0
+
+    async def run(self) -> None:
+        """Publish all ticks of the run; return when the last one is acknowledged."""
+        self._started, self._started_ns = time.monotonic(), time.time_ns()
+        lanes: dict[int, list[Agent]] = {}
+        for agent in self._agents:
+            lanes.setdefault(agent.partition, []).append(agent)
+        async with asyncio.TaskGroup() as group:
+            for lane in lanes.values():
+                group.create_task(self._publish_lane(lane))
+
+    async def _publish_lane(self, lane: Sequence[Agent]) -> None:
+        async with self._bus.producer() as producer:
+            while left := [agent for agent in lane if self._due_seconds(agent) < self._seconds]:
+                elapsed = time.monotonic() - self._started
+                due = [agent for agent in left if self._due_seconds(agent) <= elapsed]
+                sent = await asyncio.gather(*(self._publish(producer, agent) for agent in due))
+                # Whoever is behind goes on at once; a broker that is away is left alone for a bit.
+                behind = len(due) == len(left)
+                pause = random.uniform(*_RETRY_SECONDS)  # noqa: S311 - a jitter
+                await asyncio.sleep(pause if not all(sent) else 0 if behind else _LOOK_SECONDS)
+
+    async def _publish(self, producer: Producer, agent: Agent) -> bool:
+        message = agent.message(started_ns=self._started_ns)
+        try:
+            await producer.publish(SAMPLES.name, agent.partition, [message])
+        except BusUnavailableError:
+            return False
+        self._tally.acknowledge(agent.node, agent.seq)
+        agent.seq += 1
+        return True
+
+    def _due_seconds(self, agent: Agent) -> float:
+        return agent.seq + agent.phase_seconds

@@ -1,0 +1,158 @@
+"""One run of one mode: everything is started, disturbed, calmed, read to the end and compared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.topics import SAMPLES
+from tests.chaos.agents import Publishing, make_agents
+from tests.chaos.disturbing import Disturbance
+from tests.chaos.parts import SESSION_SECONDS, Deployables, RealParts
+from tests.chaos.pods import Pods
+from tests.chaos.pods_told import await_pods_told
+from tests.chaos.reader import EventsReader
+from tests.chaos.schedule import plan_actions
+from tests.chaos.tally import Mode, Tally, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+
+    from gpuledger.bus.protocol import Bus
+    from tests.chaos.agents import Agent
+
+_STATUS_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.2
+_SETTLE_SECONDS: Final = 15.0
+"""How long is listened for what comes late: longer than a session and a transaction."""
+_PODS_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run is asked for."""
+
+    mode: Mode
+    seconds: float
+    rate: int
+    """Ticks a second: nodes, as each ticks once a second."""
+    workers: int
+    seed: int
+    drain_seconds: float
+
+
+class ChaosRun:
+    """A run; parts and processes end with `run`, however it ends."""
+
+    def __init__(self, plan: Plan, *, folder: Path, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._write = say
+        self._started = time.monotonic()
+        self._parts = RealParts(folder)
+
+    async def run(self) -> Verdict:
+        """Run, and give the verdict."""
+        try:
+            await self._parts.start()
+            pods = Pods(self._parts.kube_api)
+            agents = await asyncio.to_thread(self._make_agents, pods)
+            deployables = await asyncio.to_thread(self._make_deployables)
+            try:
+                await asyncio.to_thread(deployables.start)
+                return await self._disturb(agents, pods, deployables)
+            finally:
+                deployables.kill()
+        finally:
+            self._parts.discard()
+
+    def _make_agents(self, pods: Pods) -> list[Agent]:
+        fleet = Fleet(nodes=self._plan.rate)
+        nodes = [node_name(number) for number in range(self._plan.rate)]
+        containers = [
+            [each.container_id or "" for each in fleet.tick(number, 0).containers]
+            for number in range(self._plan.rate)
+        ]
+        self._say(f"creating {len(nodes)} pods at the API server")
+        uids = pods.create(nodes, containers)
+        return make_agents(fleet, uids=uids, partitions=SAMPLES.partitions)
+
+    def _make_deployables(self) -> Deployables:
+        folder, plan = self._folder, self._plan
+        return Deployables(parts=self._parts, folder=folder, mode=plan.mode, workers=plan.workers)
+
+    async def _disturb(self, agents: list[Agent], pods: Pods, deployables: Deployables) -> Verdict:
+        tally = Tally({agent.node: agent.boot_id for agent in agents})
+        bus = KafkaBus(self._parts.settings)
+        servers = self._parts.kafka.bootstrap_servers
+        reader = EventsReader(bootstrap_servers=servers, tally=tally)
+        disturbance = Disturbance(parts=self._parts, deployables=deployables, say=self._say)
+        self._started = time.monotonic()
+        async with _beside(reader.run(), disturbance.keep_up(), self._show(tally)):
+            async with _beside(pods.keep_changing()):
+                await self._publish_disturbed(agents, bus, tally, disturbance)
+            self._say("calm: all published, all parts back")
+            await self._drain(tally, reader)
+            told = await await_pods_told(bus=bus, pods=pods, seconds=_PODS_SECONDS)
+        self._say(told.as_line())
+        self._say_how_it_ended(await asyncio.to_thread(deployables.end), disturbance)
+        return tally.judge()
+
+    async def _publish_disturbed(
+        self, agents: list[Agent], bus: Bus, tally: Tally, disturbance: Disturbance
+    ) -> None:
+        plan = self._plan
+        workers = [f"join-{number}" for number in range(plan.workers)]
+        actions = plan_actions(
+            seed=plan.seed,
+            seconds=plan.seconds,
+            workers=workers,
+            session_timeout_seconds=SESSION_SECONDS,
+        )
+        publishing = Publishing(bus=bus, agents=agents, tally=tally, seconds=plan.seconds)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publishing.run())
+            group.create_task(disturbance.follow(actions))
+
+    async def _drain(self, tally: Tally, reader: EventsReader) -> None:
+        """Wait until every tick has its event or the deadline is over, and for what comes late."""
+        deadline = time.monotonic() + self._plan.drain_seconds
+        while tally.seen < tally.published and time.monotonic() < deadline:  # noqa: ASYNC110 - it looks at no event but a count
+            await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(_SETTLE_SECONDS)
+        while not await reader.is_at_end() and time.monotonic() < deadline + _SETTLE_SECONDS:  # noqa: ASYNC110 - it asks the broker
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _show(self, tally: Tally) -> None:
+        while True:
+            self._say(
+                f"{tally.published:,} ticks published, {tally.seen:,} events read, "
+                f"lag {tally.published - tally.seen:,}, repeated {tally.repeated:,}"
+            )
+            await asyncio.sleep(_STATUS_SECONDS)
+
+    def _say_how_it_ended(self, statuses: dict[str, int | None], disturbance: Disturbance) -> None:
+        if disturbance.ended_by_themselves:
+            self._say(f"!!! ended by themselves: {disturbance.ended_by_themselves}")
+        for name, status in statuses.items():
+            if status != 0:
+                self._say(f"!!! {name} did not end cleanly: {status}")
+
+    def _say(self, text: str) -> None:
+        self._write(f"{time.monotonic() - self._started:6.1f} s  {text}")
+
+
+@asynccontextmanager
+async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do this beside the block and end it with it; a failure of either ends both."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(each) for each in work]
+        yield
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,94 @@
+"""Does what the plan says to the parts, and brings back what ends by itself, as a kubelet would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from tests.chaos.schedule import Action, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.chaos.parts import Deployables, RealParts
+
+_LOOK_SECONDS: Final = 0.5
+_KINDS_OF_KILLS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_PODWATCH})
+
+
+class Disturbance:
+    """Takes parts away and gives them back, one action a part at a time."""
+
+    def __init__(
+        self, *, parts: RealParts, deployables: Deployables, say: Callable[[str], None]
+    ) -> None:
+        self._parts = parts
+        self._deployables = deployables.deployables
+        self._say = say
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.ended_by_themselves = 0
+
+    async def follow(self, plan: Sequence[Action]) -> None:
+        """Do all actions, each at its time or when its part is back; return when all are back."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for action in plan:
+                await asyncio.sleep(max(0.0, started + action.at_seconds - loop.time()))
+                group.create_task(self._act(action))
+
+    async def keep_up(self) -> None:
+        """Start again what ended without being told to, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for name, each in self._deployables.items():
+                if self._locks[name].locked() or (status := each.exit_status()) is None:
+                    continue
+                self.ended_by_themselves += 1
+                self._say(
+                    f"!!! {name} ended by itself with {status}: {_last_line(each.log_tail())}"
+                )
+                each.start()
+
+    async def _act(self, action: Action) -> None:
+        async with self._locks[action.target]:
+            self._say(str(action))
+            if action.kind is Kind.RESTART_BROKER:
+                await self._restart_broker(action)
+            elif action.kind is Kind.TAKE_API_SERVER:
+                await self._take_api_server(action)
+            elif action.kind in _KINDS_OF_KILLS:
+                await self._kill(action)
+            else:
+                await self._stop(action)
+
+    async def _restart_broker(self, action: Action) -> None:
+        await asyncio.to_thread(self._parts.kafka.stop)
+        await asyncio.sleep(action.away_seconds)
+        await asyncio.to_thread(self._parts.kafka.start)
+        self._say("broker is back")
+
+    async def _take_api_server(self, action: Action) -> None:
+        await asyncio.to_thread(self._parts.kube_api.stop_server)
+        await asyncio.sleep(action.away_seconds)
+        await asyncio.to_thread(self._parts.kube_api.start)
+        self._say("API server is back")
+
+    async def _kill(self, action: Action) -> None:
+        target = self._deployables[action.target]
+        await asyncio.to_thread(target.kill)
+        await asyncio.sleep(action.away_seconds)
+        target.start()
+
+    async def _stop(self, action: Action) -> None:
+        target = self._deployables[action.target]
+        target.pause()
+        try:
+            await asyncio.sleep(action.away_seconds)
+        finally:
+            target.resume()
+
+
+def _last_line(log: str) -> str:
+    return (log.strip().splitlines() or ["(no log)"])[-1]

@@ -1,0 +1,118 @@
+"""The real parts of a run and the deployables under test, each of which can be taken away.
+
+Here live their start and their end; when what is done to which is the schedule's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.errors import UnavailableError
+from gpuledger.settings import KafkaSettings
+from tests.real.end_to_end.deployables import Deployable
+from tests.real.parts.kafka import Kafka
+from tests.real.parts.kubernetes import KubeApi
+from tests.tools import catalogue
+from tests.tools.errors import MissingToolError
+from tests.unit.deployment import manifests
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.chaos.tally import Mode
+
+SESSION_SECONDS: Final = 6.0
+"""The shortest session that a broker allows by default."""
+NAMESPACE: Final = "gpuledger"
+_REQUEST_SECONDS: Final = 15.0
+
+
+class RealParts:
+    """A broker with the topics, and an API server with podwatch's account."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            distribution = catalogue.KAFKA.distribution()
+            found = {name: catalogue.named(name).find() for name in ("kube-apiserver", "etcd")}
+        except MissingToolError as error:
+            raise UnavailableError(str(error)) from error
+        self.kafka = Kafka(distribution=distribution, folder=folder / "kafka")
+        self.kube_api = KubeApi(
+            apiserver=found["kube-apiserver"], etcd=found["etcd"], folder=folder / "kubernetes"
+        )
+
+    @property
+    def settings(self) -> KafkaSettings:
+        """Give what a client of this broker needs."""
+        return KafkaSettings(
+            bootstrap_servers=self.kafka.bootstrap_servers,
+            request_timeout_seconds=_REQUEST_SECONDS,
+        )
+
+    async def start(self) -> None:
+        """Start both, and make the topics."""
+        await asyncio.to_thread(self.kafka.start)
+        await asyncio.to_thread(self.kube_api.start)
+        await create_topics(self.settings)
+
+    def podwatch_kubeconfig(self) -> Path:
+        """Give podwatch an account with the rights of the manifests and nothing else."""
+        self.kube_api.create_namespace(NAMESPACE)
+        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+            for manifest in manifests.of_kind(kind):
+                self.kube_api.apply(manifest)
+        return self.kube_api.service_account_kubeconfig(
+            namespace=NAMESPACE, name="gpuledger-podwatch"
+        )
+
+    def discard(self) -> None:
+        """End both and drop their data; the logs stay."""
+        with ExitStack() as stack:
+            stack.callback(self.kafka.discard)
+            stack.callback(self.kube_api.discard)
+
+
+class Deployables:
+    """Podwatch and the workers of the join."""
+
+    def __init__(self, *, parts: RealParts, folder: Path, mode: Mode, workers: int) -> None:
+        self._servers = parts.kafka.bootstrap_servers
+        self._folder = folder
+        kubeconfig = {"KUBERNETES__KUBECONFIG": str(parts.podwatch_kubeconfig())}
+        guarantee = {"JOIN__PROCESSING_GUARANTEE": mode}
+        made = [self._deployable("podwatch", **kubeconfig)]
+        made += [self._deployable(f"join-{number}", **guarantee) for number in range(workers)]
+        self.deployables = {each.name: each for each in made}
+
+    def start(self) -> None:
+        """Start all; return when all are ready."""
+        for each in self.deployables.values():
+            each.start()
+        for each in self.deployables.values():
+            each.wait_until_ready()
+
+    def end(self) -> dict[str, int | None]:
+        """End all by SIGTERM; give the exit statuses."""
+        return {name: each.stop() for name, each in self.deployables.items()}
+
+    def kill(self) -> None:
+        """Leave no process behind, a stopped one neither."""
+        with ExitStack() as stack:
+            for each in self.deployables.values():
+                stack.callback(each.kill)
+
+    def _deployable(self, name: str, **settings: str) -> Deployable:
+        program = name.split("-", maxsplit=1)[0]
+        return Deployable(
+            name=name,
+            command=[f"gpuledger-{program}"],
+            folder=self._folder / name,
+            environment={
+                "KAFKA__BOOTSTRAP_SERVERS": self._servers,
+                "KAFKA__SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
+                **settings,
+            },
+        )

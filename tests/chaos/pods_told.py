@@ -1,0 +1,70 @@
+"""Whether podwatch told of every pod: the API server's list against the newest on the topic."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from gpuledger.bus.protocol import Subscription
+from gpuledger.topics import PODS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpuledger.bus.protocol import Bus
+    from tests.chaos.pods import Pods
+
+_IDLE_SECONDS: Final = 2.0
+_MOST_RECORDS: Final = 1_000
+_AGAIN_SECONDS: Final = 2.0
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    resource_version: str
+    deletion_time_ns: int | None = None
+    phase: str | None = None
+
+
+class PodsTold(NamedTuple):
+    """How the topic of pods compares with the API server."""
+
+    there: int
+    """Pods of the API server."""
+    missing: int
+    """Those that the topic knows not, or not as they are now."""
+
+    def as_line(self) -> str:
+        """Give the line that the run says of podwatch."""
+        return f"pods at the API server {self.there}, of them not told as they are {self.missing}"
+
+
+async def await_pods_told(*, bus: Bus, pods: Pods, seconds: float) -> PodsTold:
+    """Compare until all are told of, or the time is over; give the last comparison."""
+    told: dict[str, str] = {}
+    wanted = await asyncio.to_thread(pods.versions)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    async with bus.consumer(Subscription(group="chaos-pods", topics=[PODS.name])) as consumer:
+        while True:
+            polled = await consumer.poll(timeout_seconds=_IDLE_SECONDS, max_records=_MOST_RECORDS)
+            for records in polled.values():
+                for record in records:
+                    _take(told, record.key or b"", record.value)
+            found = compare(wanted, told)
+            if not found.missing or loop.time() > deadline:
+                return found
+
+
+def compare(wanted: Mapping[str, str], told: Mapping[str, str]) -> PodsTold:
+    """Compare the versions of pods by UID."""
+    missing = sum(1 for uid, version in wanted.items() if told.get(uid) != version)
+    return PodsTold(there=len(wanted), missing=missing)
+
+
+def _take(told: dict[str, str], key: bytes, value: bytes | None) -> None:
+    if value is None:
+        told.pop(key.decode(), None)
+    else:
+        told[key.decode()] = msgspec.json.decode(value, type=_Pod).resource_version
