@@ -76,7 +76,7 @@ def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:
 
 def _join(sample: NodeSample, descriptions: DescriptionCache) -> GpuEvent:
     books = book_tick(sample)
-    return make_event(sample, books, descriptions.describe(sample.node, sample.containers))
+    return make_event(sample, books, descriptions.describe(sample))
 
 
 def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A) -> B:

@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import Counter
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Message, Producer, Record
+from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import DeadLetter
@@ -25,7 +25,7 @@ T = TypeVar("T")
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and were put aside for the dead-letter topic, by topic and"
-    " reason: `undecodable`, `invalid`, `too_large`, `future`, `rejected`.",
+    " reason: `undecodable`, `invalid`, `too_large`, `foreign_pod`, `future`, `rejected`.",
     ["topic", "reason"],
 )
 _log = structlog.get_logger(__name__)
@@ -35,7 +35,8 @@ class DeadLetterOffice:
     """Decodes records, collects those that cannot be used, and publishes them as dead letters.
 
     Collected letters are published by `flush`, which a consumer calls before it commits the
-    offsets of the records they stand for.
+    offsets of the records they stand for; or they are handed out by `drain`, to be published along
+    with those offsets.
     """
 
     def __init__(
@@ -90,23 +91,48 @@ class DeadLetterOffice:
         except BaseException:
             self._waiting = letters + self._waiting
             raise
-        first = letters[0]
-        _log.warning(
-            "dead_letters",
-            count=len(letters),
-            topic=first.topic,
-            partition=first.partition,
-            offset=first.offset,
-            detail=first.detail,
-        )
+        _tell(letters)
+
+    def waiting(self) -> set[int]:
+        """Give the partitions whose records were put aside, with no letter published yet."""
+        return {letter.partition for letter in self._waiting}
+
+    def drain(self, partition: int) -> dict[TopicPartition, list[Message]]:
+        """Take out the letters of one partition's records, to be published where they belong."""
+        letters = self.drop(partition)
+        if letters:
+            _tell(letters)
+        return self._placed(letters)
+
+    def drop(self, partition: int) -> list[DeadLetter]:
+        """Take out the letters of one partition's records, which will be read again."""
+        letters = [each for each in self._waiting if each.partition == partition]
+        if letters:
+            self._waiting = [each for each in self._waiting if each.partition != partition]
+        return letters
 
     async def _publish(self, letters: Sequence[DeadLetter]) -> None:
-        by_partition: dict[int, list[Message]] = {}
+        for place, messages in self._placed(letters).items():
+            await self._producer.publish(*place, messages)
+
+    def _placed(self, letters: Sequence[DeadLetter]) -> dict[TopicPartition, list[Message]]:
+        placed: dict[TopicPartition, list[Message]] = {}
         for letter in letters:
-            place = letter.partition % self._partitions
-            by_partition.setdefault(place, []).append(_message(letter))
-        for partition, messages in by_partition.items():
-            await self._producer.publish(DEAD_LETTERS.name, partition, messages)
+            place = TopicPartition(DEAD_LETTERS.name, letter.partition % self._partitions)
+            placed.setdefault(place, []).append(_message(letter))
+        return placed
+
+
+def _tell(letters: Sequence[DeadLetter]) -> None:
+    first = letters[0]
+    _log.warning(
+        "dead_letters",
+        count=len(letters),
+        topic=first.topic,
+        partition=first.partition,
+        offset=first.offset,
+        detail=first.detail,
+    )
 
 
 def _message(letter: DeadLetter) -> Message:

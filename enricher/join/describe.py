@@ -1,18 +1,21 @@
 """Says who the pods of an event are, by the pod cache.
 
 Here lives the description's part of an event and of an attributed incident. Books live elsewhere
-and do not change with what is known here.
+and do not change with what is known here. A pod is described by the version of it that was in force
+at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
+as it would have been in time. Its deletion shows on ticks after it only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods import PodCache
+from enricher.join.pods import KnownPod, PodCache
 from gpuledger.records import (
     ContainerRef,
     IncidentProcess,
+    NodeSample,
     PodDescription,
     PodRecord,
     PodState,
@@ -20,20 +23,28 @@ from gpuledger.records import (
 from gpuledger.twins import encode_twin, twin_of
 
 _PodDescription: Final = twin_of(PodDescription)
+_EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
+_HOST: Final[Identity] = (None, None)
 
 
 class Said(NamedTuple):
     """What was said of a node's pods, and what it was said of."""
 
     version: int
-    """The cache's version at that time."""
+    """The version of the node's pods at that time."""
+    from_ns: int
+    """From which event time on it holds."""
+    until_ns: int
+    """Up to which event time."""
     containers: list[ContainerRef]
     """The containers that were described."""
     pods: msgspec.Raw
     """The descriptions, encoded: from tick to tick they are the same bytes."""
-    pending: int
-    """How many of them lack the pod's record."""
+    pending: Collection[Identity]
+    """Those of them that lack the pod's record."""
+    foreign: PodRecord | None
+    """A pod that the API server has placed on another node, where one is among them."""
 
 
 class DescriptionCache:
@@ -47,20 +58,50 @@ class DescriptionCache:
         self._pods = pods
         self._said: dict[str, Said] = {}
 
+    def __len__(self) -> int:
+        return len(self._said)
+
     def clear(self) -> None:
         """Forget everything: after a partition was given up, only its own nodes are asked again."""
         self._said.clear()
 
-    def describe(self, node: str, containers: list[ContainerRef]) -> Said:
+    def forget(self, node: str) -> None:
+        """Forget what was said of a node."""
+        self._said.pop(node, None)
+
+    def describe(self, sample: NodeSample) -> Said:
         """Describe the pods of a tick's containers."""
-        said = self._said.get(node)
-        version = self._pods.version
-        if said is None or said.version != version or said.containers != containers:
-            pods = describe_pods(map(identity_of, containers), self._pods)
-            pending = sum(pod.state is PodState.PENDING for pod in pods)
-            encoded = msgspec.Raw(encode_twin(pods))
-            said = self._said[node] = Said(version, containers, encoded, pending)
+        said = self._said.get(sample.node)
+        if (
+            said is None
+            or said.version != self._pods.version_of(sample.node)
+            or not said.from_ns <= sample.time_ns < said.until_ns
+            or said.containers != sample.containers
+        ):
+            said = self._say(sample)
+            if said.foreign is None:  # what becomes of another node's pod does not show in ours
+                self._said[sample.node] = said
         return said
+
+    def _say(self, sample: NodeSample) -> Said:
+        identities = list(map(identity_of, sample.containers))
+        found = [self._pods.find(*identity) for identity in identities]
+        changes = [time for pod in found if pod for time in pod.changes_ns()]
+        return Said(
+            version=self._pods.version_of(sample.node),
+            from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
+            until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
+            containers=sample.containers,
+            pods=msgspec.Raw(
+                encode_twin(describe_pods(identities, self._pods, time_ns=sample.time_ns))
+            ),
+            pending=[
+                identity
+                for identity, pod in zip(identities, found, strict=True)
+                if pod is None and identity != _HOST
+            ],
+            foreign=find_foreign(identities, self._pods, node=sample.node),
+        )
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -68,24 +109,39 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     return container.pod_uid, container.container_id
 
 
-def describe_pods(identities: Iterable[Identity], pods: PodCache) -> list[PodDescription]:
+def find_foreign(identities: Iterable[Identity], pods: PodCache, *, node: str) -> PodRecord | None:
+    """Give the first of the pods that the API server has placed on another node.
+
+    A pod never moves: its record names its node for good. One whose record this worker has not read
+    is no foreign one but pending, and so is every pod of partitions that other workers hold. A node
+    that was registered anew under another name is another node: what it still runs of the old one's
+    pods is foreign, until that has ended.
+    """
+    for identity in identities:
+        pod = pods.find(*identity)
+        if pod and pod.record.node != node:
+            return pod.record
+    return None
+
+
+def describe_pods(
+    identities: Iterable[Identity], pods: PodCache, *, time_ns: int
+) -> list[PodDescription]:
     """Describe each pod once, in an order that depends on the identities alone."""
     containers: dict[str, list[str]] = {}
-    records: dict[str, PodRecord] = {}
+    found: dict[str, KnownPod] = {}
     unknown: list[PodDescription] = []
-    for uid, container_id in sorted(set(identities), key=_as_text):
-        if uid is None and container_id is None:
-            continue  # the host's
+    for uid, container_id in sorted(set(identities) - {_HOST}, key=_as_text):
         pod = pods.find(uid, container_id)
-        key = pod.uid if pod else uid
+        key = pod.record.uid if pod else uid
         if key is None:
             unknown.append(_pending(None, [container_id] if container_id else []))
             continue
         if pod:
-            records[key] = pod
+            found[key] = pod
         containers.setdefault(key, []).extend([container_id] if container_id else [])
     known = [
-        _known(records[uid], ids) if uid in records else _pending(uid, ids)
+        _known(found[uid], ids, time_ns) if uid in found else _pending(uid, ids)
         for uid, ids in containers.items()
     ]
     return known + unknown
@@ -99,12 +155,8 @@ def _pending(uid: str | None, container_ids: list[str]) -> PodDescription:
     return _PodDescription(uid=uid, container_ids=container_ids, state=PodState.PENDING)
 
 
-def _known(pod: PodRecord, container_ids: list[str]) -> PodDescription:
-    names = {
-        each.container_id: each.name
-        for each in pod.containers
-        if each.container_id is not None and each.container_id in container_ids
-    }
+def _known(known: KnownPod, container_ids: list[str], time_ns: int) -> PodDescription:
+    pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
     return _PodDescription(
         uid=pod.uid,
         container_ids=container_ids,
@@ -114,6 +166,6 @@ def _known(pod: PodRecord, container_ids: list[str]) -> PodDescription:
         owner_kind=pod.owner_kind,
         owner_name=pod.owner_name,
         labels=pod.labels,
-        container_names=names,
-        deleted_time_ns=pod.deleted_time_ns,
+        container_names=known.container_names(container_ids),
+        deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
     )

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates included.")
 DUPLICATES_TOTAL: Final = Counter(
@@ -23,6 +23,19 @@ PENDING_TOTAL: Final = Counter(
     "gpuledger_join_pending_descriptions",
     "Times that an event named a pod by UID or container id only, its record not having come.",
 )
+PENDING: Final = Gauge(
+    "gpuledger_join_pending_pods", "Pods that ticks name and whose records are waited for."
+)
+PENDING_DELAY_SECONDS: Final = Histogram(
+    "gpuledger_join_pending_delay_seconds",
+    "For how long the records of pods were waited for that have come.",
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 900),
+)
+UNKNOWN_TOTAL: Final = Counter(
+    "gpuledger_join_unknown_pods",
+    "Pods whose records did not come in `join.pending_seconds`, and those that were too many to"
+    " wait for: the pod watch is behind, or no pod has these containers.",
+)
 PROCESS_RECORDS_TOTAL: Final = Counter(
     "gpuledger_join_process_records",
     "Process records read, by change: `seen`, `changed` or `ended`.",
@@ -34,6 +47,12 @@ INCIDENTS_TOTAL: Final = Counter(
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
     "Calls that Kafka did not answer, made again: polls, publications, commits.",
+)
+TRANSACTIONS_UNDONE_TOTAL: Final = Counter(
+    "gpuledger_join_transactions_undone",
+    "Transactions whose work was dropped and done again from what is committed, by cause: `fenced`"
+    " (another worker has the partition, or Kafka aborted what took too long), `unavailable`.",
+    ["cause"],
 )
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")

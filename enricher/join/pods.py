@@ -4,58 +4,191 @@ Here lives the cache: by UID, by container id and by the hash of static pods. It
 by record and knows no bus. What an event says of a pod is made in `describe`.
 """
 
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
 from gpuledger.records import PodRecord
+
+# A container that is started again and again waits five minutes each time, and a tick is an hour
+# late at most.
+MOST_FORMER_CONTAINERS: Final = 16
+MOST_PAST_VERSIONS: Final = 8
+_NONE: Final[dict[str, str]] = {}
+
+
+class Past(NamedTuple):
+    """A version of a pod that said something else than the next one."""
+
+    until_ns: int
+    """When the pod watch saw the next one."""
+    record: PodRecord
+    """The version."""
+
+
+class KnownPod(msgspec.Struct, gc=False):
+    """What is known of one pod; a Struct, because a hundred thousand of them are kept."""
+
+    record: PodRecord
+    """The newest version."""
+    partition: int
+    """Where it was read."""
+    seen_time_ns: int
+    """When the pod watch saw this version."""
+    former: dict[str, str]
+    """Containers that earlier versions named, by id: the container's name."""
+    past: tuple[Past, ...]
+    """Earlier versions that described the pod differently, the oldest first."""
+
+    def at(self, time_ns: int) -> PodRecord:
+        """Give the version in force at a time; before the first one that was read, that one."""
+        for past in self.past:
+            if time_ns < past.until_ns:
+                return past.record
+        return self.record
+
+    def changes_ns(self) -> list[int]:
+        """Give the times at which the pod's description changes."""
+        deleted_ns = self.record.deleted_time_ns
+        changes = [past.until_ns for past in self.past]
+        return changes if deleted_ns is None else [*changes, deleted_ns]
+
+    def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
+        """Give the names of those of these containers that the pod has or had."""
+        names = self.former | ids_of(self.record)
+        return {each: names[each] for each in container_ids if each in names}
+
+
+class NodePods:
+    """How many pods a node has, and the number of its last change."""
+
+    __slots__ = ("count", "version")
+
+    def __init__(self) -> None:
+        self.count = self.version = 0
 
 
 class PodCache:
     """The pods known to a worker; memory is bounded by the pods of its partitions."""
 
     def __init__(self) -> None:
-        self._by_uid: dict[str, PodRecord] = {}
-        self._partition_of: dict[str, int] = {}
+        self._pods: dict[str, KnownPod] = {}
         self._uid_of: dict[str, str] = {}
-        self.version = 0
-        """Rises with each change: what was derived from the cache holds until then."""
+        self._nodes: dict[str, NodePods] = {}
+        self._changes = 0
 
     def __len__(self) -> int:
-        return len(self._by_uid)
+        return len(self._pods)
 
-    def put(self, pod: PodRecord, *, partition: int) -> None:
-        """Take a pod's record in, in the place of an older one."""
+    def version_of(self, node: str) -> int:
+        """Give the number of the last change of a node's pods: what was derived holds until then.
+
+        A node without pods has 0.
+        """
+        known = self._nodes.get(node)
+        return known.version if known else 0
+
+    def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
+        """Take a pod's record in, in the place of an older one.
+
+        `seen_time_ns` is when the pod watch saw this version: until then the one before is in
+        force.
+        """
+        before = self._pods.get(pod.uid)
         self.remove(pod.uid)
-        self._by_uid[pod.uid] = pod
-        self._partition_of[pod.uid] = partition
-        for name in _other_names(pod):
-            self._uid_of[name] = pod.uid
+        former = _former(before, pod) if before else _NONE
+        past = _past(before, pod, seen_time_ns) if before else ()
+        self._pods[pod.uid] = KnownPod(pod, partition, seen_time_ns, former, past)
+        for name in (*former, *names_of(pod)):
+            self._claim(name, pod)
+        node = self._nodes.setdefault(pod.node, NodePods())
+        node.count += 1
+        self._touch(node)
 
     def remove(self, uid: str) -> None:
         """Forget a pod; one that is not known is no error."""
-        self.version += 1
-        pod = self._by_uid.pop(uid, None)
-        self._partition_of.pop(uid, None)
-        for name in _other_names(pod) if pod else ():
+        known = self._pods.pop(uid, None)
+        if known is None:
+            return
+        for name in (*known.former, *names_of(known.record)):
             if self._uid_of.get(name) == uid:
                 del self._uid_of[name]
+        node = self._nodes[known.record.node]
+        node.count -= 1
+        self._touch(node)
+        if not node.count:
+            del self._nodes[known.record.node]
 
     def remove_partition(self, partition: int) -> None:
         """Forget the pods of a partition that is no longer held."""
-        gone = [uid for uid, place in self._partition_of.items() if place == partition]
-        for uid in gone:
+        for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
             self.remove(uid)
 
-    def find(self, uid: str | None, container_id: str | None) -> PodRecord | None:
+    def find(self, uid: str | None, container_id: str | None) -> KnownPod | None:
         """Look a pod up by what a cgroup shows: the container id first, for it is never reused.
 
         The UID of a cgroup path may also be a static pod's configuration hash.
         """
         by_container = self._uid_of.get(container_id) if container_id else None
         if by_container:
-            return self._by_uid[by_container]
+            return self._pods[by_container]
         if uid is None:
             return None
-        return self._by_uid.get(uid) or self._by_uid.get(self._uid_of.get(uid, ""))
+        return self._pods.get(uid) or self._pods.get(self._uid_of.get(uid, ""))
+
+    def _claim(self, name: str, pod: PodRecord) -> None:
+        """Have a name lead to this pod.
+
+        A static pod keeps its hash when its object in the API server is made anew, so an old one
+        that is told of once more must not take it from the new one.
+        """
+        holder = self._pods.get(self._uid_of.get(name, ""))
+        if holder is None or holder.record.created_time_ns <= pod.created_time_ns:
+            self._uid_of[name] = pod.uid
+
+    def _touch(self, node: NodePods) -> None:
+        self._changes += 1
+        node.version = self._changes
 
 
-def _other_names(pod: PodRecord) -> list[str]:
-    names = [each.container_id for each in pod.containers if each.container_id is not None]
+def ids_of(pod: PodRecord) -> dict[str, str]:
+    """Give the pod's containers by id: the ones that run, and the ones that ran before them."""
+    names = {}
+    for each in pod.containers:
+        if each.previous_container_id is not None:
+            names[each.previous_container_id] = each.name
+        if each.container_id is not None:
+            names[each.container_id] = each.name
+    return names
+
+
+def names_of(pod: PodRecord) -> list[str]:
+    """Give what else than its UID a cgroup may call the pod by."""
+    names = list(ids_of(pod))
     return names if pod.config_hash is None else [*names, pod.config_hash]
+
+
+def _former(before: KnownPod, pod: PodRecord) -> dict[str, str]:
+    """Give the containers that only earlier versions name, the newest ones of them."""
+    named = ids_of(pod)
+    earlier = before.former | ids_of(before.record)
+    former = [item for item in earlier.items() if item[0] not in named]
+    return dict(former[-MOST_FORMER_CONTAINERS:]) if former else _NONE
+
+
+def _past(before: KnownPod, pod: PodRecord, seen_time_ns: int) -> tuple[Past, ...]:
+    """Give the versions that described the pod differently, the newest ones of them.
+
+    Where a topic is read again from its beginning, what comes is older than what is known.
+    """
+    if seen_time_ns < before.seen_time_ns:
+        return tuple(past for past in before.past if past.until_ns <= seen_time_ns)
+    if _description(before.record) == _description(pod):
+        return before.past
+    return (*before.past, Past(seen_time_ns, before.record))[-MOST_PAST_VERSIONS:]
+
+
+def _description(pod: PodRecord) -> tuple[object, ...]:
+    """Give what may change of a pod's description; its deletion is told by its own time."""
+    return pod.owner_kind, pod.owner_name, pod.labels

@@ -9,12 +9,21 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import structlog
+
 from enricher.join import metrics
 from enricher.join.checks import InvalidTickError, book_valid_tick
-from enricher.join.describe import DescriptionCache, describe_pods, identity_of
+from enricher.join.describe import (
+    DescriptionCache,
+    Said,
+    describe_pods,
+    find_foreign,
+    identity_of,
+)
 from enricher.join.event import make_event
 from enricher.join.marks import NodeMarks
 from enricher.join.passage import Mark, is_booked, is_late, uncovered_seconds
+from enricher.join.pending import PendingPods, Waiting
 from enricher.join.pods import PodCache
 from enricher.join.skew import ClockSkew
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -41,17 +50,23 @@ _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
 _AttributedIncident: Final = twin_of(AttributedIncident)
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
+_log = structlog.get_logger(__name__)
 
 
 class JoinStage:
     """The state of a worker, and what it makes of records; memory is bounded by its partitions."""
 
     def __init__(
-        self, *, office: DeadLetterOffice, time_ns: Callable[[], int] = time.time_ns
+        self,
+        *,
+        office: DeadLetterOffice,
+        time_ns: Callable[[], int] = time.time_ns,
+        pending_seconds: float = 120.0,
     ) -> None:
         self.pods = PodCache()
         self._time_ns = time_ns
         self._skew = ClockSkew()
+        self._pending = PendingPods(pending_seconds=pending_seconds)
         self._office = office
         self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -64,8 +79,10 @@ class JoinStage:
                 self.pods.remove(record.key.decode(errors="replace"))
                 continue
             for _, pod in self._office.decode(_PODS, [record]):
-                self.pods.put(pod, partition=record.partition)
+                seen_time_ns = record.timestamp_ms * _NS_PER_MS
+                self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 self._skew.see_pod(pod, now_ns=now_ns)
+                self._resolve(pod, now_ns)
 
     def take_marks(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
@@ -83,13 +100,16 @@ class JoinStage:
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
         now_ms = self._time_ns() // _NS_PER_MS
+        drained = self._marks[partition].drain()
+        for node in [node for node, mark in drained if mark is None]:
+            self._descriptions.forget(node)
         return [
             Message(
                 key=node.encode(),
                 value=encode_twin(mark) if mark else None,
                 timestamp_ms=now_ms,
             )
-            for node, mark in self._marks[partition].drain()
+            for node, mark in drained
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
@@ -103,6 +123,8 @@ class JoinStage:
                 detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
+        _tell_unknown(self._pending.expire(now_ns))
+        metrics.PENDING.set(len(self._pending))
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
@@ -112,19 +134,20 @@ class JoinStage:
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
         """Attribute incidents to the pods of the processes that were on the GPU."""
-        return [
-            Message(
-                key=incident.node.encode(),
-                value=encode_twin(self._attribute(incident)),
-                timestamp_ms=record.timestamp_ms,
-            )
-            for record, incident in self._office.decode(_INCIDENTS, records)
-        ]
+        found = []
+        for record, incident in self._office.decode(_INCIDENTS, records):
+            if foreign := self._foreign_in(incident):
+                self._refuse(record, incident.node, foreign)
+                continue
+            key, value = incident.node.encode(), encode_twin(self._attribute(incident))
+            found.append(Message(key=key, value=value, timestamp_ms=record.timestamp_ms))
+        return found
 
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
         self._marks.pop(partition, None)
+        self._pending.forget(partition)
         self._descriptions.clear()
 
     def _take_sample(
@@ -137,11 +160,14 @@ class JoinStage:
             metrics.DUPLICATES_TOTAL.inc()
             return ()
         self._skew.see_tick(sample, now_ns=now_ns)
-        event = self._book(sample, mark, reached_ns=marks.reached_ns(now_ns))
+        said = self._descriptions.describe(sample)
+        if said.foreign is not None:
+            return self._refuse(record, sample.node, said.foreign)
+        event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
         events = self._publishable(record, event)
         if events:
             marks.advance(sample, offset=record.offset, now_ns=now_ns)
-            _count(event)
+            self._follow(record, event, said, now_ns=now_ns)
         return events
 
     def _publishable(self, record: Record, event: GpuEvent) -> tuple[Message, ...]:
@@ -158,28 +184,58 @@ class JoinStage:
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
-    def _book(self, sample: NodeSample, mark: Mark | None, *, reached_ns: int | None) -> GpuEvent:
-        books = book_valid_tick(sample)
-        said = self._descriptions.describe(sample.node, sample.containers)
-        if said.pending:
-            metrics.PENDING_TOTAL.inc(said.pending)
-        return make_event(
-            sample,
-            books,
-            said,
-            late=sample.late or is_late(sample.time_ns, reached_ns),
-            uncovered_seconds=uncovered_seconds(sample, mark),
+    def _refuse(self, record: Record, node: str, foreign: PodRecord) -> tuple[()]:
+        """Put aside what a node says of a pod that the API server has placed on another one."""
+        detail = (
+            f"{record.topic}: node {node} names pod {foreign.namespace}/{foreign.name}"
+            f" ({foreign.uid}), which the API server has placed on node {foreign.node}"
         )
+        self._office.bury(record, reason="foreign_pod", detail=detail)
+        return ()
+
+    def _follow(self, record: Record, event: GpuEvent, said: Said, *, now_ns: int) -> None:
+        """Keep track of what was booked."""
+        if event.late:
+            metrics.LATE_TOTAL.inc()
+        if event.uncovered_seconds is not None:
+            metrics.GAPS_TOTAL.inc()
+            metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
+        if said.pending:
+            metrics.PENDING_TOTAL.inc(len(said.pending))
+            self._pending.note(
+                said.pending, node=event.node, partition=record.partition, now_ns=now_ns
+            )
+
+    def _resolve(self, pod: PodRecord, now_ns: int) -> None:
+        """Count that a pod's record has come for which events did not wait."""
+        for waiting in self._pending.resolve(pod):
+            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / 1e9)
+            self._descriptions.forget(waiting.node)
+
+    def _foreign_in(self, incident: Incident) -> PodRecord | None:
+        identities = map(identity_of, incident.processes)
+        return find_foreign(identities, self.pods, node=incident.node)
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
         identities = map(identity_of, incident.processes)
-        return _AttributedIncident(incident=incident, pods=describe_pods(identities, self.pods))
+        pods = describe_pods(identities, self.pods, time_ns=incident.time_ns)
+        return _AttributedIncident(incident=incident, pods=pods)
 
 
-def _count(event: GpuEvent) -> None:
-    if event.late:
-        metrics.LATE_TOTAL.inc()
-    if event.uncovered_seconds is not None:
-        metrics.GAPS_TOTAL.inc()
-        metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
+def _book(sample: NodeSample, said: Said, mark: Mark | None, *, reached_ns: int | None) -> GpuEvent:
+    return make_event(
+        sample,
+        book_valid_tick(sample),
+        said,
+        late=sample.late or is_late(sample.time_ns, reached_ns),
+        uncovered_seconds=uncovered_seconds(sample, mark),
+    )
+
+
+def _tell_unknown(expired: Sequence[Waiting]) -> None:
+    """Count the pods whose records did not come in time; log one of them for all."""
+    if expired:
+        metrics.UNKNOWN_TOTAL.inc(len(expired))
+        first = expired[0]
+        _log.warning("pods_unknown", count=len(expired), node=first.node, example=first.names)

@@ -1,49 +1,21 @@
 """How ticks stand in time: gaps, lateness, and clocks that disagree."""
 
 import pytest
-from prometheus_client import REGISTRY
 
 from enricher.join.passage import time_reached
 from enricher.join.skew import RecentLeast
-from enricher.join.stage import JoinStage
-from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.records import GpuEvent
-from gpuledger.topics import EVENTS, PODS
-from tests.fakes.producer import KeepingProducer
+from gpuledger.topics import PODS
+from tests.unit.enricher.join.given import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
 
-EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
-T_NS = 1_790_000_000 * SECOND_NS
 HOUR_NS = 3600 * SECOND_NS
 DAY_NS = 24 * HOUR_NS
-
-
-class Given:
-    """A stage whose clock the test turns, and how far its topic is written."""
-
-    def __init__(self) -> None:
-        self.now_ns = T_NS
-        self.office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
-        self.stage = JoinStage(office=self.office, time_ns=lambda: self.now_ns)
-        self._offset = 0
-
-    def take(self, **changes: object) -> GpuEvent:
-        """Take a tick up, and give its event."""
-        self._offset += 1
-        (message,) = self.stage.take_samples([record(sample(**changes), offset=self._offset)])
-        return EVENT.decode(message.value)
 
 
 @pytest.fixture
 def given() -> Given:
     """Give a stage that has read nothing."""
     return Given()
-
-
-def value_of(name: str) -> float:
-    """Give what a metric says now."""
-    return REGISTRY.get_sample_value(name) or 0.0
 
 
 GAPS = [
@@ -109,7 +81,7 @@ def test_a_tick_far_behind_the_others_of_its_partition_is_late(
     given.take(node="node-a")
     behind = T_NS - behind_seconds * SECOND_NS
     assert given.take(node="node-b", time_ns=behind).late is late
-    assert given.take(node="node-b", seq=2000, time_ns=behind).late is late
+    assert given.take(node="node-b", time_ns=behind).late is late
 
 
 def test_a_clock_that_runs_ahead_makes_nobody_late(given: Given) -> None:
@@ -142,8 +114,8 @@ def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> No
     given.take(node="stays")
     given.stage.drain_marks(3)
     given.now_ns += DAY_NS + SECOND_NS
-    for number in range(2, 5):
-        given.take(node="stays", seq=1000 * number, time_ns=T_NS + DAY_NS)
+    for _ in range(3):
+        given.take(node="stays", time_ns=T_NS + DAY_NS)
     left = {message.key: message.value for message in given.stage.drain_marks(3)}
     assert left[b"gone"] is None
     assert left[b"stays"] is not None

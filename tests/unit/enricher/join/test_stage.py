@@ -15,7 +15,6 @@ from gpuledger.records import (
     GpuEvent,
     Incident,
     IncidentProcess,
-    PodContainer,
     PodState,
     Severity,
 )
@@ -96,16 +95,7 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
     stage.take_pods([pod_record(**changes)])
     found = stage.pods.find(uid, container_id)
     assert found is not None, case
-    assert found.uid == UIDS[0]
-
-
-def test_a_container_that_started_again_is_still_found(stage: JoinStage) -> None:
-    """The new record has another container id under the same UID; the old one is forgotten."""
-    stage.take_pods([pod_record()])
-    again = [PodContainer(name="main", container_id="e" * 64, restarts=1)]
-    stage.take_pods([pod_record(containers=again)])
-    assert stage.pods.find(None, "e" * 64) is not None
-    assert stage.pods.find(None, CONTAINER_IDS[0]) is None
+    assert found.record.uid == UIDS[0]
 
 
 def test_a_tombstone_takes_a_pod_out(stage: JoinStage) -> None:

@@ -1,0 +1,125 @@
+"""A node speaks only for the pods that the API server has placed on it."""
+
+import pytest
+
+from gpuledger.codec import Decoder
+from gpuledger.records import (
+    AttributedIncident,
+    ContainerRef,
+    Incident,
+    IncidentProcess,
+    PodState,
+    Severity,
+)
+from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from tests.unit.enricher.join.given import Given, incident_record, value_of
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
+
+ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
+HASH = "a" * 32
+NAMED = [
+    ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0]),
+    ContainerRef(pod_uid=UIDS[0]),
+    ContainerRef(container_id=CONTAINER_IDS[0]),
+    ContainerRef(pod_uid=HASH),
+]
+
+
+@pytest.fixture
+def given() -> Given:
+    """Give a stage that has read nothing."""
+    return Given()
+
+
+@pytest.mark.parametrize("container", NAMED)
+async def test_a_tick_that_names_another_nodes_pod_is_put_aside_whole(
+    given: Given, container: ContainerRef
+) -> None:
+    """However it names it; the letter says who spoke for whom, and holds the tick."""
+    given.read_pod(pod(node="node-b", config_hash=HASH))
+    assert given.offer(containers=[container], processes=[process(container=0)]) == []
+    (letter,) = await given.letters()
+    assert letter.reason == "foreign_pod"
+    for part in ("node-a", "research/train-0", UIDS[0], "node-b"):
+        assert part in letter.detail
+    assert letter.value_base64 is not None
+
+
+async def test_one_foreign_pod_among_others_is_enough(given: Given) -> None:
+    """What else such a tick says is not believed either."""
+    given.read_pod(pod(0))
+    given.read_pod(pod(1, node="node-b"))
+    assert given.offer(processes=[process(container=0), process(container=1)]) == []
+
+
+async def test_the_same_pods_on_their_own_node_are_booked(given: Given) -> None:
+    """A static pod among them, which the node itself has placed."""
+    given.read_pod(pod(0, node="node-b"))
+    given.read_pod(pod(1, node="node-b", config_hash=HASH))
+    event = given.take(node="node-b", containers=[*NAMED[:1], ContainerRef(pod_uid=HASH)])
+    assert [each.state for each in event.pods] == [PodState.KNOWN] * 2
+    assert await given.letters() == []
+
+
+async def test_a_pod_whose_record_has_not_come_is_pending_and_not_foreign(given: Given) -> None:
+    """Until it comes, and says that it is another node's."""
+    containers = NAMED[:1]
+    (described,) = given.take(containers=containers).pods
+    assert described.state is PodState.PENDING
+    given.read_pod(pod(node="node-b"))
+    assert given.offer(containers=containers) == []
+    assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
+
+
+async def test_a_pod_that_is_gone_is_still_its_nodes(given: Given) -> None:
+    """Its deletion gives it to nobody else; its last trace does, for nobody can tell any more."""
+    given.read_pod(pod(node="node-b", deleted_time_ns=SECOND_NS))
+    assert given.offer(containers=NAMED[:1]) == []
+    given.read_tombstone(UIDS[0])
+    assert given.take(containers=NAMED[:1]).pods[0].state is PodState.PENDING
+
+
+async def test_the_time_of_a_tick_that_was_put_aside_is_a_gap(given: Given) -> None:
+    """It is not booked, and the next event says so."""
+    given.read_pod(pod(node="node-b"))
+    given.take(containers=[])
+    given.offer(containers=NAMED[:1])
+    assert given.take(containers=[]).uncovered_seconds == 1.0
+
+
+def incident(**changes: object) -> Incident:
+    """Give an incident of a GPU on which the first pod has a process."""
+    values: dict[str, object] = {
+        "node": "node-a",
+        "boot_id": "boot",
+        "gpu_uuid": "GPU-a",
+        "time_ns": 10 * SECOND_NS,
+        "kind": "xid",
+        "source": "nvml",
+        "severity": Severity.CRITICAL,
+        "message": "The GPU has fallen off the bus.",
+        "processes": [IncidentProcess(pid=1, pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])],
+    }
+    return Incident(**(values | changes))  # type: ignore[arg-type]  # the names are an Incident's
+
+
+async def test_an_incident_that_names_another_nodes_pod_is_put_aside(given: Given) -> None:
+    """It would alert the wrong people."""
+    name = "gpuledger_join_incidents_total"
+    before = value_of(name)
+    given.read_pod(pod(node="node-b"))
+    assert given.stage.take_incidents([incident_record(incident())]) == []
+    assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
+    assert value_of(name) == before
+
+
+def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
+    """With the owner that the pod had, and the processes that were there."""
+    given.read_pod(pod(owner_name="before"), seen_time_ns=5 * SECOND_NS)
+    given.read_pod(
+        pod(owner_name="after", deleted_time_ns=20 * SECOND_NS), seen_time_ns=15 * SECOND_NS
+    )
+    (message,) = given.stage.take_incidents([incident_record(incident())])
+    found = ATTRIBUTED.decode(message.value)
+    assert [(each.owner_name, each.deleted_time_ns) for each in found.pods] == [("before", None)]
+    assert [each.pid for each in found.incident.processes] == [1]
