@@ -34,6 +34,8 @@ def tell_comparison(comparison: Comparison) -> int:
     counts = comparison.counts
     if counts.repeated:
         print_line(f"the first run has {counts.repeated} events more than once")
+    if counts.late_otherwise:
+        print_line(f"{counts.late_otherwise} events are marked late in one run only")
     print_line(verdict(counts))
     return 0 if counts.is_agreed else DIFFERENT
 

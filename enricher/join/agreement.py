@@ -1,8 +1,9 @@
 """Whether two events of the same tick agree: in their books to the byte, in who the pods are.
 
-The books are everything but `pods`. The description may have become more complete: a pod pending
-then may be known now, and what was absent may be there; nothing else may change. Pure functions
-over encoded events; the pairing of events is `comparison`'s business.
+The books are everything but `pods` and `late`. The description (`pods`) may have become more
+complete: a pod pending then may be known now, and what was absent may be there; nothing else may
+change. `late` tells how a tick came, beside which others and by whose clock, so it is only counted.
+Pure functions over encoded events; the pairing of events is `comparison`'s business.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ import msgspec
 from gpuledger.records import PodState
 
 _DESCRIPTION: Final = "pods"
+_LATE: Final = "late"
+_NO_BOOKS: Final = frozenset({_DESCRIPTION, _LATE})
 _ABSENT: Final = "(absent)"
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -34,22 +37,39 @@ class Change(NamedTuple):
     replayed: object
 
 
-def compare_events(first: bytes, replayed: bytes) -> tuple[Agreement, list[Change]]:
+class Compared(NamedTuple):
+    """What came of comparing two events."""
+
+    agreement: Agreement
+    """How they agree."""
+    changes: list[Change]
+    """The fields that differ and may not."""
+    is_late_otherwise: bool
+    """Whether only one of them is marked late."""
+
+
+_THE_SAME: Final = Compared(Agreement.EQUAL, [], is_late_otherwise=False)
+
+
+def compare_events(first: bytes, replayed: bytes) -> Compared:
     """Compare two encoded events; raises `msgspec.DecodeError` where one is no JSON object."""
     if first == replayed:
-        return Agreement.EQUAL, []
+        return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
     changes = list(_book_changes(then, now))
     was, is_ = then.get(_DESCRIPTION), now.get(_DESCRIPTION)
+    agreement = Agreement.EQUAL if was == is_ else Agreement.MORE_COMPLETE
     if was != is_:
         changes += _description_changes(_described(was), _described(is_))
-    return Agreement.DIFFERENT if changes else Agreement.MORE_COMPLETE, changes
+    if changes:
+        agreement = Agreement.DIFFERENT
+    return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
 
 
 def _book_changes(
     then: Mapping[str, msgspec.Raw], now: Mapping[str, msgspec.Raw]
 ) -> Iterator[Change]:
-    for name in sorted((then.keys() | now.keys()) - {_DESCRIPTION}):
+    for name in sorted((then.keys() | now.keys()) - _NO_BOOKS):
         was, is_ = then.get(name), now.get(name)
         if was == is_:
             continue

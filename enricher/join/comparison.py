@@ -36,7 +36,7 @@ class Counts(msgspec.Struct):
     """How many events agree, and how."""
 
     equal: int = 0
-    """Equal to the byte."""
+    """Equal to the byte, but for `late`."""
     more_complete: int = 0
     """Equal in the books; of the pods more is known."""
     different: int = 0
@@ -47,6 +47,9 @@ class Counts(msgspec.Struct):
     """Only in the replay."""
     repeated: int = 0
     """Once more in the first run, under the same identity; not compared again."""
+
+    late_otherwise: int = 0
+    """Marked late in one run only, whatever else; counted above as if that were equal."""
 
     @property
     def compared(self) -> int:
@@ -105,7 +108,8 @@ class Comparison:
         self._paired.clear()
 
     def _pair(self, event_id: EventId, first: bytes, replayed: bytes) -> None:
-        agreement, changes = compare_events(first, replayed)
+        agreement, changes, is_late_otherwise = compare_events(first, replayed)
+        self.counts.late_otherwise += is_late_otherwise
         if agreement is Agreement.EQUAL:
             self.counts.equal += 1
         elif agreement is Agreement.MORE_COMPLETE:

@@ -16,7 +16,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
 
     shown = capsys.readouterr().out
-    assert all(command in shown for command in ("demo", "topics", "cgroup"))
+    assert all(command in shown for command in ("demo", "topics", "cgroup", "replay"))
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,6 +32,16 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
         (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),
         (["topics", "check", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["replay"], "--from"),
+        (["replay", "--from", "yesterday", "--compare"], "--from: 'yesterday'"),
+        (["replay", "--from", "-1h"], "--output FILE, --topic NAME or --compare"),
+        (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
+        (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
+        (["replay", "--from", "-1h", "--lead-in", "5", "--compare"], "--lead-in: '5'"),
+        (
+            ["replay", "--from", "-1h", "--compare", "--bootstrap-servers", "127.0.0.1:1"],
+            "127.0.0.1:1",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

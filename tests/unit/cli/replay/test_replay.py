@@ -1,0 +1,228 @@
+"""A replay makes the first run's events again, and tells where it does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.replay.report import show_difference, tell_comparison, verdict
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.errors import TopicsError, UserError
+from gpuledger.records import PodState
+from gpuledger.topics import EVENTS, PODS, SAMPLES
+from tests.unit.cli.replay.given import (
+    AGAIN,
+    BEGIN_MS,
+    NODES,
+    Again,
+    decoded,
+    join,
+    names_in,
+    new_bus,
+    place_of,
+    publish_pod,
+    publish_ticks,
+    read_lines,
+    read_topic,
+    tick,
+)
+from tests.unit.enricher.join.ticks import UIDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuledger.bus.memory import MemoryBus
+
+
+@pytest.fixture
+async def bus() -> MemoryBus:
+    """Twenty ticks of two nodes with two pods each, joined while one pod's record had come."""
+    bus = new_bus()
+    await publish_pod(bus, 0)
+    await publish_ticks(bus, [tick(second, node) for second in range(20) for node in NODES])
+    await join(bus, events=40)
+    await publish_pod(bus, 1)
+    return bus
+
+
+async def test_the_ticks_of_a_range_come_once_more(bus: MemoryBus, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    outcome = await Again(bus=bus, begin_second=5, end_second=9, output=path).run()
+
+    events = decoded(read_lines(path))
+    assert outcome.events == 8
+    assert sorted((event.node, event.seq) for event in events) == [
+        (node, 1000 * second) for node in NODES for second in (5, 6, 7, 8)
+    ]
+    assert names_in(tmp_path) == ["events.jsonl"]
+
+
+async def test_the_books_are_the_first_runs_and_late_pods_are_known(bus: MemoryBus) -> None:
+    again = Again(bus=bus, compare=True)
+    await again.run()
+
+    assert again.comparison is not None
+    counts = again.comparison.counts
+    # The second pod, which came late, runs in two ticks of three, on one node.
+    assert (counts.equal, counts.more_complete, counts.compared) == (27, 13, 40)
+    assert counts.is_agreed
+
+
+async def test_a_packed_file_has_the_same_lines_and_is_the_same_each_time(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.gz")]
+    for path in paths:
+        await Again(bus=bus, output=path).run()
+
+    assert read_lines(paths[0]) == read_lines(paths[1])
+    assert paths[1].read_bytes() == paths[2].read_bytes()
+
+
+async def test_events_go_to_the_same_partition_of_another_topic(bus: MemoryBus) -> None:
+    await Again(bus=bus, topic=AGAIN.name).run()
+
+    first = decoded(await read_topic(bus, EVENTS))
+    replayed = decoded(await read_topic(bus, AGAIN))
+    assert [event.gpus for event in first] == [event.gpus for event in replayed]
+    assert {pod.state for event in replayed for pod in event.pods if pod.uid in UIDS[:2]} == {
+        PodState.KNOWN
+    }
+
+
+async def test_a_pod_that_was_deleted_since_is_known_all_the_same(bus: MemoryBus) -> None:
+    async with bus.producer() as producer:
+        gone = [Message(uid.encode(), None, BEGIN_MS) for uid in UIDS[:2]]
+        await producer.publish(*place_of("node-a", PODS), gone)
+    again = Again(bus=bus, compare=True)
+    await again.run()
+
+    assert again.comparison is not None
+    assert again.comparison.counts.is_agreed
+
+
+async def test_a_tick_tells_of_the_one_before_the_range(tmp_path: Path) -> None:
+    bus, path = new_bus(), tmp_path / "events.jsonl"
+    await publish_ticks(bus, [tick(0), tick(10)])
+    await Again(bus=bus, begin_second=5, output=path).run()
+    await Again(bus=bus, begin_second=5, lead_in_seconds=1, output=tmp_path / "short").run()
+
+    assert [event.uncovered_seconds for event in decoded(read_lines(path))] == [9.0]
+    assert [e.uncovered_seconds for e in decoded(read_lines(tmp_path / "short"))] == [None]
+
+
+async def test_a_tick_that_came_late_belongs_to_its_own_time(tmp_path: Path) -> None:
+    bus, path = new_bus(), tmp_path / "events.jsonl"
+    late = tick(5, "node-b").__dict__ | {"node": "node-a", "boot_id": "another"}
+    await publish_ticks(bus, [tick(2), tick(300), type(tick(0))(**late)])
+    await Again(bus=bus, end_second=100, output=path).run()
+
+    assert [event.seq for event in decoded(read_lines(path))] == [2000, 5000]
+
+
+async def test_what_differs_is_told_and_ends_in_one_line(
+    bus: MemoryBus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = decoded(await read_topic(bus, EVENTS))[0]
+    wrong = encode(first).replace(b'"interval_ns":1000000000', b'"interval_ns":7')
+    lost = encode(first).replace(b'"boot_id":"boot"', b'"boot_id":"never"')
+    other = new_bus()
+    await publish_pod(other, 0)
+    await publish_pod(other, 1)
+    await publish_ticks(other, [tick(second, first.node) for second in range(3)])
+    async with other.producer() as producer:
+        messages = [Message(b"k", value, BEGIN_MS) for value in (wrong, lost, wrong)]
+        await producer.publish(*place_of(first.node, EVENTS), messages)
+    again = Again(bus=other, compare=True)
+    await again.run()
+
+    assert again.comparison is not None
+    assert tell_comparison(again.comparison) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert f"node {first.node} boot boot seq 0 interval_ns: first 7, replayed 1000000000" in shown
+    assert f"node {first.node} boot never seq 0 (event): first there, replayed absent" in shown
+    assert "the first run has 1 events more than once" in shown
+    assert shown[-1] == (
+        "compared 4 events: 0 equal, 0 more complete, 1 differ, 1 missing, 2 extra"
+    )
+
+
+async def test_agreement_is_exit_code_0(bus: MemoryBus, capsys: pytest.CaptureFixture[str]) -> None:
+    again = Again(bus=bus, compare=True)
+    await again.run()
+
+    assert again.comparison is not None
+    assert tell_comparison(again.comparison) == 0
+    assert capsys.readouterr().out == f"{verdict(again.comparison.counts)}\n"
+    assert not [show_difference(one) for one in again.comparison.differences]
+
+
+async def test_what_cannot_be_used_is_counted_and_put_aside_once_only(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    async with bus.producer() as producer:
+        await producer.publish(*place_of("node-a"), [Message(b"k", b"{}", BEGIN_MS)])
+    outcome = await Again(bus=bus, output=tmp_path / "events").run()
+
+    assert (outcome.events, outcome.unusable) == (40, 1)
+    assert SAMPLES.name in (outcome.first_detail or "")
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"), [(EVENTS.name, "another name"), ("absent", "absent"), (PODS.name, "read by")]
+)
+async def test_a_topic_that_cannot_take_them_is_refused(
+    bus: MemoryBus, topic: str, said: str
+) -> None:
+    with pytest.raises(TopicsError, match=said):
+        await Again(bus=bus, topic=topic).run()
+
+
+async def test_a_file_that_cannot_be_written_is_refused(bus: MemoryBus, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--output .*absent/events: cannot be written: No such"):
+        await Again(bus=bus, output=tmp_path / "absent" / "events").run()
+
+
+async def test_a_replay_that_fails_leaves_the_older_file_and_no_half_of_a_new_one(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    path = tmp_path / "events"
+    path.write_text("as before")
+    async with bus.producer() as producer:
+        await producer.publish(*place_of("node-a", EVENTS), [Message(b"k", b"?", BEGIN_MS)])
+
+    with pytest.raises(UserError, match="that is no event"):
+        await Again(bus=bus, output=path, compare=True).run()
+    assert names_in(tmp_path) == ["events"]
+    assert path.read_text() == "as before"
+
+
+async def test_a_range_without_ticks_is_no_success(bus: MemoryBus) -> None:
+    with pytest.raises(UserError, match="no ticks nor events from 2026-11-18T"):
+        await Again(bus=bus, begin_second=2000, end_second=3000, compare=True).run()
+
+
+async def test_a_range_whose_begin_is_removed_is_refused_with_how_much() -> None:
+    bus = new_bus(max_partition_records=80)
+    await publish_ticks(bus, [tick(second) for second in range(100)])
+    again = Again(bus=bus, begin_second=0, end_second=100, compare=False, topic=AGAIN.name)
+
+    with pytest.raises(
+        UserError, match=r"removed the first 22s of 1m 40s in 1 of 12 .* --from 2026-11-18T\S+:02Z"
+    ):
+        await again.run()
+
+    again.begin_second = 30
+    assert (await again.run()).events == 70
+    again.begin_second, again.accept_gaps = 0, True
+    assert (await again.run()).events == 78
+
+
+async def test_a_range_of_which_nothing_is_kept_is_refused() -> None:
+    bus = new_bus(max_partition_records=80)
+    await publish_ticks(bus, [tick(second) for second in range(100)])
+
+    with pytest.raises(UserError, match="which is all"):
+        await Again(bus=bus, begin_second=0, end_second=10, topic=AGAIN.name).run()
