@@ -1,11 +1,11 @@
-"""Find the pod on whom an entry is booked, among the descriptions of its event.
+"""Find the pod on whom an entry is booked, or who held what it says was idle, in its event.
 
-Here lives that one look-up, for sinks that write a pod's names. Pure.
+Here live these look-ups, for sinks that write names. Pure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from gpuledger.records import Entry, PodDescription
+from gpuledger.records import DeviceAllocation, Entry, PodDescription
 
 
 class PodIndex:
@@ -32,3 +32,19 @@ def container_name(pod: PodDescription | None, entry: Entry) -> str | None:
     if pod is None or pod.container_names is None or entry.container_id is None:
         return None
     return pod.container_names.get(entry.container_id)
+
+
+def holder_of(entry: Entry, allocations: Sequence[DeviceAllocation]) -> DeviceAllocation | None:
+    """Give who held the part of the GPU that the entry says was idle; `None` where nobody did.
+
+    Raises ValueError where the entry names a position that the event's allocations do not have.
+    """
+    position = entry.allocation
+    if position is None:
+        return None
+    if position >= len(allocations):
+        raise ValueError(
+            f"allocation: position {position} is not one of the event's allocations, "
+            f"of which there are {len(allocations)}"
+        )
+    return allocations[position]

@@ -30,6 +30,21 @@ class Family:
 
 
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
+_HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container")
+
+
+def _activity(of: str, whom: str) -> tuple[Metric, ...]:
+    parts = (("sm", "multiprocessors"), ("tensor", "tensor pipes"), ("dram", "memory interface"))
+    return tuple(
+        Metric(
+            name=f"gpuledger_{of}_gpu_{part}_active_ratio",
+            help=f"Share of the tick in which the GPU's {name} worked, as far as it is booked on "
+            f"{whom}: apportioned by busy time, where the chip has counters.",
+        )
+        for part, name in parts
+    )
+
+
 DEVICE: Final = Family(
     labels=(*_GPU_LABELS, "model"),
     metrics=(
@@ -61,6 +76,16 @@ DEVICE: Final = Family(
         Metric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
     ),
 )
+NODE: Final = Family(
+    labels=(),
+    metrics=(
+        Metric(
+            name="gpuledger_node_uncovered_seconds",
+            help="Time right before the tick that no tick of the node covers; there is a sample "
+            "at the first tick after such a gap alone.",
+        ),
+    ),
+)
 POD: Final = Family(
     labels=(
         *_GPU_LABELS,
@@ -85,10 +110,11 @@ POD: Final = Family(
             name="gpuledger_pod_gpu_power_watts",
             help="Power booked on the container, averaged over the tick.",
         ),
+        *_activity("pod", "the container"),
     ),
 )
 ACCOUNT: Final = Family(
-    labels=(*_GPU_LABELS, "account", "method"),
+    labels=(*_GPU_LABELS, "account", "method", *_HOLDER_LABELS),
     metrics=(
         Metric(
             name="gpuledger_account_gpu_busy_ratio",
@@ -103,6 +129,7 @@ ACCOUNT: Final = Family(
             name="gpuledger_account_gpu_power_watts",
             help="Power booked on no pod, averaged over the tick.",
         ),
+        *_activity("account", "the account"),
     ),
 )
-FAMILIES: Final = (DEVICE, POD, ACCOUNT)
+FAMILIES: Final = (DEVICE, NODE, POD, ACCOUNT)

@@ -50,16 +50,16 @@ class LiveSeries:
     def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick | None:
         """Encode the event's samples and the ends of series; `None` for a tick that is not new.
 
-        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError for a time that
-        the wire cannot carry.
+        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
+        no series, for a time that the wire cannot carry or a holder that the event does not list.
         """
         time_ms = event.time_ns // _MS_NS
         suffix = timestamp_suffix(time_ms)
         node = self._nodes.setdefault(event.node, _Node())
         if time_ms <= node.mark_ms:
             return None
-        node.mark_ms, node.seen_ns = time_ms, now_ns
         values = values_of(event)
+        node.mark_ms, node.seen_ns = time_ms, now_ns
         parts: list[bytes] = []
         for group, of_group in values.items():
             live = node.groups.get(group)

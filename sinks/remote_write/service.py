@@ -143,7 +143,7 @@ class RemoteWriteSink:
                 encoded = series.encode(event, now_ns=self._clock.monotonic_ns())
             except ValueError as error:
                 _drop("invalid")
-                desk.office.bury(record, reason="invalid", detail=f"time_ns: {error}")
+                desk.office.bury(record, reason="invalid", detail=str(error))
                 continue
             if encoded is None:
                 _drop("duplicate")

@@ -5,9 +5,16 @@ Here lives that transformation. Pure; nothing is remembered from one tick to the
 
 from typing import NamedTuple
 
-from gpuledger.records import Account, Entry, GpuEvent, GpuReading, PodDescription
-from sinks.describing import PodIndex, container_name
-from sinks.remote_write.families import ACCOUNT, DEVICE, POD, Family
+from gpuledger.records import (
+    Account,
+    DeviceAllocation,
+    Entry,
+    GpuEvent,
+    GpuReading,
+    PodDescription,
+)
+from sinks.describing import PodIndex, container_name, holder_of
+from sinks.remote_write.families import ACCOUNT, DEVICE, NODE, POD, Family
 
 Values = tuple[float | None, ...]
 
@@ -23,9 +30,12 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
     """Give the values of each group, in the order of its family's metrics; `None` where unknown.
 
     Entries with the same labels, as of two containers whose names are not known yet, are summed:
-    a series has one sample a tick.
+    a series has one sample a tick. Raises ValueError where an entry names a holder that the event
+    does not list.
     """
     values: dict[Group, Values] = {}
+    if event.uncovered_seconds is not None:
+        values[Group(NODE, ())] = (event.uncovered_seconds,)
     pods = PodIndex(event.pods)
     interval_seconds = event.interval_ns / 1e9
     for books in event.gpus:
@@ -34,15 +44,21 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
         if interval_seconds <= 0:
             continue
         for entry in books.entries:
-            group = _group(entry, gpu, pods.pod_of(entry))
+            if entry.account is Account.POD:
+                group = _pod_group(entry, gpu, pods.pod_of(entry))
+            else:
+                group = _account_group(entry, gpu, holder_of(entry, event.allocations))
             found = _of_entry(entry, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
     return values
 
 
-def _group(entry: Entry, gpu: tuple[str, str], pod: PodDescription | None) -> Group:
-    if entry.account is not Account.POD:
-        return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value))
+def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceAllocation | None) -> Group:
+    names = ("", "", "") if holder is None else (holder.namespace, holder.pod, holder.container)
+    return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
+
+
+def _pod_group(entry: Entry, gpu: tuple[str, str], pod: PodDescription | None) -> Group:
     names = _names(entry, pod)
     return Group(POD, (*gpu, *(name or "" for name in names), entry.method.value))
 
@@ -76,7 +92,14 @@ def _of_device(reading: GpuReading) -> Values:
 
 
 def _of_entry(entry: Entry, interval_seconds: float) -> Values:
-    quantities = (entry.busy_seconds, entry.memory_byte_seconds, entry.joules)
+    quantities = (
+        entry.busy_seconds,
+        entry.memory_byte_seconds,
+        entry.joules,
+        entry.sm_active_seconds,
+        entry.tensor_active_seconds,
+        entry.dram_active_seconds,
+    )
     return tuple(None if one is None else one / interval_seconds for one in quantities)
 
 

@@ -41,7 +41,7 @@ def timestamp_suffix(time_ms: int) -> bytes:
     `series_prefix` counts.
     """
     if not _FIRST_MS <= time_ms <= _LAST_MS:
-        raise ValueError(f"time {time_ms} ms is not between 1971 and 2109")
+        raise ValueError(f"time_ns: {time_ms} ms since the epoch is not between 1971 and 2109")
     return b"\x10" + varint(time_ms)
 
 

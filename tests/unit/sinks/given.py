@@ -12,6 +12,7 @@ from gpuledger.codec import decoder_of, encode
 from gpuledger.records import (
     Account,
     DeadLetter,
+    DeviceAllocation,
     Entry,
     GpuBooks,
     GpuEvent,
@@ -74,6 +75,19 @@ def pod(**changes: object) -> PodDescription:
     }
     values.update(changes)
     return PodDescription(**values)
+
+
+def allocation(**changes: object) -> DeviceAllocation:
+    values: dict[str, Any] = {
+        "gpu_uuid": GPU,
+        "device_id": GPU,
+        "resource_name": "nvidia.com/gpu",
+        "namespace": "research",
+        "pod": "notebook-0",
+        "container": "jupyter",
+    }
+    values.update(changes)
+    return DeviceAllocation(**values)
 
 
 def event(

@@ -12,7 +12,7 @@ from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescriptio
 from sinks.remote_write.families import FAMILIES
 from sinks.remote_write.live import EncodedTick, LiveSeries
 from sinks.remote_write.requests import Tick, cut
-from tests.unit.sinks.given import GPU, SECOND_NS, START_NS, entry, event, pod, reading
+from tests.unit.sinks.given import GPU, SECOND_NS, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.remote_write.oracle import Series, parse
 
 STALE = 0x7FF0000000000002
@@ -210,17 +210,22 @@ def test_no_series_comes_twice_in_a_tick() -> None:
     gpus = [
         GpuBooks(
             reading=reading(uuid=f"GPU-{number}", index=number),
-            entries=[entry(), entry(method=Method.EQUAL_SHARE), *map(entry, Account)],
+            entries=[
+                *(entry(), entry(method=Method.EQUAL_SHARE), *map(entry, Account)),
+                *(entry(Account.IDLE, allocation=holder) for holder in (0, 1)),
+            ],
         )
         for number in range(3)
     ]
-    series = encode(LiveSeries(), event(gpus=gpus))
+    series = encode(
+        LiveSeries(), event(gpus=gpus, allocations=[allocation(), allocation(pod="chat-0")])
+    )
 
     assert len({one.labels for one in series}) == len(series)
 
 
 def test_every_metric_name_ends_in_its_base_unit() -> None:
-    units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_joules_total")
+    units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_seconds", "_joules_total")
     named_metrics = [metric.name for family in FAMILIES for metric in family.metrics]
 
     assert [name for name in named_metrics if not name.endswith(units)] == []

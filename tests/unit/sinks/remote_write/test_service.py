@@ -138,15 +138,20 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"),
+    ("bad", "reason", "detail"),
     [
-        (b"{}", "undecodable"),
-        (event(301), "future"),
-        (event(0, time_ns=5), "invalid"),
+        (b"{}", "undecodable", "node"),
+        (event(301), "future", "time_ns"),
+        (event(0, time_ns=5), "invalid", "time_ns: "),
+        (
+            event(1, entries=[entry(Account.IDLE, allocation=3)]),
+            "invalid",
+            "allocation: position 3",
+        ),
     ],
 )
 async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
-    bad: object, reason: str
+    bad: object, reason: str, detail: str
 ) -> None:
     on = bus()
     await publish(on, event(0), bad, event(1))  # type: ignore[arg-type]  # bytes or an event
@@ -154,7 +159,9 @@ async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
         await eventually(is_committed(on, 3))
 
     assert times(receiver) == [[0], [1]]
-    assert [(letter.offset, letter.reason) for letter in await dead_letters(on)] == [(1, reason)]
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason) == (1, reason)
+    assert detail in letter.detail
 
 
 async def test_a_tick_published_twice_is_sent_once() -> None:
