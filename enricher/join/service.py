@@ -1,46 +1,39 @@
-"""The join's shell: poll, hand to the stage, publish, commit; pods first.
+"""The join's shell: poll, hand to the stage, gather, deliver; pods and marks first.
 
-Here live the loop, the rebuilding of the pod cache after an assignment, and the retries. What the
-records mean is the stage's business.
+Here live the loop and what changes with the group's assignments. What the records mean is the
+stage's business; how their work is delivered, and read back, stands in modules of their own.
 """
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
 
 from enricher.join import metrics
+from enricher.join.delivery import AtLeastOnce, Delivery, exactly_once
 from enricher.join.insistence import Insistence
+from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
 from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.slices import Slices
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import (
-    Bus,
-    Consumer,
-    Message,
-    Producer,
-    Record,
-    Subscription,
-    TopicPartition,
-)
+from gpuledger.bus.protocol import Bus, Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusUnavailableError, TopicsError
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.errors import TopicsError
+from gpuledger.service import Backoff, Readiness
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
-    PODS,
     PROCESSES,
     SAMPLES,
 )
 
-GROUP: Final = "gpuledger-join"
-_INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name)
-_Batch = Mapping[TopicPartition, Sequence[Record]]
+_HEARTBEATS_PER_SESSION: Final = 3
+_LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 _log = structlog.get_logger(__name__)
 
 
@@ -52,24 +45,63 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
     insist = Insistence(
         check=readiness.check("bus"), backoff=Backoff(first_seconds=0.2, most_seconds=10.0)
     )
-    pods_check = readiness.check("pods")
+    check = readiness.check("pods")
     partitions = await insist(lambda: _count_partitions(bus))
     async with bus.producer() as producer:
-        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=partitions)
-        worker = JoinWorker(
-            stage=JoinStage(office=office),
-            office=office,
-            producer=producer,
-            insist=insist,
-            tuning=settings.join,
-            pods_check=pods_check,
+        office = DeadLetterOffice(
+            consumer=settings.join.group, producer=producer, partitions=partitions
         )
-        await worker.run(bus=bus, member=settings.kafka.group_member or None)
+        stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
+        async with _open_delivery(
+            AtLeastOnce(producer=producer, office=office, insist=insist),
+            bus=bus,
+            office=office,
+            insist=insist,
+            settings=settings,
+        ) as delivery:
+            worker = JoinWorker(
+                stage=stage,
+                office=office,
+                delivery=delivery,
+                rebuilding=Rebuilding(
+                    stage=stage,
+                    delivery=delivery,
+                    insist=insist,
+                    tuning=settings.join,
+                    check=check,
+                ),
+                insist=insist,
+                tuning=settings.join,
+            )
+            await worker.run(bus=bus, member=settings.kafka.group_member or None)
+
+
+@asynccontextmanager
+async def _open_delivery(
+    at_least_once: AtLeastOnce,
+    *,
+    bus: Bus,
+    office: DeadLetterOffice,
+    insist: Insistence,
+    settings: JoinSettings,
+) -> AsyncIterator[Delivery]:
+    if settings.join.processing_guarantee == "at_least_once":
+        yield at_least_once
+        return
+    heartbeat_seconds = settings.kafka.session_timeout_seconds / _HEARTBEATS_PER_SESSION
+    async with exactly_once(
+        bus=bus,
+        group=settings.join.group,
+        office=office,
+        insist=insist,
+        fenced_seconds=min(_LONGEST_HEARTBEAT_SECONDS, heartbeat_seconds),
+    ) as delivery:
+        yield delivery
 
 
 async def _count_partitions(bus: Bus) -> int:
     """Give the number of dead-letter partitions, once input and output are seen to match."""
-    counts = {name: await bus.partitions(name) for name in (*_INPUTS, EVENTS.name)}
+    counts = {name: await bus.partitions(name) for name in (*INPUTS, *STATE, EVENTS.name)}
     if len(set(counts.values())) != 1:
         raise TopicsError(
             f"topics placed by node must have the same number of partitions, found {counts};"
@@ -86,123 +118,85 @@ class JoinWorker:
         *,
         stage: JoinStage,
         office: DeadLetterOffice,
-        producer: Producer,
+        delivery: Delivery,
+        rebuilding: Rebuilding,
         insist: Insistence,
         tuning: JoinTuning,
-        pods_check: Check,
     ) -> None:
         self._stage = stage
         self._office = office
-        self._producer = producer
+        self._delivery = delivery
+        self._rebuilding = rebuilding
         self._insist = insist
         self._tuning = tuning
-        self._pods_check = pods_check
-        self._must_rebuild = False
-        self._done: dict[TopicPartition, int] = {}
+        self._slices = Slices(
+            most_records=tuning.records_per_commit, most_seconds=tuning.commit_interval_seconds
+        )
 
     async def run(self, *, bus: Bus, member: str | None) -> None:
         """Work through the group's partitions until cancelled."""
         subscription = Subscription(
-            group=GROUP,
-            topics=_INPUTS,
+            group=self._tuning.group,
+            topics=(*INPUTS, *STATE),
             member=member,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
         )
         async with bus.consumer(subscription) as consumer:
             while True:
-                batch = await self._poll(consumer)
-                self._take_pods(batch)
-                while self._must_rebuild:
-                    await self._rebuild(consumer)
-                await self._handle(consumer, batch)
+                await self._step(consumer)
+
+    async def _step(self, consumer: Consumer) -> None:
+        left_seconds = self._seconds_left()
+        if left_seconds == 0:
+            await self._deliver(consumer)
+            left_seconds = None
+        most = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
+        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
+        rebuilt = await self._rebuilding.run(consumer)
+        held = consumer.assignment()
+        known = {
+            place: records
+            for place, records in batch.items()
+            if place in held and place.partition not in rebuilt
+        }
+        self._rebuilding.take_state(known)  # pods come before the ticks of the same batch
+        await self._work(known)
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._must_rebuild = True
         held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
+        self._rebuilding.need(held)
         metrics.PARTITIONS.set(len(held))
         _log.info("assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        for each in partitions:
-            self._stage.forget(each.partition)
-            self._done.pop(each, None)
+        numbers = {each.partition for each in partitions}
+        self._rebuilding.need_not(numbers)
+        self._forget(numbers)
+        await self._delivery.give_up(numbers)
 
-    async def _poll(self, consumer: Consumer) -> _Batch:
-        return await self._insist(
-            lambda: consumer.poll(
-                timeout_seconds=self._tuning.poll_timeout_seconds,
-                max_records=self._tuning.records_per_poll,
-            )
-        )
+    def _forget(self, numbers: set[int]) -> None:
+        """Forget partitions with what came of their records: it comes again from the commit on."""
+        self._slices.drop(numbers)
+        for number in numbers:
+            self._stage.forget(number)
+            self._office.drop(number)
 
-    async def _rebuild(self, consumer: Consumer) -> None:
-        """Read the pods of new partitions to their end before any tick is booked.
-
-        The pods' offsets are never committed, so a new assignment begins at their beginning.
-        """
-        self._must_rebuild = False
-        self._pods_check.failed("reading the pods of new partitions")
-        held = consumer.assignment()
-        others = {each for each in held if each.topic != PODS.name}
-        consumer.pause(others)
-        try:
-            while not self._must_rebuild and await self._is_behind(consumer, held - others):
-                batch = await self._poll(consumer)
-                self._take_pods(batch)
-                await _put_back(consumer, batch)
-        finally:
-            consumer.resume(others & consumer.assignment())
-        gc.freeze()  # the cache lives long: the collector need not walk it again and again
-        self._pods_check.ok(f"{len(self._stage.pods)} pods")
-        _log.info("pods_read", pods=len(self._stage.pods))
-
-    async def _is_behind(self, consumer: Consumer, pods: Iterable[TopicPartition]) -> bool:
-        held = [each for each in pods if each in consumer.assignment()]
-        ends = await self._insist(lambda: consumer.end_offsets(held))
-        positions = await self._insist(lambda: _positions(consumer, held))
-        return any(positions[each] < ends[each] for each in held)
-
-    def _take_pods(self, batch: _Batch) -> None:
-        """Pods come before the ticks of the same batch."""
+    async def _work(self, batch: Batch) -> None:
+        """Work through what was polled, a partition at a time, so that heartbeats live."""
+        now = time.monotonic()
         for place, records in batch.items():
-            if place.topic == PODS.name:
-                self._stage.take_pods(records)
-        metrics.PODS.set(len(self._stage.pods))
+            if place.topic in INPUTS and records:
+                into = self._slices.at(place.partition, now=now)
+                topic, messages = self._make(place, records)
+                into.add(TopicPartition(topic, place.partition), messages)
+                into.offsets[place] = records[-1].offset + 1
+                self._slices.count(len(records))
+                await asyncio.sleep(0)
+        for number in self._office.waiting():
+            self._slices.at(number, now=now)
 
-    async def _handle(self, consumer: Consumer, batch: _Batch) -> None:
-        """Publish everything, then the dead letters, then commit."""
-        rest = {place: each for place, each in batch.items() if each and place.topic != PODS.name}
-        made = []
-        for place, records in rest.items():
-            made.append((place.partition, *self._work(place, records)))
-            await asyncio.sleep(0)  # a slice at a time, so that heartbeats live
-        await asyncio.gather(
-            *(self._publish(topic, partition, messages) for partition, topic, messages in made)
-        )
-        await self._insist(self._office.flush)
-        self._done |= {place: each[-1].offset + 1 for place, each in rest.items()}
-        await self._commit(consumer)
-
-    async def _commit(self, consumer: Consumer) -> None:
-        """Commit what is done, in one attempt; what is refused is for the next one.
-
-        A member that the group gave up is refused until it has polled, so insisting would be for
-        ever.
-        """
-        held = consumer.assignment()
-        self._done = {place: offset for place, offset in self._done.items() if place in held}
-        if not self._done:
-            return
-        try:
-            await consumer.commit(self._done)
-        except BusUnavailableError as error:
-            metrics.RETRIES_TOTAL.inc()
-            _log.warning("not_committed", detail=str(error))
-        else:
-            self._done = {}
-
-    def _work(
+    def _make(
         self, place: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
         """Give what is to be published for these records, and where."""
@@ -214,21 +208,15 @@ class JoinWorker:
         metrics.LAG_SECONDS.set(max(0.0, time.time() - records[-1].timestamp_ms / 1e3))
         return EVENTS.name, self._stage.take_samples(records)
 
-    async def _publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        if messages:
-            await self._insist(lambda: self._producer.publish(topic, partition, messages))
-            if topic == EVENTS.name:
-                metrics.EVENTS_TOTAL.inc(len(messages))
+    def _seconds_left(self) -> float | None:
+        return self._slices.seconds_left(now=time.monotonic())
 
-
-async def _put_back(consumer: Consumer, batch: _Batch) -> None:
-    """Have all but the pods read again: partitions that come within a poll are not paused yet."""
-    for place, records in batch.items():
-        if place.topic != PODS.name and records:
-            await consumer.seek(place, records[0].offset)
-
-
-async def _positions(
-    consumer: Consumer, partitions: Iterable[TopicPartition]
-) -> dict[TopicPartition, int]:
-    return {each: await consumer.position(each) for each in partitions}
+    async def _deliver(self, consumer: Consumer) -> None:
+        """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
+        slices = self._slices.take()
+        for made in slices:
+            made.marks = self._stage.drain_marks(made.number)
+        undone = set(await self._delivery.deliver(consumer, slices))
+        if undone:
+            self._forget(undone)
+            self._rebuilding.need(undone)

@@ -1,20 +1,36 @@
 """The settings of the join. Loading them is `gpuledger.settings`' business."""
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 
+GROUP: Final = "gpuledger-join"
+
 
 class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the join works through its partitions."""
 
+    group: Annotated[str, msgspec.Meta(min_length=1)] = GROUP
+    """The consumer group of all workers, and the beginning of the names of their transactions: two
+    joins that write the same topics under different names would each write every event."""
+    processing_guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
+    """Whether an event may be published twice, under the same id, where a worker dies or is cut
+    off (`at_least_once`), or readers of what is committed see it once whatever happens
+    (`exactly_once`: Kafka's transactions, one for each partition and commit)."""
     records_per_poll: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
-    """The most records taken at once: what is booked, published and committed together. At 0.15 ms
-    a tick the default keeps the event loop busy for less than 100 ms, so that heartbeats live."""
+    """The most records taken at once. At 0.15 ms a tick the default keeps the event loop busy for
+    less than 100 ms, so that heartbeats live."""
+    records_per_commit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2_000
+    """The most records whose work is gathered before it is published and committed."""
+    commit_interval_seconds: Annotated[float, msgspec.Meta(gt=0, le=5)] = 0.1
+    """How long work is gathered before it is published and committed."""
     poll_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.5
     """How long to wait for records before looking around again."""
+    pending_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    """How long the record of a pod that a tick names is waited for, before it counts as unknown.
+    Events wait for nothing."""
 
 
 class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Message, Record
+from gpuledger.bus.protocol import Message, Record, TopicPartition
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
 from gpuledger.errors import BusUnavailableError
@@ -163,3 +163,28 @@ def test_each_letter_is_counted_by_topic_and_reason() -> None:
     deadly.bury(record(GOOD), reason="invalid", detail="")
 
     assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)
+
+
+def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
+    deadly = office(KeepingProducer())
+    for offset, partition in enumerate((3, 4, 3)):
+        deadly.bury(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
+
+    ((place, messages),) = deadly.drain(3).items()
+
+    assert place == TopicPartition(DEAD_LETTERS.name, 3 % 2)
+    assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
+    assert deadly.drain(3) == {}
+    assert deadly.waiting() == {4}
+
+
+async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    for partition in (3, 4):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    deadly.drop(3)
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [4]

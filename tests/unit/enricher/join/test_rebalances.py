@@ -6,16 +6,17 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from enricher.join.service import GROUP
+from enricher.join.settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
-from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
+from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.test_service import PLACE, joining, publish, read_events, tick
 from tests.unit.enricher.join.ticks import UIDS, pod
 
-INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name]
+GROUP = JoinTuning().group
+INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name, MARKS.name]
 
 
 class WatchedConsumer:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from enricher.join.service import GROUP, run_join
+from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription, TopicPartition
@@ -28,14 +28,17 @@ from gpuledger.topics import (
 from tests.unit.enricher.join.ticks import UIDS, pod, process, sample
 
 PLACE = partition_of_node("node-a", partitions=12)
-SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05))
+SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.05, commit_interval_seconds=0.001))
+GROUP = SETTINGS.join.group
 
 
 @asynccontextmanager
-async def joining(bus: MemoryBus) -> AsyncIterator[Readiness]:
+async def joining(
+    bus: MemoryBus, *, settings: JoinSettings = SETTINGS
+) -> AsyncIterator[Readiness]:
     """Run a join on the bus while the context is open."""
     readiness = Readiness()
-    task = asyncio.create_task(run_join(bus=bus, settings=SETTINGS, readiness=readiness))
+    task = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))
     try:
         yield readiness
     finally:

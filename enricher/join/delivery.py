@@ -1,0 +1,198 @@
+"""Delivers slices: published, marked and committed, once at least or exactly once.
+
+Here live the two guarantees behind one protocol. What a slice holds, and what is to be done for a
+partition whose delivery was undone, is others' business.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from enricher.join import metrics
+from enricher.join.insistence import Insistence
+from enricher.join.slices import Slice
+from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, TopicPartition, Transactions
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.service import Backoff
+from gpuledger.topics import EVENTS
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+_log = structlog.get_logger(__name__)
+
+
+class Delivery(Protocol):
+    """One guarantee: what it takes to begin with partitions, to deliver, and to end with them."""
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Begin with partitions, before it is looked up how far they are committed."""
+
+    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
+        """Deliver; give the partitions of which it is not known, or which are another's now.
+
+        Those were given up, and are to be begun with anew from what is committed.
+        """
+
+    async def give_up(self, numbers: Iterable[int]) -> None:
+        """End with partitions."""
+
+
+class AtLeastOnce:
+    """Publishes until acknowledged: events, then marks, then dead letters; then commits.
+
+    After a crash what was published and not committed is published again, under the same ids,
+    unless its marks were published too.
+    """
+
+    def __init__(self, *, producer: Producer, office: DeadLetterOffice, insist: Insistence) -> None:
+        self._producer = producer
+        self._office = office
+        self._insist = insist
+        self._done: dict[TopicPartition, int] = {}
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Do nothing: there is no id to be taken."""
+
+    async def give_up(self, numbers: Iterable[int]) -> None:
+        """Forget what could not be committed; whoever comes next reads it again."""
+        gone = set(numbers)
+        self._done = {at: next_ for at, next_ in self._done.items() if at.partition not in gone}
+
+    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
+        """Deliver everything, however long it takes."""
+        await asyncio.gather(
+            *(self._publish(*each) for made in slices for each in made.messages.items())
+        )
+        # A mark without its events would be a promise to leave them out.
+        await asyncio.gather(*(self._publish(made.marks_place, made.marks) for made in slices))
+        await self._insist(self._office.flush)
+        for made in slices:
+            count_events(made)
+            self._done |= made.offsets
+        await self._commit(consumer)
+        return _NOBODY
+
+    async def _publish(self, place: TopicPartition, messages: Sequence[Message]) -> None:
+        if messages:
+            await self._insist(lambda: self._producer.publish(*place, messages))
+
+    async def _commit(self, consumer: Consumer) -> None:
+        """Commit what is done, in one attempt; what is refused is for the next one.
+
+        A member that the group gave up is refused until it has polled, so insisting would be for
+        ever.
+        """
+        held = consumer.assignment()
+        self._done = {place: offset for place, offset in self._done.items() if place in held}
+        if not self._done:
+            return
+        try:
+            await consumer.commit(self._done)
+        except BusUnavailableError as error:
+            metrics.RETRIES_TOTAL.inc()
+            _log.warning("not_committed", detail=str(error))
+        else:
+            self._done = {}
+
+
+class ExactlyOnce:
+    """One transaction for each slice, under an id for each partition: whoever has it, delivers.
+
+    A worker that was taken for dead, and comes back, finds its ids taken and its work refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        group: str,
+        office: DeadLetterOffice,
+        insist: Insistence,
+        fenced_seconds: float,
+    ) -> None:
+        self._bus = bus
+        self._group = group
+        self._office = office
+        self._insist = insist
+        self._fenced_seconds = fenced_seconds
+        self._backoff = Backoff(first_seconds=0.1, most_seconds=10.0)
+        self._open: dict[int, tuple[Transactions, AsyncExitStack]] = {}
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Open the partitions' ids: from then on nobody else commits for them."""
+        numbers = list(numbers)
+        await self.give_up(numbers)
+        await asyncio.gather(*(self._insist(partial(self._enter, number)) for number in numbers))
+
+    async def give_up(self, numbers: Iterable[int]) -> None:
+        """Close the partitions' transactions; what is open is aborted."""
+        closing = [self._open.pop(number) for number in numbers if number in self._open]
+        await asyncio.gather(*(stack.aclose() for _, stack in closing))
+
+    async def close(self) -> None:
+        """Close all transactions."""
+        await self.give_up(list(self._open))
+
+    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
+        """Deliver each slice or undo it as a whole; those undone are given up."""
+        failures = await asyncio.gather(*map(self._commit, slices))
+        undone = {made.number: error for made, error in zip(slices, failures, strict=True) if error}
+        if not undone:
+            self._backoff.reset()
+            return _NOBODY
+        await self.give_up(undone)
+        pause_seconds = self._backoff.next_seconds()
+        if any(isinstance(error, FencedError) for error in undone.values()):
+            # Time for the group to say who has the partitions: to take them back at once would
+            # shut out whoever has them rightly.
+            pause_seconds = max(pause_seconds, self._fenced_seconds)
+        await asyncio.sleep(pause_seconds)
+        return undone.keys()
+
+    async def _enter(self, number: int) -> None:
+        name = f"{self._group}-{number}"
+        async with AsyncExitStack() as stack:
+            try:
+                opened = await stack.enter_async_context(self._bus.transactions(name))
+            except FencedError as error:
+                raise BusUnavailableError(
+                    f"{name}: two writers open it at once: {error}"
+                ) from error
+            self._open[number] = opened, stack.pop_all()
+
+    async def _commit(self, made: Slice) -> Exception | None:
+        opened, _ = self._open[made.number]
+        letters = self._office.drain(made.number)
+        messages = made.messages | {made.marks_place: made.marks} | letters
+        try:
+            await opened.commit(messages, offsets=made.offsets, group=self._group)
+        except (FencedError, BusUnavailableError) as error:
+            cause = "fenced" if isinstance(error, FencedError) else "unavailable"
+            metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
+            _log.warning("undone", partition=made.number, cause=cause, detail=str(error))
+            return error
+        count_events(made)
+        return None
+
+
+@asynccontextmanager
+async def exactly_once(
+    *, bus: Bus, group: str, office: DeadLetterOffice, insist: Insistence, fenced_seconds: float
+) -> AsyncIterator[ExactlyOnce]:
+    """Give a delivery by transactions, and close what it has open at the end."""
+    delivery = ExactlyOnce(
+        bus=bus, group=group, office=office, insist=insist, fenced_seconds=fenced_seconds
+    )
+    try:
+        yield delivery
+    finally:
+        await delivery.close()
+
+
+def count_events(made: Slice) -> None:
+    """Count the events of a slice that was delivered."""
+    metrics.EVENTS_TOTAL.inc(len(made.messages.get(TopicPartition(EVENTS.name, made.number), ())))

@@ -1,0 +1,315 @@
+"""What is published how often, under both guarantees, while things go wrong in between."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Producer,
+    Subscription,
+    TopicPartition,
+    Transactions,
+)
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import BusUnavailableError
+from gpuledger.records import NodeMark
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, SAMPLES
+from tests.unit.enricher.join.test_service import (
+    GROUP,
+    PLACE,
+    committed,
+    joining,
+    publish,
+    read,
+    read_events,
+    tick,
+)
+from tests.unit.enricher.join.ticks import SECOND_NS, sample
+
+AT_LEAST_ONCE = JoinSettings(
+    kafka=KafkaSettings(session_timeout_seconds=0.03),
+    join=JoinTuning(poll_timeout_seconds=0.02, commit_interval_seconds=0.001),
+)
+EXACTLY_ONCE = msgspec.structs.replace(
+    AT_LEAST_ONCE,
+    join=msgspec.structs.replace(AT_LEAST_ONCE.join, processing_guarantee="exactly_once"),
+)
+BOTH = pytest.mark.parametrize(
+    "settings", [AT_LEAST_ONCE, EXACTLY_ONCE], ids=["at_least_once", "exactly_once"]
+)
+TRANSACTIONAL_ID = f"{GROUP}-{PLACE}"
+EVENTS_PLACE = TopicPartition(EVENTS.name, PLACE)
+
+
+class BrittleBus(MemoryBus):
+    """A bus whose publications, transactions or commits fail as often as it is told."""
+
+    def __init__(self, *, before: int = 0, after: int = 0, refused: int = 0) -> None:
+        super().__init__()
+        self.before, self.after, self.refused = before, after, refused
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as producer:
+            yield BrittleProducer(producer, self)
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as transactions:
+            yield BrittleTransactions(transactions, self)
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            commit = consumer.commit
+
+            async def may_be_refused(offsets: Mapping[TopicPartition, int]) -> None:
+                if self.refused:
+                    self.refused -= 1
+                    raise BusUnavailableError("the group has rebalanced")
+                await commit(offsets)
+
+            consumer.commit = may_be_refused  # type: ignore[method-assign]  # a fault, put in by hand
+            yield consumer
+
+    def fail_before(self) -> None:
+        """Fail with nothing done."""
+        if self.before:
+            self.before -= 1
+            raise BusUnavailableError("no broker answers")
+
+    def fail_after(self) -> None:
+        """Fail with everything done: the answer was lost."""
+        if self.after:
+            self.after -= 1
+            raise BusUnavailableError("the broker's answer was lost")
+
+
+class BrittleProducer:
+    """Fails where events are published."""
+
+    def __init__(self, producer: Producer, bus: BrittleBus) -> None:
+        self._producer, self._bus = producer, bus
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish; events may fail."""
+        if topic == EVENTS.name:
+            self._bus.fail_before()
+        await self._producer.publish(topic, partition, messages)
+        if topic == EVENTS.name:
+            self._bus.fail_after()
+
+
+class BrittleTransactions:
+    """Fails where something is committed."""
+
+    def __init__(self, transactions: Transactions, bus: BrittleBus) -> None:
+        self._transactions, self._bus = transactions, bus
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        """Commit, or fail."""
+        self._bus.fail_before()
+        await self._transactions.commit(messages, offsets=offsets, group=group)
+        self._bus.fail_after()
+
+
+async def events_there(bus: MemoryBus) -> list[int]:
+    """Give the numbers of all events that are there now."""
+    found: list[bytes] = []
+    asked = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
+    async with bus.consumer(asked) as consumer:
+        ends = await consumer.end_offsets([EVENTS_PLACE])
+        while len(found) < ends[EVENTS_PLACE]:
+            polled = await consumer.poll(timeout_seconds=1, max_records=100)
+            found += [each.value or b"" for records in polled.values() for each in records]
+    return [msgspec.json.decode(value)["seq"] for value in found]
+
+
+_looks = count()
+
+
+def mark(seq: int, *, offset: int = 0) -> NodeMark:
+    """Give the mark that says that the node was booked up to this tick."""
+    boot_id = sample().boot_id
+    return NodeMark(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
+
+
+async def read_marks(bus: MemoryBus, number: int) -> list[NodeMark]:
+    """Read so many marks."""
+    decoder = Decoder(topic=MARKS.name, record=NodeMark)
+    return [decoder.decode(value) for value in await read(bus, MARKS, number)]
+
+
+@BOTH
+async def test_a_node_is_marked_where_its_last_event_stands(settings: JoinSettings) -> None:
+    """With the tick's number and its place, at the node's partition."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus, settings=settings):
+        (marked,) = await read_marks(bus, 1)
+    assert (marked.node, marked.seq, marked.offset) == ("node-a", 2, 1)
+
+
+@BOTH
+async def test_what_an_earlier_life_published_and_marked_is_not_published_again(
+    settings: JoinSettings,
+) -> None:
+    """Even where it could not commit that."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
+    await publish(bus, MARKS, mark(2, offset=1))
+    async with joining(bus, settings=settings):
+        await committed(bus, 3)
+    assert await events_there(bus) == [3]
+
+
+@BOTH
+async def test_ticks_that_come_again_are_dropped_after_a_restart(settings: JoinSettings) -> None:
+    """As from an agent that does not know that its last ones were taken."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus, settings=settings):
+        await committed(bus, 2)
+    await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
+    async with joining(bus, settings=settings):
+        await committed(bus, 5)
+    assert await events_there(bus) == [1, 2, 3]
+
+
+@BOTH
+@pytest.mark.parametrize("failures", [1, 3])
+async def test_a_publication_that_fails_with_nothing_done_is_made_once(
+    settings: JoinSettings, failures: int
+) -> None:
+    """It is repeated until it is done."""
+    bus = BrittleBus(before=failures)
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus, settings=settings):
+        await committed(bus, 2)
+    assert await events_there(bus) == [1, 2]
+
+
+async def test_at_least_once_repeats_what_nobody_acknowledged() -> None:
+    """Under the same id, which is all that it promises."""
+    bus = BrittleBus(after=1)
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus, settings=AT_LEAST_ONCE):
+        await committed(bus, 1)
+    assert await events_there(bus) == [1, 1]
+
+
+async def test_exactly_once_repeats_nothing_that_was_done_without_an_answer() -> None:
+    """Whether it was done shows in the offsets."""
+    bus = BrittleBus(after=2)
+    await publish(bus, SAMPLES, tick(1), b"no json")
+    async with joining(bus, settings=EXACTLY_ONCE):
+        await read_events(bus, 1)
+        await publish(bus, SAMPLES, tick(2))
+        await committed(bus, 3)
+    assert await events_there(bus) == [1, 2]
+    assert len(await read(bus, DEAD_LETTERS, 1)) == 1
+
+
+async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None:
+    """A mark without its event would be a tick lost."""
+    bus = BrittleBus(before=10_000)
+    await publish(bus, SAMPLES, tick(1))
+    place = TopicPartition(MARKS.name, PLACE)
+    async with joining(bus, settings=AT_LEAST_ONCE):
+        while bus.before == 10_000:  # noqa: ASYNC110  # the bus has no event for its failures
+            await asyncio.sleep(0)
+        async with bus.consumer(Subscription(group="ends", topics=[])) as consumer:
+            assert await consumer.end_offsets([place]) == {place: 0}
+        bus.before = 0
+        assert len(await read_marks(bus, 1)) == 1
+
+
+async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
+    """So a restart repeats less than all that is not committed."""
+    bus = BrittleBus(refused=10_000)
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus, settings=AT_LEAST_ONCE):
+        await read_marks(bus, 1)
+    bus.refused = 0
+    async with joining(bus, settings=AT_LEAST_ONCE):
+        await committed(bus, 2)
+    assert await events_there(bus) == [1, 2]
+
+
+async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_after() -> None:
+    """The work that it had in hand is refused; nothing is lost and nothing doubled."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus, settings=EXACTLY_ONCE):
+        await committed(bus, 1)
+        async with bus.transactions(TRANSACTIONAL_ID) as other:
+            await publish(bus, SAMPLES, tick(2), tick(3))
+            await other.commit(
+                {EVENTS_PLACE: [_event(2)], TopicPartition(MARKS.name, PLACE): [_marked(2)]},
+                offsets={TopicPartition(SAMPLES.name, PLACE): 2},
+                group=GROUP,
+            )
+        await committed(bus, 3)
+    assert await events_there(bus) == [1, 2, 3]
+
+
+async def test_exactly_once_commits_offsets_with_their_events_and_never_alone() -> None:
+    """Whatever is committed has its events there."""
+    bus = MemoryBus()
+    place = TopicPartition(SAMPLES.name, PLACE)
+    async with joining(bus, settings=EXACTLY_ONCE):
+        for seq in range(1, 30):
+            await publish(bus, SAMPLES, tick(seq))
+            async with bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
+                done = await consumer.committed(place) or 0
+                ends = await consumer.end_offsets([EVENTS_PLACE])
+            assert ends[EVENTS_PLACE] == done
+        await committed(bus, 29)
+
+
+@BOTH
+async def test_a_second_worker_that_comes_and_goes_costs_and_doubles_nothing(
+    settings: JoinSettings,
+) -> None:
+    """Work that was gathered for a partition that is revoked is the next owner's."""
+    bus = MemoryBus()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(joining(bus, settings=settings))
+        second = await stack.enter_async_context(AsyncExitStack())
+        for seq in range(1, 41):
+            await publish(bus, SAMPLES, tick(seq))
+            if seq % 10 == 5:
+                await second.enter_async_context(joining(bus, settings=settings))
+            if seq % 10 == 9:
+                await second.aclose()
+            if seq % 3:
+                await committed(bus, seq)
+        await committed(bus, 40)
+    assert await events_there(bus) == list(range(1, 41))
+
+
+def _event(seq: int) -> Message:
+    return Message(b"node-a", msgspec.json.encode({"seq": seq}), 0)
+
+
+def _marked(seq: int) -> Message:
+    return Message(b"node-a", encode(mark(seq, offset=1)), 0)
