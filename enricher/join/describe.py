@@ -85,16 +85,15 @@ class DescriptionCache:
 
     def _say(self, sample: NodeSample) -> Said:
         identities = list(map(identity_of, sample.containers))
-        found = [self._pods.find(*identity) for identity in identities]
+        found = [self._pods.find(*identity, node=sample.node) for identity in identities]
+        pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
         return Said(
             version=self._pods.version_of(sample.node),
             from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
             until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
             containers=sample.containers,
-            pods=msgspec.Raw(
-                encode_twin(describe_pods(identities, self._pods, time_ns=sample.time_ns))
-            ),
+            pods=msgspec.Raw(encode_twin(pods)),
             pending=[
                 identity
                 for identity, pod in zip(identities, found, strict=True)
@@ -118,21 +117,21 @@ def find_foreign(identities: Iterable[Identity], pods: PodCache, *, node: str) -
     pods is foreign, until that has ended.
     """
     for identity in identities:
-        pod = pods.find(*identity)
+        pod = pods.find(*identity, node=node)
         if pod and pod.record.node != node:
             return pod.record
     return None
 
 
 def describe_pods(
-    identities: Iterable[Identity], pods: PodCache, *, time_ns: int
+    identities: Iterable[Identity], pods: PodCache, *, node: str, time_ns: int
 ) -> list[PodDescription]:
     """Describe each pod once, in an order that depends on the identities alone."""
     containers: dict[str, list[str]] = {}
     found: dict[str, KnownPod] = {}
     unknown: list[PodDescription] = []
     for uid, container_id in sorted(set(identities) - {_HOST}, key=_as_text):
-        pod = pods.find(uid, container_id)
+        pod = pods.find(uid, container_id, node=node)
         key = pod.record.uid if pod else uid
         if key is None:
             unknown.append(_pending(None, [container_id] if container_id else []))

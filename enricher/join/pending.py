@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from enricher.join.describe import Identity
-from enricher.join.pods import names_of
+from enricher.join.pods import ids_of
 from gpuledger.records import PodRecord
 
 MOST_PENDING: Final = 10_000
@@ -43,11 +43,12 @@ class PendingPods:
         self._most = most
         self._waiting: dict[str, Waiting] = {}
         self._by_name: dict[str, Waiting] = {}
+        self._unknown = 0
         self._swept_ns = 0
         self._crowded_out: list[Waiting] = []
 
     def __len__(self) -> int:
-        return sum(not one.is_unknown for one in self._waiting.values())
+        return len(self._waiting) - self._unknown
 
     def note(
         self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
@@ -69,7 +70,8 @@ class PendingPods:
         """Take that a pod's record has come; give who waited for it."""
         if not self._waiting:
             return []
-        found = [self._by_name.get(name) for name in (pod.uid, *names_of(pod))]
+        names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
+        found = map(self._by_name.get, names)
         resolved = {waiting.names[0]: waiting for waiting in found if waiting}
         for waiting in resolved.values():
             self._drop(waiting)
@@ -85,6 +87,7 @@ class PendingPods:
         for waiting in list(self._waiting.values()):
             if waiting.first_ns <= eldest_ns and not waiting.is_unknown:
                 waiting.is_unknown = True
+                self._unknown += 1
                 expired.append(waiting)
             if waiting.is_unknown and waiting.last_ns <= eldest_ns:
                 self._drop(waiting)
@@ -105,6 +108,7 @@ class PendingPods:
 
     def _drop(self, waiting: Waiting) -> None:
         del self._waiting[waiting.names[0]]
+        self._unknown -= waiting.is_unknown
         for name in waiting.names:
             if self._by_name.get(name) is waiting:
                 del self._by_name[name]

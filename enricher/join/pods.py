@@ -11,10 +11,10 @@ import msgspec
 
 from gpuledger.records import PodRecord
 
-# A container that is started again and again waits five minutes each time, and a tick is an hour
-# late at most.
-MOST_FORMER_CONTAINERS: Final = 16
-MOST_PAST_VERSIONS: Final = 8
+# A container that is started again and again waits five minutes each time, and ticks are kept for
+# six hours, in which they can be joined again.
+MOST_FORMER_CONTAINERS: Final = 100
+MOST_PAST_VERSIONS: Final = 16
 _NONE: Final[dict[str, str]] = {}
 
 
@@ -100,7 +100,7 @@ class PodCache:
         former = _former(before, pod) if before else _NONE
         past = _past(before, pod, seen_time_ns) if before else ()
         self._pods[pod.uid] = KnownPod(pod, partition, seen_time_ns, former, past)
-        for name in (*former, *names_of(pod)):
+        for name in (*former, *_names_of(pod)):
             self._claim(name, pod)
         node = self._nodes.setdefault(pod.node, NodePods())
         node.count += 1
@@ -111,7 +111,7 @@ class PodCache:
         known = self._pods.pop(uid, None)
         if known is None:
             return
-        for name in (*known.former, *names_of(known.record)):
+        for name in (*known.former, *_names_of(known.record)):
             if self._uid_of.get(name) == uid:
                 del self._uid_of[name]
         node = self._nodes[known.record.node]
@@ -125,17 +125,18 @@ class PodCache:
         for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
             self.remove(uid)
 
-    def find(self, uid: str | None, container_id: str | None) -> KnownPod | None:
+    def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
         """Look a pod up by what a cgroup shows: the container id first, for it is never reused.
 
-        The UID of a cgroup path may also be a static pod's configuration hash.
+        The UID of a cgroup path may also be a static pod's configuration hash, which is the node's
+        own: nodes that take their manifests from one address call their pods by the same hash.
         """
         by_container = self._uid_of.get(container_id) if container_id else None
         if by_container:
             return self._pods[by_container]
         if uid is None:
             return None
-        return self._pods.get(uid) or self._pods.get(self._uid_of.get(uid, ""))
+        return self._pods.get(uid) or self._pods.get(self._uid_of.get(_hash_on(node, uid), ""))
 
     def _claim(self, name: str, pod: PodRecord) -> None:
         """Have a name lead to this pod.
@@ -163,10 +164,14 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
     return names
 
 
-def names_of(pod: PodRecord) -> list[str]:
-    """Give what else than its UID a cgroup may call the pod by."""
+def _names_of(pod: PodRecord) -> list[str]:
+    """Give by what else than its UID the pod is found."""
     names = list(ids_of(pod))
-    return names if pod.config_hash is None else [*names, pod.config_hash]
+    return names if pod.config_hash is None else [*names, _hash_on(pod.node, pod.config_hash)]
+
+
+def _hash_on(node: str, config_hash: str) -> str:
+    return f"{node}/{config_hash}"
 
 
 def _former(before: KnownPod, pod: PodRecord) -> dict[str, str]:

@@ -219,7 +219,7 @@ class JoinStage:
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
         identities = map(identity_of, incident.processes)
-        pods = describe_pods(identities, self.pods, time_ns=incident.time_ns)
+        pods = describe_pods(identities, self.pods, node=incident.node, time_ns=incident.time_ns)
         return _AttributedIncident(incident=incident, pods=pods)
 
 

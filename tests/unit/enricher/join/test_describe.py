@@ -99,10 +99,10 @@ def test_a_late_tick_of_a_container_that_started_again_finds_its_pod(given: Give
 def test_of_a_container_that_starts_again_and_again_only_the_last_ids_are_kept() -> None:
     """Memory is bounded also for a pod that crashes for ever."""
     cache = PodCache()
-    for number in range(100):
+    for number in range(300):
         cache.put(restarted(number), partition=0)
-    kept = [number for number in range(100) if cache.find(None, f"{number:064}")]
-    assert kept == list(range(99 - MOST_FORMER_CONTAINERS, 100))
+    kept = [number for number in range(300) if cache.find(None, f"{number:064}", node="node-a")]
+    assert kept == list(range(299 - MOST_FORMER_CONTAINERS, 300))
 
 
 def test_of_a_pod_that_changes_and_changes_only_the_last_versions_are_kept() -> None:
@@ -110,7 +110,7 @@ def test_of_a_pod_that_changes_and_changes_only_the_last_versions_are_kept() -> 
     cache = PodCache()
     for number in range(100):
         cache.put(labelled(str(number)), partition=0, seen_time_ns=number)
-    found = cache.find(UIDS[0], None)
+    found = cache.find(UIDS[0], None, node="node-a")
     assert found is not None
     assert len(found.past) == MOST_PAST_VERSIONS
     assert found.at(0).labels == {"team": str(99 - MOST_PAST_VERSIONS)}
@@ -121,7 +121,7 @@ def test_a_version_that_says_the_same_of_a_pod_costs_no_memory() -> None:
     cache = PodCache()
     for phase in ("Pending", "Running", "Succeeded"):
         cache.put(pod(phase=phase), partition=0, seen_time_ns=1)
-    found = cache.find(UIDS[0], None)
+    found = cache.find(UIDS[0], None, node="node-a")
     assert found is not None
     assert found.past == ()
     assert found.record.phase == "Succeeded"
@@ -139,6 +139,15 @@ def test_a_static_pods_hash_leads_to_its_newest_object(
     for each in order:
         given.read_pod(each)
     assert described(given, BY_HASH, 0).uid == NEW.uid
+
+
+def test_nodes_that_share_a_static_pods_hash_have_each_their_own(given: Given) -> None:
+    """As where all take their manifests from one address."""
+    given.read_pod(pod(0, config_hash=HASH))
+    given.read_pod(pod(1, config_hash=HASH, node="node-b"))
+    for node, uid in (("node-a", UIDS[0]), ("node-b", UIDS[1])):
+        (found,) = given.take(node=node, containers=BY_HASH).pods
+        assert found.uid == uid
 
 
 def test_pods_of_the_same_name_are_told_apart_by_their_uid(given: Given) -> None:

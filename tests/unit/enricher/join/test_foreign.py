@@ -21,7 +21,6 @@ NAMED = [
     ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0]),
     ContainerRef(pod_uid=UIDS[0]),
     ContainerRef(container_id=CONTAINER_IDS[0]),
-    ContainerRef(pod_uid=HASH),
 ]
 
 
@@ -36,7 +35,7 @@ async def test_a_tick_that_names_another_nodes_pod_is_put_aside_whole(
     given: Given, container: ContainerRef
 ) -> None:
     """However it names it; the letter says who spoke for whom, and holds the tick."""
-    given.read_pod(pod(node="node-b", config_hash=HASH))
+    given.read_pod(pod(node="node-b"))
     assert given.offer(containers=[container], processes=[process(container=0)]) == []
     (letter,) = await given.letters()
     assert letter.reason == "foreign_pod"

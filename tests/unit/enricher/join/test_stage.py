@@ -93,7 +93,7 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
 ) -> None:
     """Each way in which a path can name a pod leads to its record."""
     stage.take_pods([pod_record(**changes)])
-    found = stage.pods.find(uid, container_id)
+    found = stage.pods.find(uid, container_id, node="node-a")
     assert found is not None, case
     assert found.record.uid == UIDS[0]
 
