@@ -1,6 +1,7 @@
-"""The pod watch: events per second and core, against json.loads of the same lines; memory per pod.
+"""The pod watch: events, memory and CPU for 100,000 pods, against json.loads and client models.
 
-From the bytes of a watch to the table of what is to be published; without sockets and Kafka.
+Up to the table of what is to be published, without Kafka: events and memory from the bytes of a
+recorded watch, lists over HTTP without TLS from a server in a process of its own.
 """
 
 import asyncio
@@ -11,38 +12,65 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+from kubernetes_asyncio.client.api_client import ApiClient
 
 from benchmarks.figure import Figure
-from enricher.podwatch.api import Answer
+from benchmarks.pods import list_page, pod_server, training_pods, watch_line
+from enricher.podwatch.api import Answer, Api, open_api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Seen
+from enricher.podwatch.steps import Mark, Seen
 from enricher.podwatch.table import PodTable
 from gpuledger.clock import SystemClock
 
 NAME = "podwatch"
 _EVENTS: Final = 8_000
 _PODS: Final = 100_000
+_SAMPLE: Final = 500
 _ROUNDS: Final = 3
 _CHUNK_BYTES: Final = 256 * 1024
-_MARK: Final = "@NUMBER@"
 
 
 def run() -> Iterator[Figure]:
-    """Measure the rate, the reference's rate, and the memory of a large cluster's pods."""
-    yield Figure(name="podwatch.bytes_100k_pods", value=_memory_of_pods(), unit="bytes")
-    lines = list(_lines(_EVENTS))
-    rate = _best_rate(lambda: asyncio.run(_follow(_chunks(lines), events=_EVENTS)))
-    reference = _best_rate(lambda: _parse_all(lines))
+    """Measure the memory of a large cluster's pods, the rate of events, and two ways to list."""
     yield Figure(
-        name="podwatch.events_per_core_second",
-        value=rate,
-        unit="events/s/core",
-        reference=reference,
+        name="podwatch_bytes_100k_pods",
+        value=_memory_of_pods(),
+        unit="bytes",
+        reference=_memory_of_dictionaries(),
     )
-    yield Figure(name="podwatch.bytes_an_event", value=len(lines[0]), unit="bytes/event")
+    lines = list(_lines(_EVENTS))
+    yield Figure(
+        name="podwatch_events_per_core_second",
+        value=_best_rate(lambda: asyncio.run(_follow(_chunks(lines), events=_EVENTS))),
+        unit="events/s/core",
+        reference=_best_rate(lambda: _parse_all(lines)),
+    )
+    yield Figure(name="podwatch_bytes_an_event", value=len(lines[0]), unit="bytes/event")
+    yield from _lists()
+
+
+def _lists() -> Iterator[Figure]:
+    """Measure the CPU of listing a large cluster; the reference is scaled up from one page."""
+    reference = asyncio.run(_seconds_of_client_models()) * _PODS / _SAMPLE
+    with pod_server(_PODS) as url:
+        for name, settings in (
+            ("podwatch_list_100k_seconds", KubernetesSettings(url=url, watch_list="off")),
+            ("podwatch_watch_list_100k_seconds", KubernetesSettings(url=url)),
+        ):
+            seconds = _cpu_seconds(partial(asyncio.run, _list(settings)))
+            yield Figure(name=name, value=seconds, unit="seconds", reference=reference)
+
+
+async def _seconds_of_client_models() -> float:
+    """Give the CPU time in which the Kubernetes client makes its models of one page."""
+    page = cast("Any", SimpleNamespace(data=list_page(training_pods(_SAMPLE), more="")))
+    async with ApiClient() as client:
+        return _cpu_seconds(lambda: client.deserialize(page, "V1PodList"))
 
 
 def _best_rate(work: Callable[[], object]) -> float:
@@ -65,11 +93,19 @@ def _memory_of_pods() -> float:
     """Give by how much the process grew for a table of that many pods."""
     before = _resident_bytes()
     table = asyncio.run(_follow(_chunks(_lines(_PODS)), events=_PODS))
-    table.acknowledge(table.batch(_PODS))
+    while batch := table.batch(PodwatchSettings().publish_batch):
+        table.acknowledge(batch)
     grown = _resident_bytes() - before
     if len(table) != _PODS:
         raise AssertionError(f"{len(table)} pods in the table, not {_PODS}")
     return float(grown)
+
+
+def _memory_of_dictionaries() -> float:
+    """Give what the same pods take as `json.loads` gives them, scaled up from a part."""
+    before = _resident_bytes()
+    kept = [json.loads(pod) for pod in training_pods(_PODS // 20)]
+    return float(_resident_bytes() - before) * _PODS / len(kept)
 
 
 def _resident_bytes() -> int:
@@ -79,12 +115,10 @@ def _resident_bytes() -> int:
 
 async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
     """Run a watch's bytes through the reflector into a table."""
-    settings = PodwatchSettings()
-    reader = PodReader(labels=settings.labels, gpu_resource_prefixes=settings.gpu_resource_prefixes)
-    reflector = Reflector(
-        api=_Recorded(chunks), reader=reader, settings=KubernetesSettings(), clock=SystemClock()
-    )
-    table = PodTable(tombstone_after_seconds=900, tombstones_most=1000)
+    table = _table()
+    # It is only ever asked, never told anything.
+    recorded = cast("Api", _Recorded(chunks))
+    reflector = _reflector(recorded, KubernetesSettings(watch_list="off"))
     async with aclosing(reflector.forever()) as steps:
         async for step in steps:
             if isinstance(step, Seen):
@@ -93,6 +127,35 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
                 if not events:
                     return table
     raise AssertionError("the watch ended before its events")
+
+
+async def _list(settings: KubernetesSettings) -> None:
+    """List all pods into a table."""
+    table = _table()
+    async with open_api(settings) as api, aclosing(_reflector(api, settings).forever()) as steps:
+        async for step in steps:
+            match step:
+                case Seen(pod):
+                    table.see(pod, time_ns=0)
+                case Mark.LISTING:
+                    table.begin_list()
+                case Mark.LISTED:
+                    table.end_list(time_ns=0)
+                    break
+                case _:
+                    raise AssertionError(step)
+    if len(table) != _PODS:
+        raise AssertionError(f"{len(table)} pods in the table, not {_PODS}")
+
+
+def _table() -> PodTable:
+    return PodTable(tombstone_after_seconds=900, tombstones_most=1000)
+
+
+def _reflector(api: Api, settings: KubernetesSettings) -> Reflector:
+    asked = PodwatchSettings()
+    reader = PodReader(labels=asked.labels, gpu_resource_prefixes=asked.gpu_resource_prefixes)
+    return Reflector(api=api, reader=reader, settings=settings, clock=SystemClock())
 
 
 class _Recorded:
@@ -138,78 +201,4 @@ def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(count: int) -> Iterator[bytes]:
-    """Give events of distinct pods, spread over nodes, namespaces and workloads."""
-    template = json.dumps({"type": "MODIFIED", "object": _training_pod()}, separators=(",", ":"))
-    fill = partial(template.replace, _MARK)
-    for number in range(count):
-        yield fill(f"{number:08d}").replace("@NODE@", str(number % 2000)).encode()
-
-
-def _training_pod() -> dict[str, Any]:
-    """Give a pod of a distributed training as a server describes it, of about seven kilobytes."""
-    managed: dict[str, Any] = {
-        f"f:field{number}": {"f:inner": {}, "f:other": {}} for number in range(70)
-    }
-    variables = [{"name": f"NCCL_OPTION_{n}", "value": f"value-{n}"} for n in range(25)]
-    conditions = [
-        {"type": kind, "status": "True", "lastTransitionTime": "2026-11-21T08:00:00Z"}
-        for kind in ("Initialized", "Ready", "ContainersReady", "PodScheduled")
-    ]
-    limits = {"cpu": "32", "memory": "256Gi", "nvidia.com/gpu": "8"}
-    return {
-        "kind": "Pod",
-        "apiVersion": "v1",
-        "metadata": {
-            "name": f"llama-worker-{_MARK}",
-            "namespace": "team-@NODE@",
-            "uid": f"6f1a2b3c-4d5e-4f60-8a7b-0000{_MARK}",
-            "resourceVersion": f"90{_MARK}",
-            "creationTimestamp": "2026-11-21T08:00:00Z",
-            "labels": {
-                "app": "llama",
-                "app.kubernetes.io/name": "llama",
-                "team": "team-@NODE@",
-                "training.kubeflow.org/job-name": "llama",
-                "training.kubeflow.org/replica-index": _MARK,
-            },
-            "annotations": {"sidecar.istio.io/inject": "false", "note": "x" * 300},
-            "ownerReferences": [
-                {
-                    "apiVersion": "kubeflow.org/v1",
-                    "kind": "PyTorchJob",
-                    "name": "llama-@NODE@",
-                    "uid": "0d9c8b7a-0000-4000-8000-000000000000",
-                    "controller": True,
-                }
-            ],
-            "managedFields": [{"manager": "kubelet", "fieldsV1": managed}],
-        },
-        "spec": {
-            "nodeName": "gpu-node-@NODE@",
-            "containers": [
-                {
-                    "name": "pytorch",
-                    "image": "registry.example/train:1.2.3",
-                    "args": [f"--option-{n}=value-{n}" for n in range(20)],
-                    "env": variables,
-                    "resources": {"limits": limits, "requests": limits},
-                }
-            ],
-            "tolerations": [{"key": f"key-{n}", "operator": "Exists"} for n in range(6)],
-            "volumes": [{"name": f"volume-{n}", "emptyDir": {}} for n in range(8)],
-        },
-        "status": {
-            "phase": "Running",
-            "startTime": "2026-11-21T08:00:01Z",
-            "conditions": conditions,
-            "containerStatuses": [
-                {
-                    "name": "pytorch",
-                    "restartCount": 0,
-                    "containerID": f"containerd://{'ab' * 28}{_MARK}",
-                    "image": "registry.example/train:1.2.3",
-                    "state": {"running": {"startedAt": "2026-11-21T08:00:05Z"}},
-                }
-            ],
-        },
-    }
+    return (watch_line("MODIFIED", pod) for pod in training_pods(count))

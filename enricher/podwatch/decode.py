@@ -17,7 +17,7 @@ from enricher.podwatch.objects import Annotations, Pod, PodSpec, PodStatus
 from enricher.podwatch.owners import known_owner
 from enricher.podwatch.requests import gpus_requested
 from enricher.podwatch.settings import ALL_LABELS
-from enricher.podwatch.shared import Shared, Times
+from enricher.podwatch.shared import Shared, Times, same
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.twins import twin_of
@@ -85,7 +85,7 @@ class PodReader:
             gpus_requested=self._shared_requests.of(gpus_requested(spec, self._prefixes)),
             phase=intern(status.phase or "Unknown"),
             qos_class=intern(status.qos_class) if status.qos_class else None,
-            priority=spec.priority,
+            priority=same(spec.priority),
             priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
             created_time_ns=created_time_ns,
             started_time_ns=self._nanoseconds(status.start_time),

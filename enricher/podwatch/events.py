@@ -17,6 +17,11 @@ from gpuledger.records import PodRecord
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 _decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
+_UNKNOWN: Final = "unknown"
+_COUNTERS: Final = {
+    kind: metrics.EVENTS.labels(type=kind)
+    for kind in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", _UNKNOWN)
+}
 _log = structlog.get_logger(__name__)
 
 
@@ -48,18 +53,15 @@ class EventReader:
             event = _decode_event(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(f"the API server sent no watch event: {error}") from error
+        (_COUNTERS.get(event.type) or _COUNTERS[_UNKNOWN]).inc()
         match event.type:
             case "ADDED" | "MODIFIED" | "DELETED":
-                metrics.EVENTS.labels(type=event.type).inc()
                 return self._change(event)
             case "BOOKMARK":
-                metrics.EVENTS.labels(type=event.type).inc()
                 return _bookmark(event.object)
             case "ERROR":
-                metrics.EVENTS.labels(type=event.type).inc()
                 raise _error_of(event.object)
             case _:
-                metrics.EVENTS.labels(type="unknown").inc()
                 return None
 
     def _change(self, event: WatchEvent) -> Seen | Deleted | Passed:

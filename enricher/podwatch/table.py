@@ -126,6 +126,9 @@ class PodTable:
             self._unpublished.pop(one.uid, None)
             if one.pod is None:
                 self._buried.pop(one.uid, None)
+        if not self._unpublished:
+            # Empty, it would still hold the room that the first list took: 5 MB for 100,000 pods.
+            self._unpublished.clear()
 
 
 def _deletion(pod: PodRecord) -> int:
