@@ -47,7 +47,8 @@ def _quantity(name: str, *, nullable: bool = True) -> Column:
     )
 
 
-# The first columns carry the statistics by which readers skip files (STATISTICS_COLUMNS).
+# The first columns carry the statistics by which readers skip files (STATISTICS_COLUMNS). What
+# comes after `kafka_offset` was added later, so it may be null: older tables get it at their end.
 COLUMNS: Final = (
     Column(name=PARTITION_COLUMN, kind=DataType.date32(), made_as=DataType.int32()),
     _text("node"),
@@ -78,6 +79,14 @@ COLUMNS: Final = (
     _quantity("joules"),
     Column(name="kafka_partition", kind=DataType.int32()),
     _rising("kafka_offset"),
+    _text("holder_namespace", nullable=True),
+    _text("holder_pod", nullable=True),
+    _text("holder_container", nullable=True),
+    _quantity("sm_active_seconds"),
+    _quantity("tensor_active_seconds"),
+    _quantity("dram_active_seconds"),
+    Column(name="late", kind=DataType.bool(), nullable=True),
+    _quantity("uncovered_seconds"),
 )
 STATISTICS_COLUMNS: Final = 5
 SCHEMA: Final = Schema(

@@ -18,7 +18,8 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     """
     table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
     files = ", ".join(_quoted(uri) for uri in table.file_uris())
-    return f"read_parquet([{files}], hive_partitioning = true)"
+    # By name, because a file that is older than a column has not got it.
+    return f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
 
 
 def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:

@@ -9,15 +9,18 @@ from typing import Any, Final
 import orjson
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Entry, GpuBooks, GpuEvent, PodDescription
-from sinks.describing import PodIndex, container_name
+from gpuledger.records import DeviceAllocation, Entry, GpuBooks, GpuEvent, PodDescription
+from sinks.describing import PodIndex, container_name, holder_of
 
 Row = tuple[Any, ...]
 _DAY_NS: Final = 86_400 * 10**9
 
 
 def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
-    """Give one row for each entry of each GPU of the event."""
+    """Give one row for each entry of each GPU of the event.
+
+    Raises ValueError where an entry names a holder that the event does not list.
+    """
     pods = PodIndex(event.pods)
     tick = (
         event.time_ns // _DAY_NS,
@@ -28,6 +31,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
         event.interval_ns / 1e9,
     )
     source = (record.partition, record.offset)
+    passage = (bool(event.late), event.uncovered_seconds)
     for books in event.gpus:
         for entry in books.entries:
             yield (
@@ -40,6 +44,11 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
                 entry.memory_byte_seconds,
                 entry.joules,
                 *source,
+                *_holder(holder_of(entry, event.allocations)),
+                entry.sm_active_seconds,
+                entry.tensor_active_seconds,
+                entry.dram_active_seconds,
+                *passage,
             )
 
 
@@ -60,6 +69,12 @@ def _pod(entry: Entry, pod: PodDescription | None) -> Row:
         pod.owner_name,
         None if pod.labels is None else _json(pod.labels),
     )
+
+
+def _holder(holder: DeviceAllocation | None) -> Row:
+    if holder is None:
+        return None, None, None
+    return holder.namespace, holder.pod, holder.container
 
 
 def _json(labels: dict[str, str]) -> str:

@@ -85,7 +85,7 @@ class StoreSink:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             for batch in batches:
-                self._collect(batch)
+                self._collect(batch, desk)
             if self._is_due():
                 await self._flush(desk)
 
@@ -129,13 +129,19 @@ class StoreSink:
         parts = [GROUP, self._settings.generation, partition.topic, str(partition.partition)]
         return "|".join(part for part in parts if part)
 
-    def _collect(self, batch: Batch) -> None:
+    def _collect(self, batch: Batch, desk: Desk) -> None:
         pending = self._pending
         for record, event in batch.items:
-            if self._seen.is_new(batch.partition, event):
-                pending.add(rows_of(event, record), time_ns=event.time_ns)
+            if not self._seen.is_new(batch.partition, event):
+                _drop("duplicate")
+                continue
+            try:
+                rows = list(rows_of(event, record))
+            except ValueError as error:
+                _drop("invalid")
+                desk.office.bury(record, reason="invalid", detail=str(error))
             else:
-                DROPPED_TOTAL.labels(sink=NAME, reason="duplicate").inc()
+                pending.add(rows, time_ns=event.time_ns)
         pending.read_to(batch.partition, batch.next_offset - 1, now_ns=self._clock.monotonic_ns())
 
     def _is_due(self) -> bool:
@@ -176,6 +182,10 @@ class StoreSink:
         await asyncio.wait({writing})
         self._writing = None
         writing.result()
+
+
+def _drop(reason: str) -> None:
+    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()
 
 
 def _acknowledge(pending: Pending, desk: Desk) -> None:

@@ -17,6 +17,8 @@ from deltalake import (
     WriterProperties,
     write_deltalake,
 )
+from deltalake import Field as DeltaField
+from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
@@ -58,14 +60,14 @@ class EntriesTable:
     def load(self, streams: Iterable[str]) -> dict[str, int]:
         """Load the table anew, making it where there is none; give the last offset of each stream.
 
-        Raises UserError where another table lies there, ReceiverUnavailableError where the storage
-        does not answer.
+        A table of an older version gets the columns that were added since. Raises UserError where
+        another table lies there, ReceiverUnavailableError where the storage does not answer.
         """
         try:
             self._table = self._open()
+            _add_columns(self._table, self.uri)
         except (DeltaError, OSError) as error:
             raise ReceiverUnavailableError(f"store {self.uri}: {error}") from error
-        _check_schema(self._table, self.uri)
         versions = {stream: self._table.transaction_version(stream) for stream in streams}
         self._versions.update(versions)
         return {stream: version for stream, version in versions.items() if version is not None}
@@ -130,14 +132,33 @@ class EntriesTable:
         )
 
 
-def _check_schema(table: DeltaTable, uri: str) -> None:
+def _add_columns(table: DeltaTable, uri: str) -> None:
+    """Add the columns that the table has not got yet; none of the others may differ.
+
+    Where another sink adds them at the same time, this one loads what that one made.
+    """
+    missing = _missing(table, uri)
+    if not missing:
+        return
+    try:
+        table.alter.add_columns(missing)
+    except CommitFailedError:
+        table.update_incremental()
+        if _missing(table, uri):
+            raise
+
+
+def _missing(table: DeltaTable, uri: str) -> list[DeltaField]:
     found, wanted = _columns(Schema.from_arrow(table.schema().to_arrow())), _columns(SCHEMA)
-    if found != wanted:
-        differs = sorted({name for name, _ in found ^ wanted})
+    names = {name for name, _ in found}
+    missing = [one.name for one in COLUMNS if one.nullable and one.name not in names]
+    differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
+    if differs:
         raise UserError(
             f"store {uri}: the table there differs in column {', '.join(differs)}; "
             "name another store.uri"
         )
+    return [field for field in DeltaSchema.from_arrow(SCHEMA).fields if field.name in missing]
 
 
 def _columns(schema: Schema) -> set[tuple[str, str]]:

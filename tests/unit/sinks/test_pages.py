@@ -11,13 +11,13 @@ import duckdb
 import pytest
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account
+from gpuledger.records import Account, GpuEvent
 from sinks.remote_write.families import FAMILIES
 from sinks.store.columns import COLUMNS
 from sinks.store.reading import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import entry, event
+from tests.unit.sinks.given import allocation, entry, event
 from tests.unit.sinks.store.test_store import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -27,6 +27,7 @@ TYPES = {
     "Int64": "long",
     "Float64": "double",
     "Date32": "date",
+    "Boolean": "boolean",
     'Timestamp(µs, "UTC")': "timestamp",
 }
 
@@ -98,15 +99,51 @@ def test_the_query_of_the_page_names_rows_that_came_before_the_pods_name(
         event(0, entries=[before, stranger, entry(Account.IDLE)], pods=[]),
         event(1, entries=[after, entry(Account.HOST)]),
     ]
-    entries = EntriesTable(store_uri=str(tmp_path))
-    entries.load([STREAM])
-    rows = [row for offset, one in enumerate(events) for row in rows_of(one, record_at(offset))]
-    entries.append(rows, {STREAM: 1}, time_ms=0)
-    (query,) = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+    fill(tmp_path, events)
 
-    found = ask(query, f"CREATE VIEW entries AS FROM {entries_sql(str(tmp_path))}")
+    found = ask(sql_of_the_page("named"), view_of(tmp_path))
 
     assert found == [expected, (None, "uid-stranger", 0.5)], case
+
+
+def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
+    held = [allocation(), allocation(namespace="serving", pod="chat-0")]
+    idle = [
+        entry(Account.IDLE, busy_seconds=seconds, allocation=holder)
+        for seconds, holder in ((1800.0, 0), (900.0, 1), (2700.0, None))
+    ]
+    fill(tmp_path, [event(tick, entries=[entry(), *idle], allocations=held) for tick in range(2)])
+
+    found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
+
+    assert found == [
+        (None, None, 1.5),
+        ("research", "notebook-0", 1.0),
+        ("serving", "chat-0", 0.5),
+    ]
+
+
+def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
+    fill(tmp_path, [event(0), event(9, uncovered_seconds=8.0), event(12, uncovered_seconds=2.0)])
+
+    assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("node-a", 10.0)]
+
+
+def fill(store: Path, events: list[GpuEvent]) -> None:
+    entries = EntriesTable(store_uri=str(store))
+    entries.load([STREAM])
+    rows = [row for offset, one in enumerate(events) for row in rows_of(one, record_at(offset))]
+    entries.append(rows, {STREAM: len(events) - 1}, time_ms=0)
+
+
+def sql_of_the_page(word: str) -> str:
+    queries: list[str] = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+    (found,) = [query for query in queries if word in query]
+    return found
+
+
+def view_of(store: Path) -> str:
+    return f"CREATE VIEW entries AS FROM {entries_sql(str(store))}"
 
 
 def record_at(offset: int) -> Record:

@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from sinks.store.columns import COLUMNS, table_of
 from sinks.store.rows import rows_of
-from tests.unit.sinks.given import START_NS, entry, event, pod
+from tests.unit.sinks.given import START_NS, allocation, entry, event, pod
 
 RECORD = Record(
     topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
@@ -68,6 +68,57 @@ def test_a_pods_names_are_those_of_its_description(
     (row,) = rows(entries=[booked], pods=pods)
 
     assert expected == {name: row[name] for name in expected}
+
+
+NOTEBOOK = {
+    "holder_namespace": "research",
+    "holder_pod": "notebook-0",
+    "holder_container": "jupyter",
+}
+NOBODY = dict.fromkeys(NOTEBOOK)
+
+
+def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
+    held = [allocation(pod="other-0"), allocation()]
+    booked = [entry(), entry(Account.IDLE, allocation=1), entry(Account.IDLE)]
+
+    found = rows(entries=booked, allocations=held)
+
+    assert [row["account"] for row in found] == ["pod", "idle", "idle"]
+    assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
+    assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
+
+
+@pytest.mark.parametrize("position", [1, 9])
+def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
+    with pytest.raises(ValueError, match=rf"allocation: position {position} .*there are 1"):
+        rows(entries=[entry(Account.IDLE, allocation=position)], allocations=[allocation()])
+
+
+ACTIVE: dict[str, Any] = {
+    "sm_active_seconds": 0.5,
+    "tensor_active_seconds": 0.25,
+    "dram_active_seconds": 0.125,
+}
+
+
+@pytest.mark.parametrize("active", [ACTIVE, dict.fromkeys(ACTIVE)])
+def test_activity_is_as_the_entry_says_and_null_without_the_chips_counters(
+    active: dict[str, Any],
+) -> None:
+    (row,) = rows(entries=[entry(**active)])
+
+    assert {name: row[name] for name in ACTIVE} == active
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, (False, None)), ({"late": True, "uncovered_seconds": 2.5}, (True, 2.5))],
+)
+def test_all_rows_of_a_tick_say_whether_it_was_late_and_what_time_before_it_is_uncovered(
+    changes: dict[str, Any], expected: tuple[bool, float | None]
+) -> None:
+    assert {(row["late"], row["uncovered_seconds"]) for row in rows(**changes)} == {expected}
 
 
 def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:

@@ -1,5 +1,6 @@
 """The store sink over the bus in memory: each entry once, whatever is repeated or raced."""
 
+import base64
 from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
@@ -12,7 +13,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
+from gpuledger.codec import encode
 from gpuledger.errors import UserError
+from gpuledger.records import GpuEvent
 from gpuledger.service import Readiness
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.reading import entries_sql
@@ -127,9 +130,18 @@ async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> Non
     assert offsets(tmp_path) == [0, 1, 4]
 
 
-async def test_an_undecodable_record_is_put_aside_and_the_stream_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("bad", "reason", "detail"),
+    [
+        (b"{", "undecodable", "gpuledger.events.v1"),
+        (event(1, entries=[entry(), entry(allocation=3)]), "invalid", "allocation: position 3"),
+    ],
+)
+async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(
+    bad: bytes | GpuEvent, reason: str, detail: str, tmp_path: Path
+) -> None:
     on = bus()
-    await publish(on, event(0, entries=[entry()]), b"{", event(1, entries=[entry()]))
+    await publish(on, event(0, entries=[entry()]), bad, event(2, entries=[entry()]))
 
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 3))
@@ -137,7 +149,11 @@ async def test_an_undecodable_record_is_put_aside_and_the_stream_goes_on(tmp_pat
     assert offsets(tmp_path) == [0, 2]
     (letter,) = await dead_letters(on)
     assert (letter.topic, letter.partition, letter.offset) == (*AT, 1)
-    assert (letter.reason, letter.consumer, letter.value_base64) == ("undecodable", GROUP, "ew==")
+    assert (letter.reason, letter.consumer) == (reason, GROUP)
+    assert detail in letter.detail
+    assert base64.b64decode(letter.value_base64 or "") == (
+        bad if isinstance(bad, bytes) else encode(bad)
+    )
 
 
 async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""A table that an older version made gets the columns that were added since, and keeps its rows."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from arro3.core import DataType, Field, Schema, Table
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from gpuledger.errors import UserError
+from gpuledger.records import Account
+from sinks.store.columns import COLUMNS, PARTITION_COLUMN, SCHEMA
+from sinks.store.table import EntriesTable
+from tests.unit.sinks.given import allocation, bus, entry, event, eventually, publish, running
+from tests.unit.sinks.store.test_store import STREAM, a_row, is_committed, query, store
+
+# The columns of the first version, which every table has.
+FIRST: Final = (
+    *("event_date", "node", "boot_id", "seq", "time", "interval_seconds", "gpu_uuid", "gpu_index"),
+    *("model", "account", "method", "pod_uid", "container_id", "container", "namespace", "pod"),
+    *("owner_kind", "owner_name", "labels", "busy_seconds", "memory_byte_seconds", "joules"),
+    *("kafka_partition", "kafka_offset"),
+)
+ADDED: Final = tuple(column.name for column in COLUMNS if column.name not in FIRST)
+
+
+def make_first(uri: Path, *, without: str = "") -> None:
+    """Make a table as the first version did, with one row of the stream at offset 0."""
+    names = [name for name in FIRST if name != without]
+    at = [SCHEMA.get_field_index(name) for name in names]
+    (row,) = a_row(0)
+    columns = [COLUMNS[one].array([row[one]]) for one in at]
+    schema = Schema([SCHEMA.field(one) for one in at])
+    table = DeltaTable.create(
+        str(uri / "entries"), schema=schema, partition_by=[PARTITION_COLUMN], name="entries"
+    )
+    write_deltalake(
+        table,
+        Table.from_arrays(columns, schema=schema),
+        mode="append",
+        commit_properties=CommitProperties(app_transactions=[Transaction(STREAM, 0, 0)]),
+    )
+
+
+def names_of(uri: Path) -> list[str]:
+    return [field.name for field in DeltaTable(str(uri / "entries")).schema().fields]
+
+
+async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(tmp_path: Path) -> None:
+    make_first(tmp_path)
+    on = bus()
+    held: dict[str, Any] = {
+        "entries": [entry(sm_active_seconds=0.25), entry(Account.IDLE, allocation=0)],
+        "allocations": [allocation()],
+    }
+    await publish(on, event(0), event(1, **held))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 2))
+
+    sql = "select kafka_offset, account, holder_pod, sm_active_seconds, late from {entries}"
+    assert query(tmp_path, f"{sql} order by 1, 2") == [
+        (0, "pod", None, None, None),
+        (1, "idle", "notebook-0", None, False),
+        (1, "pod", None, 0.25, False),
+    ]
+
+
+def test_old_and_new_tables_have_the_same_columns_in_the_same_order(tmp_path: Path) -> None:
+    make_first(tmp_path / "old")
+    for folder in ("old", "new"):
+        EntriesTable(store_uri=str(tmp_path / folder)).load([])
+
+    assert names_of(tmp_path / "old") == names_of(tmp_path / "new") == [*FIRST, *ADDED]
+
+
+def test_what_is_added_to_the_columns_may_be_null() -> None:
+    assert [one.name for one in COLUMNS if one.name in ADDED and not one.nullable] == []
+
+
+def test_a_sink_that_loses_the_race_to_add_columns_takes_the_winners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_first(tmp_path)
+    winner, loser = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
+    opened = EntriesTable._open
+
+    def raced(self: EntriesTable) -> DeltaTable:
+        table = opened(self)
+        monkeypatch.undo()
+        winner.load([])
+        return table
+
+    monkeypatch.setattr(EntriesTable, "_open", raced)
+
+    assert loser.load([STREAM]) == {STREAM: 0}
+
+    loser.append(a_row(1), {STREAM: 1}, time_ms=0)
+    assert query(tmp_path, "select count(*) from {entries}") == [(2,)]
+
+
+@pytest.mark.parametrize("missing", ["node", "kafka_offset"])
+def test_a_table_without_a_column_that_must_be_there_is_another_table(
+    missing: str, tmp_path: Path
+) -> None:
+    make_first(tmp_path, without=missing)
+
+    with pytest.raises(UserError, match=rf"differs in column {missing};"):
+        EntriesTable(store_uri=str(tmp_path)).load([])
+
+
+def test_a_new_columns_name_with_another_type_is_another_table(tmp_path: Path) -> None:
+    fields = [SCHEMA.field(SCHEMA.get_field_index(name)) for name in FIRST]
+    other = Field("holder_pod", DataType.int64(), nullable=True)
+    DeltaTable.create(str(tmp_path / "entries"), schema=Schema([*fields, other]))
+
+    with pytest.raises(UserError, match="differs in column holder_pod;"):
+        EntriesTable(store_uri=str(tmp_path)).load([])
