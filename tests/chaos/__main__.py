@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEPT, BROKEN, MISUSED = 0, 1, 2
+BROKEN_OFF = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnavailableError as error:
         sys.stderr.write(f"not run: {error}\n")
         return MISUSED
+    except KeyboardInterrupt:
+        sys.stderr.write("broken off\n")
+        return BROKEN_OFF
     finally:
         for mode, verdict in verdicts.items():
             say(verdict.as_line(mode))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.chaos.tally import Tally
 
 _LOOK_SECONDS: Final = 0.05
+# One batch on its way and one ready: more that wait wake each other up for nothing.
+_LANES_A_PARTITION: Final = 2
 _RETRY_SECONDS: Final = (0.2, 1.0)
 _NS_PER_SECOND: Final = 1_000_000_000
 
@@ -81,7 +83,7 @@ def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partiti
 
 
 class Publishing:
-    """All agents of a run, a connection for each partition's."""
+    """All agents of a run over one connection, in as many lanes as it takes to keep that busy."""
 
     def __init__(self, *, bus: Bus, agents: Sequence[Agent], tally: Tally, seconds: float) -> None:
         self._bus = bus
@@ -97,20 +99,22 @@ class Publishing:
         lanes: dict[int, list[Agent]] = {}
         for agent in self._agents:
             lanes.setdefault(agent.partition, []).append(agent)
-        async with asyncio.TaskGroup() as group:
+        async with self._bus.producer() as producer, asyncio.TaskGroup() as group:
             for lane in lanes.values():
-                group.create_task(self._publish_lane(lane))
+                for first in range(_LANES_A_PARTITION):
+                    group.create_task(self._publish_lane(producer, lane[first::_LANES_A_PARTITION]))
 
-    async def _publish_lane(self, lane: Sequence[Agent]) -> None:
-        async with self._bus.producer() as producer:
-            while left := [agent for agent in lane if self._due_seconds(agent) < self._seconds]:
-                elapsed = time.monotonic() - self._started
-                due = [agent for agent in left if self._due_seconds(agent) <= elapsed]
-                sent = await asyncio.gather(*(self._publish(producer, agent) for agent in due))
-                # Whoever is behind goes on at once; a broker that is away is left alone for a bit.
-                behind = len(due) == len(left)
-                pause = random.uniform(*_RETRY_SECONDS)  # noqa: S311 - a jitter
-                await asyncio.sleep(pause if not all(sent) else 0 if behind else _LOOK_SECONDS)
+    async def _publish_lane(self, producer: Producer, lane: Sequence[Agent]) -> None:
+        """Go round the agents of a lane; whoever is behind has its turn in each round."""
+        while left := [agent for agent in lane if self._due_seconds(agent) < self._seconds]:
+            elapsed_seconds = time.monotonic() - self._started
+            due = [agent for agent in left if self._due_seconds(agent) <= elapsed_seconds]
+            for agent in due:
+                if not await self._publish(producer, agent):
+                    await asyncio.sleep(random.uniform(*_RETRY_SECONDS))  # noqa: S311 - a jitter
+                    break
+            if not due:
+                await asyncio.sleep(_LOOK_SECONDS)
 
     async def _publish(self, producer: Producer, agent: Agent) -> bool:
         message = agent.message(started_ns=self._started_ns)

@@ -25,10 +25,12 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
 
 
 @seeds
-def test_no_kind_comes_again_before_all_others_came(seed: int) -> None:
+def test_every_part_gets_its_share_and_workers_more(seed: int) -> None:
     counts = Counter(action.kind for action in plan(seed))
-    assert counts.keys() == set(Kind)
-    assert max(counts.values()) - min(counts.values()) <= 1
+    others = [counts[kind] for kind in set(Kind) - WORKER_KINDS]
+    assert min(others) >= 4
+    assert max(others) - min(others) <= 1
+    assert counts[Kind.KILL_WORKER] > counts[Kind.STOP_WORKER] > max(others)
 
 
 @seeds
