@@ -3,18 +3,31 @@
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
-from enricher.podwatch.api import open_api
+from enricher.podwatch.api import Answer, Api, open_api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Deleted, Seen, Step
+from enricher.podwatch.steps import Deleted, Mark, Seen, Step
+from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
@@ -90,8 +103,11 @@ class Cluster(ABC):
 class Following:
     """A reflector that runs in the background, and what it told of one namespace."""
 
-    def __init__(self, reflector: Reflector, *, namespace: str) -> None:
+    def __init__(
+        self, reflector: Reflector, *, namespace: str, asked: Sequence[Mapping[str, str]]
+    ) -> None:
         self.reflector = reflector
+        self.asked = asked
         self.steps: list[Step] = []
         self._namespace = namespace
         self._more = asyncio.Event()
@@ -122,26 +138,70 @@ class Following:
         return isinstance(step, Seen) and step.pod.uid == uid and step.pod.phase == phase
 
 
+def published(steps: Iterable[Step]) -> dict[str, str]:
+    """Give what the table has due of each pod after these steps: `alive` or `deleted`."""
+    table = PodTable(tombstone_after_seconds=900, tombstones_most=100)
+    for step in steps:
+        match step:
+            case Seen(found):
+                table.see(found, time_ns=1)
+            case Deleted(found):
+                table.delete(found, time_ns=1)
+            case Mark.LISTING:
+                table.begin_list()
+            case Mark.LISTED:
+                table.end_list(time_ns=2)
+            case _:
+                pass
+    return {
+        one.uid: "deleted" if one.pod and one.pod.deleted_time_ns else "alive"
+        for one in table.batch(100)
+    }
+
+
+class _Noting:
+    """Passes requests on and keeps what they asked for."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.asked: list[Mapping[str, str]] = []
+        self.send = api.send
+
+    def get(
+        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+    ) -> AbstractAsyncContextManager[Answer]:
+        self.asked.append(query)
+        return self._api.get(
+            path, query=query, silence_seconds=silence_seconds, total_seconds=total_seconds
+        )
+
+
 @asynccontextmanager
 async def following(
-    cluster: Cluster, *, resumed: Following | None = None, watch_timeout_seconds: float = 60.0
+    cluster: Cluster,
+    *,
+    resumed: Following | None = None,
+    watch_timeout_seconds: float = 60.0,
+    watch_list: Literal["auto", "off"] = "auto",
 ) -> AsyncIterator[Following]:
     """Follow the pods while the context is open; a resumed one goes on where it was left."""
     settings = KubernetesSettings(
         kubeconfig=str(cluster.kubeconfig),
+        watch_list=watch_list,
         page_limit=2,
         watch_timeout_seconds=watch_timeout_seconds,
         backoff_first_seconds=0.02,
         backoff_most_seconds=0.5,
     )
     reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
-    async with open_api(settings) as api:
+    async with open_api(settings) as opened:
+        api = _Noting(opened)
         reflector = Reflector(
             api=api, reader=reader, settings=settings, clock=SystemClock(), chance=lambda: 0.0
         )
         if resumed:
             reflector._version = resumed.reflector.version
-        found = Following(reflector, namespace=cluster.namespace)
+        found = Following(reflector, namespace=cluster.namespace, asked=api.asked)
         task = asyncio.create_task(found.run())
         try:
             yield found

@@ -5,6 +5,9 @@ A subclass gives the clusters: `cluster` may be shared with others, `own_cluster
 
 import asyncio
 from contextlib import aclosing
+from typing import Literal
+
+import pytest
 
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen
@@ -16,13 +19,21 @@ from tests.podwatch_cluster import DEADLINE_SECONDS, Cluster, following, running
 class PodwatchContract:
     """What holds against any API server."""
 
-    async def test_pods_from_before_are_listed_page_by_page(self, cluster: Cluster) -> None:
+    @pytest.mark.parametrize("watch_list", ["off", "auto"])
+    async def test_pods_from_before_are_listed_in_pages_or_as_a_watch(
+        self, cluster: Cluster, watch_list: Literal["off", "auto"]
+    ) -> None:
         uids = {await cluster.create_pod(f"p{number}") for number in range(5)}
-        async with following(cluster) as found:
+        async with following(cluster, watch_list=watch_list) as found:
             await found.until(lambda: Mark.WATCHING in found.steps)
+            last = await cluster.create_pod("last")
+            await found.until_seen(last)
         end = found.steps.index(Mark.LISTED)
         listed = [step.pod.uid for step in found.steps[:end] if isinstance(step, Seen)]
         assert (set(listed), len(listed)) == (uids, 5)
+        # A watch that lists is one request; pages of two, and the watch after them, are several.
+        assert (len(found.asked) == 1) == (watch_list == "auto")
+        assert not any(isinstance(step, Interrupted) for step in found.steps)
 
     async def test_a_pod_is_seen_as_it_comes_changes_and_goes(self, cluster: Cluster) -> None:
         async with following(cluster) as found:

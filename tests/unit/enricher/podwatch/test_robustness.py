@@ -6,8 +6,8 @@ import pytest
 
 from enricher.podwatch.api import open_api
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
-from enricher.podwatch.table import PodTable
+from enricher.podwatch.steps import Interrupted, Mark, Step
+from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.given import PatientClock, pod
 from tests.unit.enricher.podwatch.misbehaving import (
@@ -178,28 +178,7 @@ async def test_deletions_that_an_expired_watch_missed_come_with_the_new_list(
             server.lists += [page(*(pod(uid) for uid in uids))]
     server.watches += [gone]
     steps = await follow(server, clock, nth(Mark.LISTED, 2))
-    assert states(steps) == {"a": "deleted", "b": "alive", "c": "deleted", "d": "alive"}
-
-
-def states(steps: list[Step]) -> dict[str, str]:
-    """Give what the table would publish of each pod."""
-    table = PodTable(tombstone_after_seconds=900, tombstones_most=10)
-    for step in steps:
-        match step:
-            case Seen(found):
-                table.see(found, time_ns=1)
-            case Deleted(found):
-                table.delete(found, time_ns=1)
-            case Mark.LISTING:
-                table.begin_list()
-            case Mark.LISTED:
-                table.end_list(time_ns=2)
-            case _:
-                pass
-    return {
-        one.uid: "deleted" if one.pod and one.pod.deleted_time_ns else "alive"
-        for one in table.batch(10)
-    }
+    assert published(steps) == {"a": "deleted", "b": "alive", "c": "deleted", "d": "alive"}
 
 
 @pytest.mark.parametrize("way", ["page", "initial", "watch"])

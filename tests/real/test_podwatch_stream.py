@@ -1,0 +1,119 @@
+"""How podwatch follows a real API server through refusals, cut roles and its death."""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from enricher.podwatch.steps import Interrupted, Mark
+from tests.podwatch_cluster import Following, following, published
+from tests.real.parts.kube_client import KubeApiClient
+from tests.real.parts.kubernetes import KubeApi
+from tests.real.test_podwatch import RealCluster
+
+MANIFESTS = Path(__file__).parents[2] / "k8s" / "base" / "podwatch.yaml"
+OLD = ["--feature-gates=WatchList=false"]
+
+
+def errors(found: Following) -> list[str]:
+    """Give what interrupted, in the server's own words."""
+    return [str(step.error) for step in found.steps if isinstance(step, Interrupted)]
+
+
+async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_place(
+    start_kube_api: Callable[..., KubeApi],
+) -> None:
+    server = await asyncio.to_thread(lambda: start_kube_api(arguments=OLD))
+    cluster = RealCluster(server)
+    await cluster.prepare()
+    uids = {await cluster.create_pod(f"p{number}") for number in range(3)}
+    async with following(cluster) as found:
+        await found.until(lambda: Mark.WATCHING in found.steps)
+    assert published(found.steps) == dict.fromkeys(uids, "alive")
+    asked = ["watch" in query for query in found.asked]
+    # The list as a watch is refused, then two pages, then the watch.
+    assert asked == [True, False, False, True]
+    assert errors(found) == []
+
+
+async def test_a_server_killed_in_mid_watch_loses_nothing(
+    start_kube_api: Callable[[], KubeApi],
+) -> None:
+    server = await asyncio.to_thread(start_kube_api)
+    cluster = RealCluster(server)
+    await cluster.prepare()
+    stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
+    async with following(cluster) as found:
+        await found.until(lambda: Mark.WATCHING in found.steps)
+        await asyncio.to_thread(server.kill)
+        await found.until(lambda: bool(errors(found)))
+        await asyncio.to_thread(server.start)
+        await cluster.delete_pod("goes")
+        comes = await cluster.create_pod("comes")
+        expected = {stays: "alive", goes: "deleted", comes: "alive"}
+        await found.until(lambda: published(found.steps) == expected)
+
+
+async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_list(
+    start_kube_api: Callable[[], KubeApi],
+) -> None:
+    server = await asyncio.to_thread(start_kube_api)
+    cluster = RealCluster(server)
+    await cluster.prepare()
+    stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
+    async with following(cluster) as before:
+        await before.until(lambda: Mark.WATCHING in before.steps)
+    await cluster.delete_pod("goes")
+    await cluster.force_expired()
+    async with following(cluster, resumed=before) as found:
+        await found.until(lambda: Mark.LISTED in found.steps)
+    assert "410" in errors(found)[0]
+    expected = {stays: "alive", goes: "deleted"}
+    assert published([*before.steps, *found.steps]) == expected
+
+
+def role(*, without: str) -> dict[str, Any]:
+    """Give the role that podwatch is installed with, less one of its verbs."""
+    manifests = yaml.safe_load_all(MANIFESTS.read_text())
+    found: dict[str, Any] = next(one for one in manifests if one["kind"] == "ClusterRole")
+    found["metadata"] = {"name": f"podwatch-without-{without or 'nothing'}"}
+    for rule in found["rules"]:
+        rule["verbs"] = [verb for verb in rule["verbs"] if verb != without]
+    return found
+
+
+def bind(server: KubeApiClient, cut: dict[str, Any], account: dict[str, str]) -> None:
+    """Give an account a role."""
+    name = cut["metadata"]["name"]
+    group = "rbac.authorization.k8s.io"
+    server.apply(cut)
+    server.apply(
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", **account}],
+        }
+    )
+
+
+@pytest.mark.parametrize("verb", ["watch", "list"])
+async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
+    kube_api: KubeApiClient, verb: str
+) -> None:
+    account = {"namespace": "podwatch-cut", "name": f"without-{verb}"}
+    kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
+    await asyncio.to_thread(bind, kube_api, role(without=verb), account)
+    async with following(RealCluster(kube_api, kubeconfig=kubeconfig), watch_list="off") as found:
+        await found.until(lambda: bool(errors(found)))
+        first = next(step.error for step in found.steps if isinstance(step, Interrupted))
+        assert first.status == HTTPStatus.FORBIDDEN
+        assert f'cannot {verb} resource "pods"' in str(first)
+        assert "grant its account get, list and watch on pods" in str(first)
+        await asyncio.to_thread(bind, kube_api, role(without=""), account)
+        await found.until(lambda: Mark.WATCHING in found.steps)
