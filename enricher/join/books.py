@@ -7,7 +7,12 @@ are the description's business (`describe`), not the books'.
 from collections.abc import Sequence
 from typing import Final
 
+from enricher.join.activity import split_active
 from enricher.join.claims import Claim, gather_claims
+from enricher.join.energy import Drawn, split_joules
+from enricher.join.holders import Parts, find_holders
+from enricher.join.idle import idle_entries
+from enricher.join.instance_energy import drawn_by_rows
 from enricher.join.instances import own_readings
 from enricher.join.shares import split_busy, split_memory
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
@@ -18,33 +23,53 @@ _Entry: Final = twin_of(Entry)
 _GpuBooks: Final = twin_of(GpuBooks)
 _Column = list[float] | list[None]
 _HOST: Final = Account.HOST
-# The lines below the claims: what the driver reserved, what nobody claims, what nobody used.
-_BELOW: Final = ((-3, Account.HOST), (-2, Account.UNATTRIBUTED), (-1, Account.IDLE))
+_EXCLUSIVE: Final = Method.EXCLUSIVE
+# The lines of each column below the claims': what the driver reserved, what nobody claims, and,
+# last and of no claim, what nobody used.
+_BELOW: Final = (Claim(Account.HOST), Claim(Account.UNATTRIBUTED))
+_LINES_BELOW: Final = 3
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
     """Give the books of each GPU of the tick, in the tick's order.
 
-    Raises `IndexError` where a process points to a GPU or a container that the tick has not.
+    Raises `IndexError` where a process points to a GPU or a container that the tick has not, and
+    `ValueError` where the counters of a reading are none.
     """
     seconds = sample.interval_ns / 1e9
     claims = gather_claims(sample)
     own = own_readings(sample.gpus, claims)
+    energy = drawn_by_rows(sample.gpus, seconds)
+    holders = find_holders(sample)
     return [
-        _GpuBooks(reading=reading, entries=book_gpu(its_own, on_it, seconds))
-        for reading, its_own, on_it in zip(sample.gpus, own, claims, strict=True)
+        _GpuBooks(
+            reading=reading,
+            entries=book_gpu(its_own, on_it, seconds, drawn=its_energy, holders=held_by),
+        )
+        for reading, its_own, its_energy, on_it, held_by in zip(
+            sample.gpus, own, energy, claims, holders, strict=True
+        )
     ]
 
 
-def book_gpu(reading: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
+def book_gpu(
+    reading: GpuReading,
+    claims: list[Claim],
+    seconds: float,
+    *,
+    drawn: Drawn | None,
+    holders: Parts = (),
+) -> list[Entry]:
     """Give the entries of one GPU: one a claim, the host, what nobody claims, and idle.
 
     Busy seconds sum to `seconds`, memory byte-seconds to total memory times `seconds`, joules to
-    the energy drawn; a quantity that the driver does not give is absent from all entries.
+    the energy drawn; a quantity that the driver does not give is absent from all entries. Idle has
+    an entry for each container that holds a part of the GPU, and one for what nobody holds.
     """
-    busy, method = _busy_column(reading, claims, seconds)
+    busy, worked, method = _busy_column(reading, claims, seconds)
     memory = _memory_column(reading, claims, seconds)
-    joules = _joules_column(reading, busy, seconds)
+    joules = split_joules(drawn, busy, worked, seconds)
+    (sm, tensor, dram), weights = split_active(reading.profiling, busy, worked, seconds)
     entries = [
         _Entry(
             account=claim.account,
@@ -53,34 +78,35 @@ def book_gpu(reading: GpuReading, claims: list[Claim], seconds: float) -> list[E
             busy_seconds=time,
             memory_byte_seconds=size,
             joules=energy,
+            sm_active_seconds=None if sm is None else weight * sm,
+            tensor_active_seconds=None if tensor is None else weight * tensor,
+            dram_active_seconds=None if dram is None else weight * dram,
             method=method,
         )
-        for claim, time, size, energy in zip(claims, busy, memory, joules, strict=False)
+        for claim, time, size, energy, weight in zip(
+            [*claims, *_BELOW], busy, memory, joules, weights, strict=False
+        )
     ]
-    for place, account in _BELOW:
-        time, size, energy = busy[place], memory[place], joules[place]
-        if time or size or energy or account is Account.IDLE:
-            entries.append(
-                _Entry(
-                    account=account,
-                    busy_seconds=time,
-                    memory_byte_seconds=size,
-                    joules=energy,
-                    method=method,
-                )
-            )
+    is_active = weights[-2] and (sm or tensor or dram)
+    if not (busy[-2] or memory[-2] or joules[-2] or is_active):
+        entries.pop()
+    if not memory[-3]:
+        del entries[len(claims)]
+    entries += idle_entries((busy[-1], memory[-1], joules[-1]), holders, method)
     return entries
 
 
 def _busy_column(
     reading: GpuReading, claims: Sequence[Claim], seconds: float
-) -> tuple[_Column, Method]:
+) -> tuple[_Column, float, Method]:
+    """Give the column, the sum of all that was busy, and how it was split."""
     split = split_busy(reading.utilization_ratio, claims, seconds)
     if split is None:
-        return _nothing(claims), Method.EXCLUSIVE
+        return _nothing(claims), 0.0, _EXCLUSIVE
     shares, unclaimed, method = split
-    idle = max(0.0, seconds - sum(shares) - unclaimed)
-    return [*shares, 0.0, unclaimed, idle], method
+    worked = sum(shares) + unclaimed
+    idle = seconds - worked
+    return [*shares, 0.0, unclaimed, max(0.0, idle)], worked, method
 
 
 def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> _Column:
@@ -89,26 +115,13 @@ def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float)
     if total is None:
         return _nothing(claims)
     reserved = min(reading.memory_reserved_bytes or 0, total)
-    held, unclaimed = split_memory(
-        reading.memory_used_bytes, claims, seconds, limit_bytes=total - reserved
-    )
-    free = max(0.0, (total - reserved) * seconds - sum(held) - unclaimed)
-    column = [*held, 0.0, unclaimed, free]
-    column[_place_of_host(claims)] += reserved * seconds
+    room = total - reserved
+    column, unclaimed = split_memory(reading.memory_used_bytes, claims, seconds, limit_bytes=room)
+    free = room * seconds - sum(column) - unclaimed
+    column += (0.0, unclaimed, max(0.0, free))
+    if reserved:
+        column[_place_of_host(claims)] += reserved * seconds
     return column
-
-
-def _joules_column(reading: GpuReading, busy: _Column, seconds: float) -> _Column:
-    """Follow the busy seconds; where those are not known, nobody can be named."""
-    joules = reading.energy_joules
-    if joules is None and reading.power_watts is not None:
-        joules = reading.power_watts * seconds
-    if joules is None:
-        return [None] * len(busy)
-    if busy[-1] is None:
-        return [*[0.0] * (len(busy) - 2), joules, 0.0]
-    watts = joules / seconds
-    return [watts * (time or 0.0) for time in busy]
 
 
 def _place_of_host(claims: Sequence[Claim]) -> int:
@@ -120,4 +133,4 @@ def _place_of_host(claims: Sequence[Claim]) -> int:
 
 
 def _nothing(claims: Sequence[Claim]) -> list[None]:
-    return [None] * (len(claims) + len(_BELOW))
+    return [None] * (len(claims) + _LINES_BELOW)

@@ -3,6 +3,8 @@
 Here processes become claims. How a GPU's quantities are split among claims is `shares`' business.
 """
 
+from typing import Final
+
 import msgspec
 
 from gpuledger.records import Account, ContainerRef, GpuProcess, NodeSample
@@ -56,20 +58,34 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
         on_gpu = found[process.gpu]
         claim = on_gpu.get(home)
         if claim is None:
-            claim = on_gpu[home] = _open(home, containers)
-        claim.add(process)
+            on_gpu[home] = _open(home, containers, process)
+        else:
+            claim.add(process)
     return [list(on_gpu.values()) for on_gpu in found]
 
 
 _HOST, _NOBODY = -1, -2
+_ACCOUNTS: Final = {_HOST: Account.HOST, _NOBODY: Account.UNATTRIBUTED}
+_POD: Final = Account.POD
 
 
 def _shows_nothing(container: ContainerRef) -> bool:
     return container.container_id is None and container.pod_uid is None
 
 
-def _open(home: int, containers: list[ContainerRef]) -> Claim:
+def _open(home: int, containers: list[ContainerRef], first: GpuProcess) -> Claim:
+    """Open a claim with what is known of its first process, as most have no second one."""
     if home >= 0:
         container = containers[home]
-        return Claim(Account.POD, container.pod_uid, container.container_id)
-    return Claim(Account.HOST if home == _HOST else Account.UNATTRIBUTED)
+        account, pod_uid, container_id = _POD, container.pod_uid, container.container_id
+    else:
+        account, pod_uid, container_id = _ACCOUNTS[home], None, None
+    ended = first.ended is True
+    return Claim(
+        account,
+        pod_uid,
+        container_id,
+        first.sm_utilization_ratio,
+        None if ended else first.memory_used_bytes,
+        ended,
+    )

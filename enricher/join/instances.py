@@ -18,10 +18,11 @@ _GpuReading: Final = twin_of(GpuReading)
 def own_readings(
     readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
 ) -> Sequence[GpuReading]:
-    """Give, for each row, a reading of only what is its own: energy, memory, busy time.
+    """Give, for each row, a reading of only what is its own: memory, busy time, counters.
 
-    On a GPU without instances that is the reading itself. A GPU with instances keeps its energy,
-    the memory that no instance has, and no busy time: that is the instances'.
+    On a GPU without instances that is the reading itself. A GPU with instances keeps the memory
+    that no instance has, and no busy time and no counters: those are the instances'. How its energy
+    is shared out is `instance_energy`'s business.
     """
     if all(reading.parent_uuid is None for reading in readings):
         return readings
@@ -94,6 +95,6 @@ def _row(
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_reserved_bytes=reserved,
-        power_watts=reading.power_watts,
-        energy_joules=reading.energy_joules,
+        # Those of the whole GPU count what its instances' count again.
+        profiling=reading.profiling if is_busy_known else None,
     )

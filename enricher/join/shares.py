@@ -5,57 +5,51 @@ the claims, and together with `unclaimed` they never exceed what was to be split
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from enricher.join.claims import Claim
 from gpuledger.records import Method
 
 # Less than any driver can tell apart from nothing, and enough to divide by.
 _LEAST_RATIO: Final = 1e-9
+_EXCLUSIVE: Final = Method.EXCLUSIVE
+_PROCESS_UTILIZATION: Final = Method.PROCESS_UTILIZATION
 
 
-class Split(NamedTuple):
-    """One quantity, split."""
-
-    shares: list[float]
-    """What each claim gets, in the claims' order."""
-    unclaimed: float
-    """What was used and nobody claims."""
-    method: Method
-    """How the shares were found."""
+# One quantity, split: what each claim gets, in the claims' order; what was used and nobody claims;
+# how the shares were found. A bare tuple, because one is made for each GPU and tick.
+Split = tuple[list[float], float, Method]
 
 
 def split_busy(
     utilization_ratio: float | None, claims: Sequence[Claim], seconds: float
 ) -> Split | None:
     """Split the time in which kernels ran; `None` where the driver said nothing of it."""
-    ratios = [claim.sm_ratio or 0.0 for claim in claims]
     ratio = utilization_ratio
     if ratio is None:
         if _are_unmeasured(claims):
             return None
-        ratio = sum(ratios)
-    busy_seconds = min(1.0, ratio) * seconds
+        ratio = sum([claim.sm_ratio or 0.0 for claim in claims])
+    busy_seconds = ratio * seconds if ratio < 1.0 else seconds
     if len(claims) > 1:
-        return _split_among(busy_seconds, claims, ratios, seconds)
+        return _split_among(busy_seconds, claims, seconds)
     if claims:
-        return Split([busy_seconds], 0.0, Method.EXCLUSIVE)
-    return Split([], busy_seconds, Method.EXCLUSIVE)
+        return [busy_seconds], 0.0, _EXCLUSIVE
+    return [], busy_seconds, _EXCLUSIVE
 
 
 def _are_unmeasured(claims: Sequence[Claim]) -> bool:
     return all(claim.sm_ratio is None for claim in claims)
 
 
-def _split_among(
-    busy_seconds: float, claims: Sequence[Claim], ratios: list[float], seconds: float
-) -> Split:
+def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -> Split:
     """Follow the processes' own utilization.
 
     The driver's process samples end with the process, so the kernels of the last moments of a
     process that ended show on the device only: what is missing is its. Otherwise the difference
     is rounding (whole percents on both sides), and spread in proportion.
     """
+    ratios = [claim.sm_ratio or 0.0 for claim in claims]
     total = sum(ratios)
     if total == 0.0 and _are_unmeasured(claims):
         return _split_by_memory(busy_seconds, claims)
@@ -73,7 +67,7 @@ def _split_among(
         return _split_by_memory(busy_seconds, claims)
     else:
         shares = ratios
-    return Split(shares, 0.0, Method.PROCESS_UTILIZATION)
+    return shares, 0.0, _PROCESS_UTILIZATION
 
 
 def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:
@@ -82,8 +76,8 @@ def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:
     total = sum(held)
     if total:
         shares = [busy_seconds * part / total for part in held]
-        return Split(shares, 0.0, Method.MEMORY_SHARE)
-    return Split([busy_seconds / len(claims)] * len(claims), 0.0, Method.EQUAL_SHARE)
+        return shares, 0.0, Method.MEMORY_SHARE
+    return [busy_seconds / len(claims)] * len(claims), 0.0, Method.EQUAL_SHARE
 
 
 def split_memory(
@@ -99,9 +93,9 @@ def split_memory(
     total = sum(held)
     used: float = min(total if used_bytes is None else used_bytes, limit_bytes)
     if total > used:
-        scale = used / total
-        held = [part * scale for part in held]
-        total = used
-    elif len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
-        held, total = [used], used
+        # The processes' parts of what is in use, times its seconds.
+        scale = used * seconds / total
+        return [part * scale for part in held], 0.0
+    if len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
+        return [used * seconds], 0.0
     return [part * seconds for part in held], (used - total) * seconds

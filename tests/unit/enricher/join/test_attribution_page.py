@@ -9,6 +9,7 @@ import pytest
 from enricher.join import books, shares
 from enricher.join.books import book_gpu
 from enricher.join.claims import Claim
+from enricher.join.energy import drawn_by
 from gpuledger.records import Account, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB
 
@@ -61,7 +62,7 @@ def as_written(name: str) -> dict[str, tuple[float, ...]]:
 
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[str, tuple[float, ...]]:
     """Give what the join books, as a table of entries says it, with the sum."""
-    entries = book_gpu(reading, found, SECONDS)
+    entries = book_gpu(reading, found, SECONDS, drawn=drawn_by(reading, SECONDS))
     rows = {
         str(entry.container_id or entry.account): (
             entry.busy_seconds or 0.0,

@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.books import book_gpu, book_tick
+from enricher.join.books import book_gpu as book_row
+from enricher.join.books import book_tick
 from enricher.join.claims import Claim
-from gpuledger.records import Account, ContainerRef, Entry, Method
+from enricher.join.energy import drawn_by
+from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
 POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED
+
+
+def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
+    """Book a GPU that is not cut and that nobody holds."""
+    return book_row(device, claims, seconds, drawn=drawn_by(device, seconds))
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
