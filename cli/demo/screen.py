@@ -3,7 +3,7 @@
 Pure drawing: events in, a rich renderable out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from rich import box
@@ -12,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.demo.tally import Tally, describe_containers, owner_of
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+from gpuledger.records import (
+    Account,
+    DeviceAllocation,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    PodDescription,
+    PodState,
+)
 
 _GIB: Final = 2**30
 _STYLES: Final = {
@@ -79,7 +87,8 @@ def rows_of(event: GpuEvent) -> Iterator[Row]:
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
             description = described.get(entry.container_id or entry.pod_uid or "")
-            yield _row(entry, description, node=node, gpu=index, seconds=seconds)
+            who = _pod(entry, description) or _account(entry, event.allocations)
+            yield _row(entry, description, who=who, node=node, gpu=index, seconds=seconds)
             node = index = ""
 
 
@@ -95,12 +104,18 @@ def _shown_entries(gpu: GpuBooks) -> list[Entry]:
 
 
 def _row(
-    entry: Entry, description: PodDescription | None, *, node: str, gpu: str, seconds: float
+    entry: Entry,
+    description: PodDescription | None,
+    *,
+    who: str,
+    node: str,
+    gpu: str,
+    seconds: float,
 ) -> Row:
     return Row(
         node=node,
         gpu=gpu,
-        pod=_pod(entry, description),
+        pod=who,
         owner=(description and owner_of(description)) or "",
         sm=_percent(entry.busy_seconds, seconds),
         memory=_gibibytes(entry.memory_byte_seconds, seconds),
@@ -110,9 +125,17 @@ def _row(
     )
 
 
-def _pod(entry: Entry, description: PodDescription | None) -> str:
-    if entry.account is not Account.POD:
+def _account(entry: Entry, allocations: Sequence[DeviceAllocation]) -> str:
+    """Name the account, and on idle who held it; an event that does not list him is the sinks'."""
+    if entry.allocation is None or entry.allocation >= len(allocations):
         return f"({entry.account})"
+    holder = allocations[entry.allocation]
+    return f"({entry.account}) {holder.namespace}/{holder.pod}"
+
+
+def _pod(entry: Entry, description: PodDescription | None) -> str | None:
+    if entry.account is not Account.POD:
+        return None
     if description is None or description.state is PodState.PENDING:
         return f"pending {(entry.pod_uid or entry.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"

@@ -2,6 +2,7 @@
 
 from gpuledger.records import (
     Account,
+    DeviceAllocation,
     Entry,
     GpuBooks,
     GpuEvent,
@@ -26,8 +27,24 @@ KNOWN = PodDescription(
 )
 PENDING = PodDescription(uid="uid-1", container_ids=[CONTAINER_ID], state=PodState.PENDING)
 
+HELD = DeviceAllocation(
+    gpu_uuid="GPU-a",
+    device_id="GPU-a",
+    resource_name="nvidia.com/gpu",
+    namespace="research",
+    pod="notebook-0",
+    container="jupyter",
+)
 
-def entry(account: Account, busy_seconds: float, *, gib: float = 0.0, joules: float = 0.0) -> Entry:
+
+def entry(
+    account: Account,
+    busy_seconds: float,
+    *,
+    gib: float = 0.0,
+    joules: float = 0.0,
+    allocation: int | None = None,
+) -> Entry:
     """Give an entry of a one-second tick; on a pod's account it is of the pod described above."""
     of_pod = account is Account.POD
     return Entry(
@@ -37,6 +54,7 @@ def entry(account: Account, busy_seconds: float, *, gib: float = 0.0, joules: fl
         busy_seconds=busy_seconds,
         memory_byte_seconds=gib * GIB,
         joules=joules,
+        allocation=allocation,
         method=Method.EXCLUSIVE,
     )
 
@@ -47,6 +65,7 @@ def event(
     node: str = "node-a",
     entries: list[Entry] | None = None,
     pods: list[PodDescription] | None = None,
+    allocations: list[DeviceAllocation] | None = None,
 ) -> GpuEvent:
     """Give the event of the second that ends at `second`: one GPU, used for a quarter by a pod."""
     return GpuEvent(
@@ -68,5 +87,5 @@ def event(
             )
         ],
         pods=[KNOWN] if pods is None else pods,
-        allocations=[],
+        allocations=allocations or [],
     )

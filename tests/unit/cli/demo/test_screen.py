@@ -8,7 +8,7 @@ from rich.console import Console
 from cli.demo.screen import draw, rows_of
 from cli.demo.tally import Tally
 from gpuledger.records import Account, GpuEvent
-from tests.unit.cli.demo.events import PENDING, entry, event
+from tests.unit.cli.demo.events import HELD, PENDING, entry, event
 
 
 def test_each_entry_has_a_row_in_the_units_people_read() -> None:
@@ -24,6 +24,17 @@ def test_each_entry_has_a_row_in_the_units_people_read() -> None:
 def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
     """It is there at once, and named later."""
     assert next(rows_of(event(pods=[PENDING]))).pod == "pending uid-1"
+
+
+def test_idle_names_who_held_it() -> None:
+    """Each holder has a row; what nobody held, or somebody the event does not list, has no name."""
+    idle = [entry(Account.IDLE, 0.5, allocation=one) for one in (0, None, 1)]
+    shown = [tuple(row) for row in rows_of(event(entries=idle, allocations=[HELD]))]
+    assert [row[2:5] for row in shown] == [
+        ("(idle) research/notebook-0", "", "50"),
+        ("(idle)", "", "50"),
+        ("(idle)", "", "50"),
+    ]
 
 
 def test_what_the_driver_reserved_is_not_worth_a_row() -> None:

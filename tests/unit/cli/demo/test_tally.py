@@ -6,7 +6,7 @@ import pytest
 
 from cli.demo.tally import Tally
 from gpuledger.records import Account, GpuBooks, GpuReading
-from tests.unit.cli.demo.events import GIB, PENDING, SECOND_NS, entry, event
+from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
 
 def tally_of(*events: object) -> Tally:
@@ -70,6 +70,15 @@ def test_a_gpu_balances_with_its_instances() -> None:
     ]
     assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
     assert tally_of(replace(one, gpus=rows[:1])).conservation_error_max_ratio == 0.25
+
+
+def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
+    """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
+    idle = [entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one) for one in (0, None)]
+    booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
+    tally = tally_of(event(entries=booked, allocations=[HELD]))
+    assert tally.conservation_error_max_ratio == 0.0
+    assert [total.gpu_seconds for total in tally.pods.values()] == [0.25]
 
 
 def test_books_that_do_not_balance_show() -> None:
