@@ -16,6 +16,7 @@ from sinks.remote_write.settings import RemoteWriteSettings
 from tests.unit.sinks.given import (
     NODE,
     SECOND_NS,
+    allocation,
     bus,
     committed,
     dead_letters,
@@ -107,6 +108,36 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
     # Without the marker Prometheus would go on answering with the last value for five minutes.
     assert await query(prometheus, alive) == []
     assert len(await query(prometheus, 'gpuledger_gpu_power_watts{node="node-ended"}')) == 1
+
+
+async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: PrometheusApi) -> None:
+    on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
+    held = [allocation(), allocation(namespace="serving", pod="chat-0")]
+    idle = [
+        entry(Account.IDLE, busy_seconds=seconds, allocation=holder)
+        for seconds, holder in ((0.25, 0), (0.125, 1), (0.5, None))
+    ]
+    changes = {"entries": [entry(busy_seconds=0.125), *idle], "allocations": held, "node": node}
+    *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
+    free = {"entries": [entry(Account.IDLE, busy_seconds=1.0)], "allocations": [], "node": node}
+    (gone,) = ticks(1, namespace="idle", first_ns=last.time_ns + SECOND_NS, **free)
+    of_idle = f'gpuledger_account_gpu_busy_ratio{{node="{node}", account="idle"}}'
+    by_holder = f"sum by (holder_namespace, holder_pod) ({of_idle})"
+    at = place_of(node)
+    await publish(on, *before, last)
+    async with sending(on, prometheus):
+        await eventually(lambda: committed(on, GROUP, at) == 3, within_seconds=10)
+        await asyncio.to_thread(prometheus.await_query, by_holder)
+        shared = await query(prometheus, by_holder)
+        await publish(on, gone)
+        await eventually(lambda: committed(on, GROUP, at) == 4, within_seconds=10)
+
+    assert {labels.get("holder_pod"): value for labels, value in shared} == {
+        "notebook-0": 0.25,
+        "chat-0": 0.125,
+        None: 0.5,
+    }
+    assert await query(prometheus, by_holder) == [({}, 1.0)]
 
 
 async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
