@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -20,16 +20,30 @@ from gpuledger.twins import encode_twin
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
+Fence = Callable[[], None]
+"""Called before each publish; raises where another one may publish now."""
 _log = structlog.get_logger(__name__)
+
+
+def let_pass() -> None:
+    """Let everything pass: there is nobody else, or others do no harm."""
 
 
 class Publisher:
     """Sends batches of pods to the partitions of their nodes."""
 
     def __init__(
-        self, *, bus: PodBus, table: PodTable, check: Check, clock: Clock, batch_most: int
+        self,
+        *,
+        bus: PodBus,
+        table: PodTable,
+        check: Check,
+        clock: Clock,
+        batch_most: int,
+        fence: Fence = let_pass,
     ) -> None:
         self._bus = bus
+        self._fence = fence
         self._table = table
         self._check = check
         self._clock = clock
@@ -87,6 +101,7 @@ class Publisher:
         self._check.ok()
 
     async def _send_part(self, producer: Producer, partition: int, part: list[Pending]) -> None:
+        self._fence()
         await producer.publish(PODS.name, partition, [_message(one) for one in part])
         self._table.acknowledge(part)
         tombstones = sum(one.pod is None for one in part)

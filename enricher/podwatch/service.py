@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -9,8 +10,10 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.election import Elector
 from enricher.podwatch.known import PodBus, read_known
-from enricher.podwatch.publish import Publisher
+from enricher.podwatch.lease import LeaseKeeper, identity_of, namespace_of
+from enricher.podwatch.publish import Fence, Publisher, let_pass
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
 from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
@@ -25,36 +28,91 @@ _log = structlog.get_logger(__name__)
 async def run_podwatch(
     *, api: Api, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
-    """Publish the pods of the API server until cancelled; `TopicsError` where the topic is missing.
+    """Publish the pods of the API server until cancelled; with a Lease, while it is held.
 
+    Raises `TopicsError` where the topic is missing, `UserError` where the Lease has no namespace.
     The checks are `known`, ok once it was read which pods Kafka knows, `api`, ok once the pods were
-    listed, and `kafka`.
+    listed, `kafka`, and with a Lease `lease`; all are ok while another one leads.
     """
-    known = await read_known(bus=bus, check=readiness.check("known"), clock=clock)
-    table = PodTable(
-        tombstone_after_seconds=settings.tombstone_after_seconds,
-        tombstones_most=settings.tombstones_most,
-    )
-    table.restore(known.by_uid.values())
-    del known
-    publisher = Publisher(
-        bus=bus,
-        table=table,
-        check=readiness.check("kafka"),
+    podwatch = _Podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
+    if not settings.lease.enabled:
+        metrics.LEADING.set(1)
+        await podwatch.publish()
+        return
+    elector = Elector(
+        keeper=LeaseKeeper(
+            api=api, namespace=namespace_of(settings.lease), name=settings.lease.name
+        ),
+        settings=settings.lease,
+        identity=identity_of(settings.lease),
+        check=readiness.check("lease"),
         clock=clock,
-        batch_most=settings.publish_batch,
     )
-    reader = PodReader(
-        labels=settings.labels,
-        annotations=settings.annotations,
-        gpu_resource_prefixes=settings.gpu_resource_prefixes,
-    )
-    reflector = Reflector(api=api, reader=reader, settings=settings.kubernetes, clock=clock)
-    follower = Follower(table=table, publisher=publisher, check=readiness.check("api"), clock=clock)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(follower.follow(reflector))
-        tasks.create_task(publisher.forever())
-        tasks.create_task(_bury(table, publisher, clock))
+    while True:
+        podwatch.stand_by()
+        await elector.acquire()
+        await elector.lead(podwatch.publish(fence=elector.must_hold))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Podwatch:
+    """What publishes; each time anew, for another one may have published meanwhile."""
+
+    api: Api
+    bus: PodBus
+    settings: PodwatchSettings
+    readiness: Readiness
+    clock: Clock
+
+    def stand_by(self) -> None:
+        """Say that there is nothing to be done for the moment."""
+        for name in ("known", "api", "kafka"):
+            self.readiness.check(name).ok("standing by")
+
+    async def publish(self, *, fence: Fence = let_pass) -> None:
+        """Read what is known, then list, watch and publish until cancelled."""
+        for name in ("api", "kafka"):
+            self.readiness.check(name).failed("starting")
+        table = await self._known_pods()
+        publisher = Publisher(
+            bus=self.bus,
+            table=table,
+            check=self.readiness.check("kafka"),
+            clock=self.clock,
+            batch_most=self.settings.publish_batch,
+            fence=fence,
+        )
+        follower = Follower(
+            table=table,
+            publisher=publisher,
+            check=self.readiness.check("api"),
+            clock=self.clock,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.follow(self._reflector()))
+            tasks.create_task(publisher.forever())
+            tasks.create_task(_bury(table, publisher, self.clock))
+
+    async def _known_pods(self) -> PodTable:
+        check = self.readiness.check("known")
+        known = await read_known(bus=self.bus, check=check, clock=self.clock)
+        table = PodTable(
+            tombstone_after_seconds=self.settings.tombstone_after_seconds,
+            tombstones_most=self.settings.tombstones_most,
+        )
+        table.restore(known.by_uid.values())
+        return table
+
+    def _reflector(self) -> Reflector:
+        settings = self.settings
+        reader = PodReader(
+            labels=settings.labels,
+            annotations=settings.annotations,
+            gpu_resource_prefixes=settings.gpu_resource_prefixes,
+        )
+        return Reflector(
+            api=self.api, reader=reader, settings=settings.kubernetes, clock=self.clock
+        )
 
 
 class Follower:

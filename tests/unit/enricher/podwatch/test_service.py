@@ -15,6 +15,7 @@ from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription
+from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import PodRecord
@@ -92,7 +93,7 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> PodwatchSettings:
 
 @asynccontextmanager
 async def running(
-    *, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: PatientClock
+    *, bus: PodBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> AsyncGenerator[None]:
     """Run podwatch while the context is open; a failure of it comes out of the context."""
     async with open_api(settings.kubernetes) as api:
