@@ -48,17 +48,21 @@ def _compute_instances(readings: Sequence[GpuReading]) -> list[list[int]]:
 def _share_memory(
     own: list[GpuReading], rows: Sequence[int], claims: Sequence[Sequence[Claim]]
 ) -> None:
-    """Leave the shared memory to the first row; the others have what their processes hold."""
-    first = own[rows[0]]
-    total, used = first.memory_total_bytes, first.memory_used_bytes
-    if total is None:
+    """Leave the memory to the first row that tells it; the others have what processes hold."""
+    known = [place for place in rows if own[place].memory_total_bytes is not None]
+    if not known:
         return
-    for place in rows[1:]:
+    keeper = known[0]
+    first = own[keeper]
+    total, used = first.memory_total_bytes or 0, first.memory_used_bytes
+    for place in rows:
+        if place == keeper:
+            continue
         held = min(total, sum(claim.memory_bytes or 0 for claim in claims[place]))
         total -= held
         used = None if used is None else max(0, used - held)
         own[place] = _row(own[place], total=held, used=held, reserved=0)
-    own[rows[0]] = _row(first, total=total, used=used, reserved=first.memory_reserved_bytes)
+    own[keeper] = _row(first, total=total, used=used, reserved=first.memory_reserved_bytes)
 
 
 def _what_is_left(reading: GpuReading, parts: Sequence[GpuReading]) -> GpuReading:
