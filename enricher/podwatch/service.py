@@ -68,6 +68,8 @@ class _Podwatch:
         """Say that there is nothing to be done for the moment."""
         for name in ("known", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
+        metrics.PODS.set(0)
+        metrics.UNPUBLISHED.set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled."""

@@ -201,20 +201,25 @@ def test_the_api_server_takes_a_manifest(
     assert answer.status in {200, 201}, answer.json()["message"]
 
 
-def test_podwatch_s_account_may_list_and_watch_pods_but_not_read_secrets(
+def test_podwatch_s_account_may_list_and_watch_pods_and_keep_its_lease_and_nothing_else(
     kube_api: KubeApiClient, tmp_path: Path
 ) -> None:
     kube_api.create_namespace(NAMESPACE)
-    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
         for manifest in manifests.of_kind(kind):
             kube_api.apply(manifest)
     file = kube_api.service_account_kubeconfig(namespace=NAMESPACE, name="gpuledger-podwatch")
     cluster, login = read_kubeconfig(file, folder=tmp_path)
     account = KubeApiClient(cluster=cluster, login=login, kubeconfig=file, folder=tmp_path)
 
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
     allowed = [
-        account.fetch("GET", path).status
-        for path in ("/api/v1/pods", "/api/v1/pods?watch=true&timeoutSeconds=1")
+        account.fetch(method, path, body).status
+        for method, path, body in (
+            ("GET", "/api/v1/pods", None),
+            ("GET", "/api/v1/pods?watch=true&timeoutSeconds=1", None),
+            ("POST", f"{leases}?dryRun=All", {"metadata": {"name": "gpuledger-podwatch"}}),
+        )
     ]
     refused = [
         account.fetch(method, path, body).status
@@ -222,8 +227,12 @@ def test_podwatch_s_account_may_list_and_watch_pods_but_not_read_secrets(
             ("GET", "/api/v1/secrets", None),
             ("GET", "/api/v1/nodes", None),
             ("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": "intruder"}}),
+            ("GET", leases, None),
+            ("GET", f"{leases}/another", None),
+            ("DELETE", f"{leases}/gpuledger-podwatch", None),
+            ("GET", leases.replace(NAMESPACE, "kube-system") + "/gpuledger-podwatch", None),
         )
     ]
 
-    assert allowed == [200, 200]
-    assert refused == [403, 403, 403]
+    assert allowed == [200, 200, 201]
+    assert set(refused) == {403}

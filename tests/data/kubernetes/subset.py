@@ -26,6 +26,8 @@ KINDS: Final = (
     "io.k8s.api.policy.v1.PodDisruptionBudget",
     "io.k8s.api.rbac.v1.ClusterRole",
     "io.k8s.api.rbac.v1.ClusterRoleBinding",
+    "io.k8s.api.rbac.v1.Role",
+    "io.k8s.api.rbac.v1.RoleBinding",
 )
 _REFERENCE: Final = "#/definitions/"
 _KEPT: Final = frozenset(

@@ -198,6 +198,27 @@ def test_podwatch_may_read_pods_and_nothing_else() -> None:
     assert WORKLOADS["gpuledger-podwatch"].pod["serviceAccountName"] == account["metadata"]["name"]
 
 
+def test_podwatch_may_keep_its_own_lease_and_no_other(folder: Path) -> None:
+    (role,), (binding,) = map(manifests.of_kind, ("Role", "RoleBinding"))
+    lease = WORKLOADS["gpuledger-podwatch"].settings(folder)["lease"]
+    (account,) = manifests.of_kind("ServiceAccount")
+
+    assert lease["enabled"]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [lease["name"]],
+            "verbs": ["get", "update"],
+        },
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+    ]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [(one["name"], one["namespace"]) for one in binding["subjects"]] == [
+        (account["metadata"]["name"], account["metadata"]["namespace"])
+    ]
+
+
 @pytest.mark.parametrize("workload", SERVICES.values(), ids=SERVICES)
 def test_a_deployable_is_probed_and_bounded(workload: Workload) -> None:
     probes = [workload.container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")]
