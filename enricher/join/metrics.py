@@ -36,6 +36,11 @@ UNKNOWN_TOTAL: Final = Counter(
     "Pods whose records did not come in `join.pending_seconds`, and those that were too many to"
     " wait for: the pod watch is behind, or no pod has these containers.",
 )
+CONSERVATION_ERROR_RATIO: Final = Gauge(
+    "gpuledger_conservation_error_ratio",
+    "Largest relative difference between what a device read and the sum of its entries, over all"
+    " quantities, in the ticks of the last ten minutes that were checked: one in 200.",
+)
 PROCESS_RECORDS_TOTAL: Final = Counter(
     "gpuledger_join_process_records",
     "Process records read, by change: `seen`, `changed` or `ended`.",

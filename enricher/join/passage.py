@@ -5,7 +5,9 @@ Pure functions of ticks and marks; the only clock is the one that bounds the nod
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from gpuledger.records import NodeSample
 
@@ -18,8 +20,8 @@ _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 _AWAY_NS: Final = 3_600 * 10**9
 
 
-class Mark(NamedTuple):
-    """The last tick of a node that was booked."""
+class Mark(msgspec.Struct, gc=False):
+    """The last tick of a node that was booked; a Struct, because one is made for each tick."""
 
     boot_id: str
     """The kernel's id of the boot."""

@@ -4,38 +4,9 @@ Nothing is corrected by it. A clock that is behind looks like a way that is slow
 only one direction can be known: what is seen before it can have happened.
 """
 
-import math
-from typing import Final
-
 from enricher.join import metrics
-from gpuledger.records import NodeSample, PodRecord
-
-_WINDOW_NS: Final = 300 * 10**9
-
-
-class RecentLeast:
-    """The least of what was seen in the last two windows, in constant memory."""
-
-    def __init__(self) -> None:
-        self._begun_ns = 0
-        self._now = self._before = math.inf
-
-    def add(self, value: float, *, now_ns: int) -> bool:
-        """Take a value; say whether the least may be another than before."""
-        since_ns = now_ns - self._begun_ns
-        is_over = not 0 <= since_ns < _WINDOW_NS
-        if is_over:
-            self._before = self._now if since_ns < 2 * _WINDOW_NS else math.inf
-            self._now, self._begun_ns = math.inf, now_ns
-        if value < self._now:
-            self._now = value
-            return True
-        return is_over
-
-    @property
-    def least(self) -> float:
-        """The least value; infinite where there was none."""
-        return min(self._now, self._before)
+from enricher.join.recent import RecentLeast
+from gpuledger.records import PodRecord
 
 
 class ClockSkew:
@@ -45,9 +16,9 @@ class ClockSkew:
         self._ages_ns = RecentLeast()
         self._leads_ns = RecentLeast()
 
-    def see_tick(self, sample: NodeSample, *, now_ns: int) -> None:
-        """Take a tick: that it is from the future shows a node's clock ahead of this machine's."""
-        if self._ages_ns.add(now_ns - sample.time_ns, now_ns=now_ns):
+    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+        """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
             metrics.LEAST_AGE_SECONDS.set(self._ages_ns.least / 1e9)
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:

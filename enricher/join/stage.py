@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
 from enricher.join import metrics
+from enricher.join.audit import Audit
 from enricher.join.checks import InvalidTickError, book_valid_tick
 from enricher.join.describe import (
     DescriptionCache,
@@ -23,9 +22,7 @@ from enricher.join.describe import (
 from enricher.join.event import make_event
 from enricher.join.marks import NodeMarks
 from enricher.join.passage import Mark, is_booked, is_late, uncovered_seconds
-from enricher.join.pending import PendingPods, Waiting
 from enricher.join.pods import PodCache
-from enricher.join.skew import ClockSkew
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
@@ -50,7 +47,6 @@ _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
 _AttributedIncident: Final = twin_of(AttributedIncident)
 _INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
-_log = structlog.get_logger(__name__)
 
 
 class JoinStage:
@@ -65,8 +61,7 @@ class JoinStage:
     ) -> None:
         self.pods = PodCache()
         self._time_ns = time_ns
-        self._skew = ClockSkew()
-        self._pending = PendingPods(pending_seconds=pending_seconds)
+        self._audit = Audit(pending_seconds=pending_seconds)
         self._office = office
         self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -81,8 +76,8 @@ class JoinStage:
             for _, pod in self._office.decode(_PODS, [record]):
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
-                self._skew.see_pod(pod, now_ns=now_ns)
-                self._resolve(pod, now_ns)
+                for node in self._audit.see_pod(pod, now_ns=now_ns):
+                    self._descriptions.forget(node)
 
     def take_marks(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
@@ -123,8 +118,7 @@ class JoinStage:
                 detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
-        _tell_unknown(self._pending.expire(now_ns))
-        metrics.PENDING.set(len(self._pending))
+        self._audit.tell(now_ns)
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
@@ -147,7 +141,7 @@ class JoinStage:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
         self._marks.pop(partition, None)
-        self._pending.forget(partition)
+        self._audit.forget(partition)
         self._descriptions.clear()
 
     def _take_sample(
@@ -159,7 +153,6 @@ class JoinStage:
         if is_booked(sample, mark, offset=record.offset):
             metrics.DUPLICATES_TOTAL.inc()
             return ()
-        self._skew.see_tick(sample, now_ns=now_ns)
         said = self._descriptions.describe(sample)
         if said.foreign is not None:
             return self._refuse(record, sample.node, said.foreign)
@@ -167,7 +160,7 @@ class JoinStage:
         events = self._publishable(record, event)
         if events:
             marks.advance(sample, offset=record.offset, now_ns=now_ns)
-            self._follow(record, event, said, now_ns=now_ns)
+            self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events
 
     def _publishable(self, record: Record, event: GpuEvent) -> tuple[Message, ...]:
@@ -193,25 +186,6 @@ class JoinStage:
         self._office.bury(record, reason="foreign_pod", detail=detail)
         return ()
 
-    def _follow(self, record: Record, event: GpuEvent, said: Said, *, now_ns: int) -> None:
-        """Keep track of what was booked."""
-        if event.late:
-            metrics.LATE_TOTAL.inc()
-        if event.uncovered_seconds is not None:
-            metrics.GAPS_TOTAL.inc()
-            metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
-        if said.pending:
-            metrics.PENDING_TOTAL.inc(len(said.pending))
-            self._pending.note(
-                said.pending, node=event.node, partition=record.partition, now_ns=now_ns
-            )
-
-    def _resolve(self, pod: PodRecord, now_ns: int) -> None:
-        """Count that a pod's record has come for which events did not wait."""
-        for waiting in self._pending.resolve(pod):
-            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / 1e9)
-            self._descriptions.forget(waiting.node)
-
     def _foreign_in(self, incident: Incident) -> PodRecord | None:
         identities = map(identity_of, incident.processes)
         return find_foreign(identities, self.pods, node=incident.node)
@@ -231,11 +205,3 @@ def _book(sample: NodeSample, said: Said, mark: Mark | None, *, reached_ns: int 
         late=sample.late or is_late(sample.time_ns, reached_ns),
         uncovered_seconds=uncovered_seconds(sample, mark),
     )
-
-
-def _tell_unknown(expired: Sequence[Waiting]) -> None:
-    """Count the pods whose records did not come in time; log one of them for all."""
-    if expired:
-        metrics.UNKNOWN_TOTAL.inc(len(expired))
-        first = expired[0]
-        _log.warning("pods_unknown", count=len(expired), node=first.node, example=first.names)

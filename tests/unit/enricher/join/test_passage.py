@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.join.passage import time_reached
-from enricher.join.skew import RecentLeast
+from enricher.join.recent import RecentLeast
 from gpuledger.topics import PODS
 from tests.unit.enricher.join.given import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample

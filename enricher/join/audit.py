@@ -1,0 +1,80 @@
+"""What shows of a worker's ticks and pods in its metrics and its log; nothing follows from it.
+
+Here lateness, gaps, pending pods and clocks are counted, and the books are checked against the
+devices. What an event says of them is decided elsewhere.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+
+from enricher.join import metrics
+from enricher.join.conservation import conservation_error
+from enricher.join.describe import Said
+from enricher.join.pending import PendingPods
+from enricher.join.recent import RecentMost
+from enricher.join.skew import ClockSkew
+from gpuledger.records import GpuEvent, NodeSample, PodRecord
+
+# Checking costs about as much as booking: this is less than a hundredth of the work.
+TICKS_PER_CHECK: Final = 200
+_log = structlog.get_logger(__name__)
+
+
+class Audit:
+    """Follows a worker's work; memory is bounded by the pods that are waited for."""
+
+    def __init__(self, *, pending_seconds: float) -> None:
+        self._pending = PendingPods(pending_seconds=pending_seconds)
+        self._skew = ClockSkew()
+        self._errors = RecentMost()
+        self._ticks_to_check = 1
+        self._newest_ns = 0
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
+        """Take that a pod's record has come; give the nodes that named it before."""
+        self._skew.see_pod(pod, now_ns=now_ns)
+        for waiting in self._pending.resolve(pod):
+            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / 1e9)
+            yield waiting.node
+
+    def see_event(
+        self, event: GpuEvent, sample: NodeSample, said: Said, *, partition: int, now_ns: int
+    ) -> None:
+        """Take that a tick was booked."""
+        if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
+            self._newest_ns = sample.time_ns
+        if event.late:
+            metrics.LATE_TOTAL.inc()
+        if event.uncovered_seconds is not None:
+            metrics.GAPS_TOTAL.inc()
+            metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
+        if said.pending:
+            metrics.PENDING_TOTAL.inc(len(said.pending))
+            self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)
+        self._ticks_to_check -= 1
+        if not self._ticks_to_check:
+            self._ticks_to_check = TICKS_PER_CHECK
+            self._check(event, sample, now_ns=now_ns)
+
+    def tell(self, now_ns: int) -> None:
+        """Show the clocks and who is waited for; log one pod for all that did not come in time."""
+        if self._newest_ns:
+            self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
+            self._newest_ns = 0
+        expired = self._pending.expire(now_ns)
+        metrics.PENDING.set(len(self._pending))
+        if expired:
+            metrics.UNKNOWN_TOTAL.inc(len(expired))
+            first = expired[0]
+            _log.warning("pods_unknown", count=len(expired), node=first.node, example=first.names)
+
+    def forget(self, partition: int) -> None:
+        """Forget what belongs to a partition that is no longer held."""
+        self._pending.forget(partition)
+
+    def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
+        error = conservation_error(event.gpus, sample)
+        if self._errors.add(error, now_ns=now_ns):
+            metrics.CONSERVATION_ERROR_RATIO.set(self._errors.most)
