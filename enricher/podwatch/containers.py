@@ -48,6 +48,8 @@ def _of_one_kind(
     running: Sequence[ContainerStatus] | None,
     nanoseconds: Nanoseconds,
 ) -> list[PodContainer]:
+    if not (asked or running):
+        return []
     by_name = {one.name: one for one in running or ()}
     names = dict.fromkeys(one.name for one in asked or ()) | dict.fromkeys(by_name)
     return [_container(name, by_name.get(name), nanoseconds) for name in names]
