@@ -25,24 +25,25 @@ class Ratios(msgspec.Struct, frozen=True, gc=False):
     """Share of cycles in which the memory interface worked."""
 
 
-# Active seconds for each second of a column: multiprocessors, tensor pipes, memory interface.
+# Of multiprocessors, tensor pipes and memory interface: ratios, or active seconds a second.
 Rates = tuple[float | None, float | None, float | None]
 _UNKNOWN: Final[Rates] = (None, None, None)
 _decode: Final = msgspec.json.Decoder(Ratios).decode
 
 
-def read_ratios(profiling: GpuProfiling) -> Ratios | GpuProfiling:
+def ratios_of(profiling: GpuProfiling) -> Rates:
     """Give the counters of a reading, which may hold them as bytes that nobody has looked at.
 
     Raises `ValueError` where those are no counters.
     """
     unread: object = profiling
-    if not isinstance(unread, msgspec.Raw):
-        return profiling
-    try:
-        return _decode(unread)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"field profiling: {error}") from error
+    counters: Ratios | GpuProfiling = profiling
+    if isinstance(unread, msgspec.Raw):
+        try:
+            counters = _decode(unread)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"field profiling: {error}") from error
+    return counters.sm_active_ratio, counters.tensor_active_ratio, counters.dram_active_ratio
 
 
 def split_active(
@@ -55,14 +56,12 @@ def split_active(
     """
     if profiling is None:
         return _UNKNOWN, busy
-    ratios = read_ratios(profiling)
+    sm, tensor, dram = ratios_of(profiling)
     factor = seconds
     if worked > _LEAST_RATIO * seconds:
         factor /= worked
     else:
         busy = [*[0.0] * (len(busy) - 2), 1.0, 0.0]
-    sm, tensor = ratios.sm_active_ratio, ratios.tensor_active_ratio
-    dram = ratios.dram_active_ratio
     return (
         None if sm is None else sm * factor,
         None if tensor is None else tensor * factor,

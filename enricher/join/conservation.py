@@ -6,18 +6,18 @@ Pure, and told from the readings alone: nothing here asks how the entries were m
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from enricher.join.activity import read_ratios
-from gpuledger.records import GpuBooks, GpuReading, NodeSample
+from enricher.join.activity import ratios_of
+from gpuledger.records import Entry, GpuBooks, GpuReading, NodeSample
 
-_ACTIVE: Final = ("sm_active", "tensor_active", "dram_active")
 # Below this, two amounts are the same whatever their ratio.
 _LEAST: Final = 1e-9
+_Column = list[float | None]
 
 
 def conservation_error(books: Sequence[GpuBooks], sample: NodeSample) -> float:
     """Give the largest relative error over quantities and devices: 0 where entries sum to each.
 
-    Costs about as much as the booking itself. Raises `ValueError` where the counters of a reading
+    Costs as much as the booking: for some ticks of many. Raises `ValueError` where the counters of a reading
     are none.
     """
     seconds = sample.interval_ns / 1e9
@@ -38,25 +38,42 @@ def _devices(books: Sequence[GpuBooks]) -> Iterable[list[GpuBooks]]:
 
 def _errors(rows: list[GpuBooks], seconds: float) -> Iterator[float]:
     readings = [one.reading for one in rows]
-    yield _error(_memory_bytes(readings) * seconds, _sum(rows, "memory_byte_seconds"))
-    yield _error(_joules(readings[0], seconds), _sum(rows, "joules"))
+    columns = [_columns(row.entries) for row in rows]
+    memory = sum([_sum(column[1]) for column in columns])
+    joules = sum([_sum(column[2]) for column in columns])
+    yield _error(_memory_bytes(readings) * seconds, memory)
+    yield _error(_joules(readings[0], seconds), joules)
     is_cut = len(rows) > 1 and readings[0].parent_uuid is None
-    for row in rows[1:] if is_cut else rows:
-        if any(entry.busy_seconds is not None for entry in row.entries):
-            yield _error(seconds, _sum([row], "busy_seconds"))
-        ratios = row.reading.profiling and read_ratios(row.reading.profiling)
-        for name in _ACTIVE if ratios else ():
-            expected = (getattr(ratios, f"{name}_ratio") or 0.0) * seconds
-            yield _error(expected, _sum([row], f"{name}_seconds"))
+    for reading, (busy, _, _, *active) in zip(readings, columns, strict=True):
+        if is_cut and reading.parent_uuid is None:
+            continue
+        if any(each is not None for each in busy):
+            yield _error(seconds, _sum(busy))
+        if reading.profiling is not None:
+            counters = ratios_of(reading.profiling)
+            for ratio, column in zip(counters, active, strict=True):
+                yield _error((ratio or 0.0) * seconds, _sum(column))
+
+
+def _columns(entries: Sequence[Entry]) -> list[_Column]:
+    """Give the quantities of the entries, one column each."""
+    return [
+        [one.busy_seconds for one in entries],
+        [one.memory_byte_seconds for one in entries],
+        [one.joules for one in entries],
+        [one.sm_active_seconds for one in entries],
+        [one.tensor_active_seconds for one in entries],
+        [one.dram_active_seconds for one in entries],
+    ]
+
+
+def _sum(column: _Column) -> float:
+    return sum([each for each in column if each])
 
 
 def _error(expected: float, booked: float) -> float:
     difference = abs(booked - expected)
     return difference / max(expected, _LEAST) if difference > _LEAST * _LEAST else 0.0
-
-
-def _sum(rows: Iterable[GpuBooks], quantity: str) -> float:
-    return sum(getattr(entry, quantity) or 0.0 for row in rows for entry in row.entries)
 
 
 def _memory_bytes(readings: Sequence[GpuReading]) -> int:
