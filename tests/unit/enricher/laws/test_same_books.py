@@ -1,0 +1,104 @@
+"""The same records in the topics give the same books, whoever reads them, and in whatever order.
+
+However ticks are batched, however many workers share them, whenever one dies or gives a partition
+up, and whether pods come before their ticks or after: each tick has one event, and its books are
+the same to the byte as those of a replay that reads all pods first.
+"""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from enricher.join.agreement import Agreement, compare_events
+from enricher.join.comparison import EventId
+from enricher.join.replay import Replay, TimeRange
+from gpuledger.records import NodeSample
+from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
+from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
+
+ALWAYS = TimeRange(0, 2**62)
+id_of = msgspec.json.Decoder(EventId).decode
+
+partitions = st.sampled_from(PARTITIONS)
+steps = st.lists(
+    st.one_of(
+        st.builds(Work, partitions, st.integers(1, 5), st.sampled_from(Death)),
+        st.builds(Work, partitions, st.integers(1, 5)),
+        st.builds(Tell, partitions, st.integers(1, 4)),
+        st.builds(Move, partitions, st.integers(0, WORKERS - 1)),
+    ),
+    max_size=12,
+)
+
+
+def replay(given_topics: Topics) -> dict[EventId, bytes]:
+    """Give the events of a replay, by identity."""
+    again, made = Replay(ALWAYS), {}
+    for partition in PARTITIONS:
+        again.take_pods(given_topics.pods[partition])
+        for event in again.take_samples(given_topics.samples[partition]):
+            made[id_of(event.value or b"")] = event.value or b""
+        again.end_partition(partition)
+    return made
+
+
+def ids_in(given_topics: Topics) -> set[EventId]:
+    """Give the identity of every tick."""
+    ticks = [
+        msgspec.json.decode(record.value or b"", type=NodeSample)
+        for records in given_topics.samples.values()
+        for record in records
+    ]
+    return {EventId(tick.node, tick.boot_id, tick.seq) for tick in ticks}
+
+
+@settings(max_examples=100, deadline=None)
+@given(topics(), steps)
+def test_the_books_do_not_depend_on_batches_workers_deaths_and_interleaving(
+    given_topics: Topics, given_steps: list[Step]
+) -> None:
+    workers = Workers(given_topics)
+    workers.follow(given_steps)
+    expected = replay(given_topics)
+
+    assert {id_of(event.value or b"") for event in workers.events} == ids_in(given_topics)
+    assert expected.keys() == ids_in(given_topics)
+    for event in workers.events:
+        value = event.value or b""
+        changes = compare_events(value, expected[id_of(value)]).changes
+        assert [each for each in changes if not each.field.startswith("pods[")] == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(topics(), steps)
+def test_without_a_death_each_tick_has_exactly_one_event(
+    given_topics: Topics, given_steps: list[Step]
+) -> None:
+    workers = Workers(given_topics)
+    workers.follow(
+        [
+            Work(step.partition, step.ticks) if isinstance(step, Work) else step
+            for step in given_steps
+        ]
+    )
+
+    seen = [id_of(event.value or b"") for event in workers.events]
+    assert len(seen) == len(set(seen))
+
+
+@settings(max_examples=50, deadline=None)
+@given(topics(), steps)
+def test_a_replay_of_all_pods_knows_whom_the_first_run_knew(
+    given_topics: Topics, given_steps: list[Step]
+) -> None:
+    """Labels are those of the tick's time, so a version that came late may change them."""
+    workers = Workers(given_topics)
+    workers.follow(given_steps)
+    expected = replay(given_topics)
+
+    for event in workers.events:
+        value = event.value or b""
+        compared = compare_events(value, expected[id_of(value)])
+        changed = {each.field.rpartition(".")[2] for each in compared.changes}
+        assert changed <= {"labels"}
+        assert changed or compared.agreement is not Agreement.DIFFERENT

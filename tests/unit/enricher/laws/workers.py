@@ -1,0 +1,132 @@
+"""A join of several workers without a bus: what the shell does around stages, step by step.
+
+Here is done by hand what a group of workers does over Kafka, so that a test may stop one anywhere:
+between events and marks, between marks and commit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.topics import MARKS
+from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics
+
+WORKERS: Final = 2
+
+
+class Death(Enum):
+    """When a worker dies within a batch."""
+
+    NEVER = "never"
+    BEFORE_EVENTS = "before its events are there"
+    BEFORE_MARKS = "before its marks are there"
+    BEFORE_COMMIT = "before its offsets are there"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The holder of a partition takes up a batch of ticks, and may die over it."""
+
+    partition: int
+    ticks: int
+    death: Death = Death.NEVER
+
+
+@dataclass(frozen=True)
+class Tell:
+    """More pods of a partition become known, to its holder too."""
+
+    partition: int
+    pods: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """A partition goes to another worker."""
+
+    partition: int
+    worker: int
+
+
+Step = Work | Tell | Move
+
+
+class Workers:
+    """Some workers, and what they have published and committed."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.events: list[Message] = []
+        self._topics = topics
+        self._stages = [_new_stage() for _ in range(WORKERS)]
+        self._holder = dict.fromkeys(PARTITIONS, 0)
+        self._told = dict.fromkeys(PARTITIONS, 0)
+        self._committed = dict.fromkeys(PARTITIONS, 0)
+        self._marks: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
+
+    def follow(self, steps: Sequence[Step]) -> None:
+        """Go through the steps, and then to the end of the ticks; not all pods need be told."""
+        for step in steps:
+            self._take(step)
+        for partition in PARTITIONS:
+            self._take(Work(partition, ticks=len(self._topics.samples[partition])))
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Work(partition, ticks, death):
+                self._work(partition, ticks, death)
+            case Tell(partition, pods):
+                begin = self._told[partition]
+                records = self._topics.pods[partition][begin : begin + pods]
+                self._told[partition] += len(records)
+                self._stages[self._holder[partition]].take_pods(records)
+            case Move(partition, worker):
+                self._stages[self._holder[partition]].forget(partition)
+                self._assign(partition, worker)
+
+    def _assign(self, partition: int, worker: int) -> None:
+        """Read the pods and the marks to their end, before any tick."""
+        self._holder[partition] = worker
+        self._stages[worker].take_pods(self._topics.pods[partition][: self._told[partition]])
+        self._stages[worker].take_marks(self._marks[partition])
+
+    def _work(self, partition: int, ticks: int, death: Death) -> None:
+        stage, begin = self._stages[self._holder[partition]], self._committed[partition]
+        records = self._topics.samples[partition][begin : begin + ticks]
+        events = stage.take_samples(records)
+        marks = stage.drain_marks(partition)
+        if death is Death.BEFORE_EVENTS:
+            return self._die(partition)
+        self.events += events
+        if death is Death.BEFORE_MARKS:
+            return self._die(partition)
+        kept = self._marks[partition]
+        kept += [
+            Record(MARKS.name, partition, len(kept), each.timestamp_ms, each.key, each.value)
+            for each in marks
+        ]
+        if death is Death.BEFORE_COMMIT:
+            return self._die(partition)
+        self._committed[partition] += len(records)
+        return None
+
+    def _die(self, partition: int) -> None:
+        """Have a new process take the partitions of the dead one."""
+        dead = self._holder[partition]
+        self._stages[dead] = _new_stage()
+        for each, holder in self._holder.items():
+            if holder == dead:
+                self._assign(each, dead)
+
+
+def _new_stage() -> JoinStage:
+    office = DeadLetterOffice(consumer="test", producer=_Nowhere(), partitions=1)
+    return JoinStage(office=office, time_ns=lambda: BEGIN_NS + 10**12)
+
+
+class _Nowhere:
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Publish nothing."""
