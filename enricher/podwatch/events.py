@@ -84,7 +84,7 @@ def _bookmark(raw: msgspec.Raw) -> Bookmark:
     """Read the version alone; empty where the object has none."""
     try:
         meta = _decode_version(raw).metadata
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         _log.warning("version_unreadable", error=str(error))
         return Bookmark("", ends_list=False)
     notes = meta.annotations

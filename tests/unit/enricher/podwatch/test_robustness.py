@@ -197,3 +197,22 @@ async def test_objects_of_three_megabytes_come_through_each_way(
     steps = await follow(server, clock, last("+small"))
     assert told(steps)[-2:] == ["+large", "+small"]
     assert not [step for step in steps if isinstance(step, Interrupted)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"\xff"}}}\n',
+        b'{"type":"ADDED","object":{"metadata":{"uid":"x","resourceVersion":"\xff"}}}\n',
+        b'{"type":"BOOKMARK","object":[]}\n',
+        b'{"type":"ADDED","object":null}\n',
+    ],
+)
+async def test_an_object_that_cannot_be_read_is_stepped_over(
+    server: MisbehavingServer, clock: PatientClock, line: bytes
+) -> None:
+    server.lists += [page(version="5")]
+    server.watches += [events(tail=line), events(event("ADDED", pod("a")), keep=True)]
+    steps = await follow(server, clock, last("+a"))
+    assert not [step for step in steps if isinstance(step, Interrupted)]
+    assert server.asked[-1]["resourceVersion"] == "5"
