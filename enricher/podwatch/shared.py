@@ -16,6 +16,8 @@ _MOST_SHARED: Final = 10_000
 _MOST_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS: Final = 1_000_000_000
+# Grace can be asked for in centuries; a record's times end in the year 2262.
+_LAST: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
 
 
@@ -61,4 +63,4 @@ class Times:
 def _parsed(text: str) -> int | None:
     since = msgspec.convert(text, _Time) - _EPOCH
     whole = (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
-    return whole if whole > 0 else None
+    return min(whole, _LAST) if whole > 0 else None

@@ -5,8 +5,11 @@ import itertools
 import pytest
 
 from enricher.podwatch.decode import PodReader
+from gpuledger.codec import Decoder
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
+from gpuledger.topics import PODS
+from gpuledger.twins import encode_twin
 from tests.unit.enricher.podwatch.given import CREATED_NS, Object, encoded, pod
 
 SECOND = 10**9
@@ -160,6 +163,13 @@ def test_a_pods_rank_is_carried(
 def test_a_time_that_is_none_makes_the_pod_unreadable(time: object) -> None:
     with pytest.raises(UndecodableError, match="not a pod"):
         read(pod(metadata={"deletionTimestamp": time}))
+
+
+def test_a_time_beyond_all_clocks_is_the_last_that_a_record_can_hold() -> None:
+    found = read(pod(metadata={"deletionTimestamp": "2318-01-01T00:00:00Z"}))
+    assert found.deletion_time_ns == 2**63 - 1
+    decoder = Decoder(topic=PODS.name, record=PodRecord)
+    assert decoder.decode(encode_twin(found)).deletion_time_ns == 2**63 - 1
 
 
 def test_pods_of_one_second_share_its_time_in_memory() -> None:
