@@ -28,7 +28,7 @@ PENDING: Final = Gauge(
 )
 PENDING_DELAY_SECONDS: Final = Histogram(
     "gpuledger_join_pending_delay_seconds",
-    "For how long the records of pods were waited for that have come.",
+    "Time for which the records of pods were waited for that have come.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 900),
 )
 UNKNOWN_TOTAL: Final = Counter(
@@ -68,13 +68,13 @@ LAG_SECONDS: Final = Gauge(
 )
 LEAST_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_least_age_seconds",
-    "Least age of a tick when it was taken up, in the last ten minutes: what the way takes, and"
-    " by how much the clocks of the node and of this machine differ. Below zero, a node's clock"
-    " is ahead of this machine's by at least that.",
+    "Age of the newest tick of the last ten minutes when it was taken up: what the way takes at"
+    " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
+    " node's clock is ahead of this machine's by at least that.",
 )
 NODE_BEHIND_SECONDS: Final = Gauge(
     "gpuledger_join_node_behind_api_server_seconds",
-    "Most by which a pod read in the last ten minutes was taken on by its node, by its clock,"
-    " before the API server made it, by its own: a node's clock is behind by at least that. Whole"
-    " seconds; 0 where none was.",
+    "Time by which a node's clock is behind the API server's at least: the most by which a pod read"
+    " in the last ten minutes was taken on, by its node's clock, before it was made, by the API"
+    " server's. Whole seconds; 0 where none was.",
 )

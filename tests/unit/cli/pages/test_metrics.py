@@ -18,10 +18,11 @@ METRICS = [
     for collector in collectors_of(module)
     for metric in collector.describe()
 ]
-PREFIXES = {
+PREFIXES: dict[str, str | tuple[str, ...]] = {
     "agent": "gpuledger_agent_",
     "podwatch": "gpuledger_podwatch_",
-    "join": "gpuledger_join_",
+    # The law that all books keep is the project's, and the join is where it is checked.
+    "join": ("gpuledger_join_", "gpuledger_conservation_"),
     "sinks": "gpuledger_sink_",
     "join and sinks": "gpuledger_",
 }
