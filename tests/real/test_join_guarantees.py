@@ -1,0 +1,225 @@
+"""What the join promises over a real broker when its workers are stopped and killed in mid-work.
+
+Workers gather for a second, so that a transaction is large enough to be met half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Self
+
+import aiokafka
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message, Subscription
+from gpuledger.codec import encode
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, partition_of_node
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+
+NODES = 24
+TICKS = 60
+MORE = 10
+LOOK_SECONDS = 40.0
+FENCED = 'gpuledger_join_transactions_undone_total{cause="fenced"}'
+PLACES = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
+Id = tuple[str, int]
+Event = dict[str, Any]
+Ends = dict[aiokafka.TopicPartition, int]
+
+
+class Scene:
+    """A broker with ticks to be joined, and the workers of a test."""
+
+    def __init__(self, *, kafka: Kafka, folder: Path, guarantee: str) -> None:
+        self.settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        self._folder = folder
+        self._guarantee = guarantee
+        self._fleet = Fleet(nodes=NODES)
+        self.workers: list[Deployable] = []
+
+    def start_worker(self) -> Deployable:
+        """Start one more worker."""
+        name = f"join-{len(self.workers)}"
+        worker = Deployable(
+            name=name,
+            command=["gpuledger-join"],
+            folder=self._folder / name,
+            environment={
+                "KAFKA__BOOTSTRAP_SERVERS": self.settings.bootstrap_servers,
+                "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+                "JOIN__PROCESSING_GUARANTEE": self._guarantee,
+                "JOIN__COMMIT_INTERVAL_SECONDS": "1",
+                "JOIN__RECORDS_PER_COMMIT": "100000",
+            },
+        )
+        self.workers.append(worker)
+        worker.start()
+        return worker
+
+    async def publish(self, seqs: range) -> None:
+        """Publish ticks of all nodes."""
+        async with KafkaBus(self.settings).producer() as producer:
+            for node in range(NODES):
+                name = node_name(node)
+                place = partition_of_node(name, partitions=SAMPLES.partitions)
+                ticks = [encode(self._fleet.tick(node, seq)) for seq in seqs]
+                now_ms = time.time_ns() // 1_000_000
+                messages = [Message(name.encode(), tick, now_ms) for tick in ticks]
+                await producer.publish(SAMPLES.name, place, messages)
+
+    async def publish_poison(self) -> None:
+        """Publish a record that can only be put aside."""
+        async with KafkaBus(self.settings).producer() as producer:
+            await producer.publish(SAMPLES.name, 0, [Message(b"x", b"no json", 0)])
+
+    async def await_events(self, ticks: int) -> dict[Id, list[Event]]:
+        """Read until every tick has its event, and what else is there by then."""
+        wanted = {(node_name(node), seq) for node in range(NODES) for seq in range(ticks)}
+        async with asyncio.timeout(LOOK_SECONDS):
+            while not (self._found.keys() >= wanted and await self._is_at_end()):
+                for records in (await self._committed.getmany(timeout_ms=200)).values():
+                    for record in records:
+                        event = json.loads(record.value)
+                        self._found[event["node"], event["seq"]].append(event)
+        assert self._found.keys() == wanted
+        return self._found
+
+    async def count_dead_letters(self) -> int:
+        """Count the dead letters, once there is one."""
+        found = 0
+        asked = Subscription(group="letters", topics=[DEAD_LETTERS.name])
+        async with (
+            asyncio.timeout(LOOK_SECONDS),
+            KafkaBus(self.settings).consumer(asked) as consumer,
+        ):
+            while True:
+                polled = await consumer.poll(timeout_seconds=1, max_records=10)
+                if found and not polled:
+                    return found
+                found += sum(map(len, polled.values()))
+
+    async def _is_at_end(self) -> bool:
+        _, ends = await self.look()
+        return all([await self._committed.position(place) >= ends[place] for place in PLACES])
+
+    async def await_half_way(self, *, is_half_way: Callable[[Ends, Ends], bool]) -> None:
+        """Wait for the moment at which all and committed events are so; asks without a pause."""
+        async with asyncio.timeout(LOOK_SECONDS):
+            while not is_half_way(*await self.look()):
+                pass
+
+    async def look(self) -> tuple[Ends, Ends]:
+        """Give the ends of all events and of those that are committed, partition by partition."""
+        every = await self._every.end_offsets(PLACES)
+        return every, await self._committed.end_offsets(PLACES)
+
+    async def __aenter__(self) -> Self:
+        servers = self.settings.bootstrap_servers
+        await create_topics(self.settings)
+        self._found: dict[Id, list[Event]] = defaultdict(list)
+        self._every = AIOKafkaConsumer(bootstrap_servers=servers)
+        self._committed = AIOKafkaConsumer(
+            bootstrap_servers=servers,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+        )
+        for consumer in (self._every, self._committed):
+            await consumer.start()
+        self._committed.assign(PLACES)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.kill()
+        for consumer in (self._every, self._committed):
+            await consumer.stop()
+
+
+@pytest.fixture
+def scene(start_kafka: Callable[[], Kafka], tmp_path: Path) -> Callable[[str], Scene]:
+    refuse_stray_settings()
+    return lambda guarantee: Scene(kafka=start_kafka(), folder=tmp_path, guarantee=guarantee)
+
+
+def is_in_transaction(every: Ends, committed: Ends) -> bool:
+    return any(every[place] > committed[place] for place in PLACES)
+
+
+def is_publishing(every: Ends, _: Ends) -> bool:
+    return any(every.values())
+
+
+def most_often(found: dict[Id, list[Event]]) -> int:
+    return max(map(len, found.values()))
+
+
+async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
+    scene: Callable[[str], Scene],
+) -> None:
+    async with scene("exactly_once") as it:
+        await it.publish(range(TICKS))
+        await it.publish_poison()
+        zombie = it.start_worker()
+        await it.await_half_way(is_half_way=is_in_transaction)
+        zombie.pause()
+        assert is_in_transaction(*await it.look())
+        it.start_worker().wait_until_ready()
+        assert most_often(await it.await_events(TICKS)) == 1
+
+        zombie.resume()
+        async with asyncio.timeout(LOOK_SECONDS):
+            while FENCED not in zombie.metrics():  # noqa: ASYNC110  # it tells nobody else
+                await asyncio.sleep(0.1)
+        await it.publish(range(TICKS, TICKS + MORE))
+        assert most_often(await it.await_events(TICKS + MORE)) == 1
+        assert await it.count_dead_letters() == 1
+        assert [worker.stop() for worker in it.workers] == [0, 0]
+
+
+async def test_a_worker_killed_in_a_transaction_loses_and_doubles_nothing(
+    scene: Callable[[str], Scene],
+) -> None:
+    async with scene("exactly_once") as it:
+        await it.publish(range(TICKS))
+        worker = it.start_worker()
+        await it.await_half_way(is_half_way=is_in_transaction)
+        worker.kill()
+        assert is_in_transaction(*await it.look())
+        it.start_worker()
+
+        assert most_often(await it.await_events(TICKS)) == 1
+
+
+@pytest.mark.parametrize("blow", ["kill", "pause"])
+async def test_at_least_once_loses_nothing_and_repeats_under_the_same_id(
+    scene: Callable[[str], Scene], blow: str
+) -> None:
+    async with scene("at_least_once") as it:
+        await it.publish(range(TICKS))
+        worker = it.start_worker()
+        await it.await_half_way(is_half_way=is_publishing)
+        getattr(worker, blow)()
+        it.start_worker().wait_until_ready()
+        await it.await_events(TICKS)
+        if blow == "pause":
+            worker.resume()
+            await asyncio.sleep(3)  # it publishes what it had in hand, if anything
+        await it.publish(range(TICKS, TICKS + MORE))
+
+        for events in (await it.await_events(TICKS + MORE)).values():
+            assert all(event["gpus"] == events[0]["gpus"] for event in events)
+            assert len({event["boot_id"] for event in events}) == 1
