@@ -1,0 +1,242 @@
+"""Podwatches as processes between a real API server and a real Kafka: killed, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import PODS
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.unit.deployment import manifests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
+    from tests.real.parts.kubernetes import KubeApi
+
+NAMESPACE = "gpuledger"
+PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
+LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpuledger-podwatch"
+LOOK_SECONDS = 30.0
+TAKEOVER_SECONDS = 20.0
+RELEASED_SECONDS = 5.0
+
+
+class Cluster:
+    """An API server, a broker, and podwatches with the rights that k8s/ gives them."""
+
+    def __init__(self, *, api: KubeApi, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
+        self._api = api
+        self._kafka = kafka
+        self._kcat = kcat
+        self._folder = folder
+        self._started: list[Deployable] = []
+        api.create_namespace(NAMESPACE)
+        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
+            for manifest in manifests.of_kind(kind):
+                api.apply(manifest)
+        self._kubeconfig = api.service_account_kubeconfig(
+            namespace=NAMESPACE, name="gpuledger-podwatch"
+        )
+
+    def podwatch(self, name: str, **settings: str) -> Deployable:
+        """Start a podwatch."""
+        made = Deployable(
+            name=name,
+            command=["gpuledger-podwatch"],
+            folder=self._folder / name,
+            environment={
+                "KAFKA__BOOTSTRAP_SERVERS": self._kafka.bootstrap_servers,
+                "KUBERNETES__KUBECONFIG": str(self._kubeconfig),
+                **settings,
+            },
+        )
+        self._started.append(made)
+        made.start()
+        return made
+
+    def end(self) -> None:
+        """End what still runs."""
+        for each in self._started:
+            each.kill()
+
+    def create_pods(self, *names: str) -> dict[str, str]:
+        """Create pods; give their UIDs."""
+        return {name: self._create(name) for name in names}
+
+    def _create(self, name: str) -> str:
+        containers = [{"name": "main", "image": "cuda"}]
+        body = {
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {"nodeName": f"node-{len(name)}", "containers": containers},
+        }
+        status, found = self._api.request("POST", PODS_PATH, body)
+        assert status == 201, found
+        uid: str = found["metadata"]["uid"]
+        return uid
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod at once."""
+        status, found = self._api.request(
+            "DELETE", f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0}
+        )
+        assert status == 200, found
+
+    def touch_pod(self, name: str) -> None:
+        """Change what no record holds, so that the pod has another version and nothing else."""
+        self._patch(name, {"annotations": {"touched": "yes"}})
+
+    def relabel_pod(self, name: str) -> None:
+        """Change what a record holds."""
+        self._patch(name, {"labels": {"app": "relabelled"}})
+
+    def _patch(self, name: str, metadata: dict[str, object]) -> None:
+        body = {"metadata": metadata}
+        status, found = self._api.request(
+            "PATCH", f"{PODS_PATH}/{name}", body, content_type="application/merge-patch+json"
+        )
+        assert status == 200, found
+
+    def holder(self) -> str:
+        """Give who holds the Lease."""
+        status, found = self._api.request("GET", LEASE_PATH)
+        return (found["spec"].get("holderIdentity") or "") if status == 200 else ""
+
+    def history(self) -> dict[str, list[str]]:
+        """Give, by UID, what the topic says of each pod, in order."""
+        found: dict[str, list[str]] = {}
+        for message in self._kcat.consume(self._kafka.bootstrap_servers, PODS.name):
+            found.setdefault((message.key or b"").decode(), []).append(_state(message.value))
+        return found
+
+    def await_history(self, expected: dict[str, list[str]]) -> None:
+        """Wait until the topic says this and nothing else."""
+        try:
+            until(lambda: self.history() == expected)
+        except TimeoutError:
+            assert self.history() == expected
+
+
+def _state(value: bytes | None) -> str:
+    if value is None:
+        return "tombstone"
+    pod: dict[str, Any] = msgspec.json.decode(value)
+    return "deleted" if "deleted_time_ns" in pod else "lives"
+
+
+def until(condition: Callable[[], bool], *, within_seconds: float = LOOK_SECONDS) -> float:
+    """Wait for a condition, give how long it took; TimeoutError where it does not come."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > within_seconds:
+            raise TimeoutError
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def cluster(
+    start_kafka: Callable[[], Kafka],
+    start_kube_api: Callable[[], KubeApi],
+    kcat: Kcat,
+    tmp_path: Path,
+) -> Iterator[Cluster]:
+    refuse_stray_settings()
+    kafka = start_kafka()
+    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)))
+    cluster = Cluster(api=start_kube_api(), kafka=kafka, kcat=kcat, folder=tmp_path)
+    yield cluster
+    cluster.end()
+
+
+def test_a_podwatch_that_is_killed_repeats_nothing_and_misses_nothing(cluster: Cluster) -> None:
+    uids = cluster.create_pods("stays", "changes", "goes", "gone-before")
+    settings = {"TOMBSTONE_AFTER_SECONDS": "20"}
+    first = cluster.podwatch("first", **settings)
+    cluster.await_history({uid: ["lives"] for uid in uids.values()})
+    cluster.delete_pod("gone-before")
+    before = {uid: ["lives"] for uid in uids.values()}
+    before[uids["gone-before"]].append("deleted")
+    cluster.await_history(before)
+    first.kill()
+    cluster.touch_pod("stays")
+    cluster.relabel_pod("changes")
+    cluster.delete_pod("goes")
+    new = cluster.create_pods("comes")
+
+    second = cluster.podwatch("second", **settings)
+
+    expected = before | {new["comes"]: ["lives"]}
+    expected[uids["changes"]].append("lives")
+    expected[uids["goes"]].append("deleted")
+    cluster.await_history(expected)
+    expected[uids["gone-before"]].append("tombstone")
+    cluster.await_history(expected)
+    expected[uids["goes"]].append("tombstone")
+    cluster.await_history(expected)
+    assert second.stop() == 0
+    assert cluster.history() == expected
+
+
+def test_a_leader_that_is_killed_is_replaced_and_no_pod_is_missed(cluster: Cluster) -> None:
+    lease = {"LEASE__ENABLED": "true", "LEASE__NAMESPACE": NAMESPACE}
+    podwatches = {
+        name: cluster.podwatch(name, **lease, LEASE__IDENTITY=name) for name in ("one", "two")
+    }
+    for each in podwatches.values():
+        each.wait_until_ready()
+    until(lambda: cluster.holder() in podwatches)
+    leader = cluster.holder()
+    (other,) = podwatches.keys() - {leader}
+    uids = cluster.create_pods("stays", "goes")
+    expected = {uid: ["lives"] for uid in uids.values()}
+    cluster.await_history(expected)
+
+    podwatches[leader].kill()
+    killed = time.monotonic()
+    cluster.delete_pod("goes")
+    expected[uids["goes"]].append("deleted")
+    expected[cluster.create_pods("comes")["comes"]] = ["lives"]
+
+    until(lambda: cluster.holder() == other)
+    cluster.await_history(expected)
+    assert time.monotonic() - killed < TAKEOVER_SECONDS
+    again = cluster.podwatch("again", **lease, LEASE__IDENTITY="again")
+    again.wait_until_ready()
+    assert podwatches[other].stop() == 0
+    took = until(lambda: cluster.holder() == "again")
+    assert took < RELEASED_SECONDS
+    expected[cluster.create_pods("last")["last"]] = ["lives"]
+    cluster.await_history(expected)
+
+
+def test_a_leader_that_stood_still_publishes_no_more(cluster: Cluster) -> None:
+    lease = {"LEASE__ENABLED": "true", "LEASE__NAMESPACE": NAMESPACE}
+    stopped = cluster.podwatch("stopped", **lease, LEASE__IDENTITY="stopped")
+    stopped.wait_until_ready()
+    until(lambda: cluster.holder() == "stopped")
+    other = cluster.podwatch("other", **lease, LEASE__IDENTITY="other")
+    other.wait_until_ready()
+    expected = {cluster.create_pods("a")["a"]: ["lives"]}
+    cluster.await_history(expected)
+    stopped.pause()
+    expected[cluster.create_pods("b")["b"]] = ["lives"]
+    until(lambda: cluster.holder() == "other")
+    cluster.await_history(expected)
+    stopped.resume()
+    expected[cluster.create_pods("c")["c"]] = ["lives"]
+    until(lambda: "lease_lost" in stopped.log_tail())
+    stopped.wait_until_ready()
+    cluster.await_history(expected)
+    assert cluster.holder() == "other"
+    assert stopped.stop() == 0
+    assert cluster.history() == expected
