@@ -30,6 +30,7 @@ _IDLE_WATTS: Final = {
     "T4": 9.0,
     "V100-SXM2": 38.0,
 }
+LISTED_PRODUCTS: Final = len(_IDLE_WATTS)
 _BRANDS: Final = ("NVIDIA ", "Tesla ")
 # Less than any driver can tell apart from nothing, and enough to divide by.
 _LEAST_RATIO: Final = 1e-9

@@ -6,12 +6,13 @@ from typing import Final
 
 import pytest
 
-from enricher.join import books, shares
+from enricher.join import books, energy, shares
 from enricher.join.books import book_gpu
 from enricher.join.claims import Claim
-from enricher.join.energy import drawn_by
-from gpuledger.records import Account, GpuReading, Method
-from tests.unit.enricher.join.ticks import GIB
+from enricher.join.energy import drawn_by, idle_watts
+from enricher.join.holders import find_holders
+from gpuledger.records import Account, DeviceAllocation, GpuProfiling, GpuReading, Method
+from tests.unit.enricher.join.ticks import GIB, sample
 
 PAGE: Final = (Path(__file__).parents[4] / "docs" / "attribution.md").read_text()
 SECONDS: Final = 2.0
@@ -27,16 +28,34 @@ def table(name: str) -> list[list[str]]:
 
 def device() -> GpuReading:
     """Give the page's device."""
-    ((utilization, total, used, reserved, joules),) = table("device")
+    ((model, utilization, active, total, used, reserved, joules),) = table("device")
     return GpuReading(
         uuid="GPU-a",
         index=0,
+        model=model,
         utilization_ratio=float(utilization),
         memory_total_bytes=int(total) * GIB,
         memory_used_bytes=int(used) * GIB,
         memory_reserved_bytes=int(reserved) * GIB,
         energy_joules=float(joules),
+        profiling=GpuProfiling(sm_active_ratio=float(active)),
     )
+
+
+def allocations() -> list[DeviceAllocation]:
+    """Give the page's allocations."""
+    return [
+        DeviceAllocation(
+            gpu_uuid="GPU-a",
+            device_id=device_id,
+            resource_name="nvidia.com/gpu",
+            namespace="research",
+            pod=pod,
+            container="main",
+            replica=device_id.partition("::")[2],
+        )
+        for _, device_id, pod in table("allocations")
+    ]
 
 
 def claims(*ended: str) -> list[Claim]:
@@ -55,24 +74,32 @@ def claims(*ended: str) -> list[Claim]:
     ]
 
 
-def as_written(name: str) -> dict[str, tuple[float, ...]]:
-    """Give the rows of a table of entries, by account."""
-    return {row[0].strip("*"): tuple(map(float, row[1:])) for row in table(name)}
+def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
+    """Give the rows of a table of entries, by account and allocation."""
+    return {
+        (row[0].strip("*"), row[1]): tuple(float(cell or 0) for cell in row[2:])
+        for row in table(name)
+    }
 
 
-def as_booked(reading: GpuReading, found: list[Claim]) -> dict[str, tuple[float, ...]]:
+def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
     """Give what the join books, as a table of entries says it, with the sum."""
-    entries = book_gpu(reading, found, SECONDS, drawn=drawn_by(reading, SECONDS))
+    (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
+    entries = book_gpu(reading, found, SECONDS, drawn=drawn_by(reading, SECONDS), holders=holders)
     rows = {
-        str(entry.container_id or entry.account): (
+        (
+            str(entry.container_id or entry.account),
+            "" if entry.allocation is None else str(entry.allocation),
+        ): (
             entry.busy_seconds or 0.0,
             (entry.memory_byte_seconds or 0.0) / GIB,
             entry.joules or 0.0,
+            entry.sm_active_seconds or 0.0,
         )
         for entry in entries
     }
     assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
-    return rows | {"sum": tuple(map(sum, zip(*rows.values(), strict=True)))}
+    return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}
 
 
 def test_the_example_is_what_the_join_books() -> None:
@@ -109,3 +136,10 @@ def test_every_account_is_told() -> None:
     told = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
 
     assert {account.value for account in Account} <= told
+
+
+def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
+    told = {product: float(watts) for product, watts in table("idle")}
+
+    assert {product: idle_watts(f"NVIDIA {product}") for product in told} == told
+    assert len(told) == energy.LISTED_PRODUCTS

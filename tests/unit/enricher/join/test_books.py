@@ -10,7 +10,7 @@ from enricher.join.books import book_gpu as book_row
 from enricher.join.books import book_tick
 from enricher.join.claims import Claim
 from enricher.join.energy import drawn_by
-from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method
+from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
 POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED
@@ -143,6 +143,26 @@ def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
         processes=[process(container=0, sm_utilization_ratio=0.2), process(container=1, pid=2)],
     )
     assert [entry.account for entry in book_tick(tick)[0].entries] == [HOST, IDLE]
+
+
+def test_a_client_of_mps_is_booked_on_its_pod_and_the_server_on_the_host() -> None:
+    """By what the driver's samples say of each."""
+    clients = [
+        process(
+            pid=10 + number,
+            container=number,
+            kind=ProcessKind.MPS,
+            sm_utilization_ratio=ratio,
+            memory_used_bytes=GIB,
+        )
+        for number, ratio in enumerate((0.3, 0.1))
+    ]
+    server = process(sm_utilization_ratio=0.0, memory_used_bytes=GIB)
+    tick = sample(gpus=[reading(utilization_ratio=0.4)], processes=[*clients, server])
+    found = seconds_by_account(book_tick(tick)[0].entries)
+    assert found == pytest.approx(
+        {"0": 0.3, "1": 0.1, "host": 0.0, "unattributed": 0.0, "idle": 0.6}
+    )
 
 
 def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> None:
