@@ -1,0 +1,92 @@
+"""For any loss, repetition and handing over: each tick once, and all time accounted for."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given as for_any
+from hypothesis import strategies as st
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import GpuEvent
+from gpuledger.topics import EVENTS, MARKS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.given import T_NS
+from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
+
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+PARTITION = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one tick, and of the worker behind it."""
+
+    is_lost: bool
+    copies: int
+    hands_over: bool
+    reads_again: int
+    """How many records the next worker reads again, its offsets not having been committed."""
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        is_lost=st.booleans(),
+        copies=st.integers(1, 3),
+        hands_over=st.booleans(),
+        reads_again=st.integers(0, 5),
+    ),
+    max_size=30,
+)
+
+
+def worker(marks: list[Record]) -> JoinStage:
+    """Give a worker that begins where these marks end."""
+    office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+    stage = JoinStage(office=office, time_ns=lambda: T_NS)
+    stage.take_marks(marks)
+    return stage
+
+
+def live_through(steps: list[Step]) -> list[GpuEvent]:
+    """Give the events that all workers together wrote of one node's ticks of one second."""
+    log: list[Record] = []
+    marks: list[Record] = []
+    events: list[GpuEvent] = []
+    stage = worker(marks)
+    for number, step in enumerate(steps, start=1):
+        if not step.is_lost:
+            tick = sample(seq=number * 1000, time_ns=T_NS + number * SECOND_NS)
+            log += [record(tick, offset=len(log) + copy) for copy in range(step.copies)]
+            events += _book(stage, log[-step.copies :])
+        if step.hands_over:
+            told = stage.drain_marks(PARTITION)
+            marks += [record(one.value, topic=MARKS.name) for one in told]
+            stage = worker(marks)
+            events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
+    return events
+
+
+def _book(stage: JoinStage, records: list[Record]) -> list[GpuEvent]:
+    return [EVENT.decode(message.value) for message in stage.take_samples(records)]
+
+
+@for_any(STEPS)
+def test_each_tick_is_booked_once_in_its_order(steps: list[Step]) -> None:
+    """However often it comes, and to whomever."""
+    arrived = [number * 1000 for number, step in enumerate(steps, start=1) if not step.is_lost]
+    assert [event.seq for event in live_through(steps)] == arrived
+
+
+@for_any(STEPS)
+def test_what_is_covered_and_what_is_not_make_up_the_time(steps: list[Step]) -> None:
+    """From the begin of the first tick to the end of the last."""
+    events = live_through(steps)
+    if events:
+        covered = sum(event.interval_ns for event in events) / 1e9
+        uncovered = sum(event.uncovered_seconds or 0.0 for event in events)
+        lived = (events[-1].time_ns - events[0].time_ns + events[0].interval_ns) / 1e9
+        assert covered + uncovered == pytest.approx(lived)
