@@ -6,14 +6,14 @@ a hundred thousand of them can be kept.
 
 from collections.abc import Iterable, Mapping
 from sys import intern
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
 
 from enricher.podwatch.annotations import ChosenAnnotations
 from enricher.podwatch.containers import containers_of, last_end_ns
-from enricher.podwatch.objects import Annotations, Pod, PodSpec, PodStatus
+from enricher.podwatch.objects import Annotations, Pod, PodEvent, PodSpec, PodStatus
 from enricher.podwatch.owners import known_owner
 from enricher.podwatch.requests import gpus_requested
 from enricher.podwatch.settings import ALL_LABELS
@@ -22,10 +22,20 @@ from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.twins import twin_of
 
+T = TypeVar("T")
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _Record: Final = twin_of(PodRecord)
+
+
+class PodOfEvent(NamedTuple):
+    """What a line of a watch tells of a pod; `pod` is `None` where it has no node."""
+
+    kind: str
+    pod: PodRecord | None
+    version: str
 
 
 class PodReader:
@@ -46,7 +56,9 @@ class PodReader:
         self._shared_annotations: Shared[str] = Shared()
         self._shared_requests: Shared[int] = Shared()
         self._nanoseconds = Times().nanoseconds
-        self._decode = msgspec.json.Decoder(_pod_with(self._annotations.struct)).decode
+        struct = self._annotations.struct
+        self._decode = msgspec.json.Decoder(_reading(Pod, struct)).decode
+        self._decode_event = msgspec.json.Decoder(_reading(PodEvent, struct)).decode
 
     def read(self, data: bytes | Raw) -> PodRecord | None:
         """Give the record of a pod, `None` where it has no node yet.
@@ -54,15 +66,26 @@ class PodReader:
         Raises `UndecodableError` for what is no pod.
         """
         try:
-            pod = self._decode(data)
-            if not pod.metadata.uid:
-                raise msgspec.ValidationError("metadata.uid is empty")
-            return self._record(pod)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return self._record(self._decode(data))
+        except _UNREADABLE as error:
             raise UndecodableError(f"not a pod as the API server describes it: {error}") from error
+
+    def read_event(self, line: bytes) -> PodOfEvent:
+        """Read the line of a watch that tells of a pod, without looking at its bytes twice.
+
+        Raises `UndecodableError` for what is no such line.
+        """
+        try:
+            event = self._decode_event(line)
+            pod = self._record(event.object)
+        except _UNREADABLE as error:
+            raise UndecodableError(f"not a pod's event: {error}") from error
+        return PodOfEvent(event.type, pod, event.object.metadata.resource_version)
 
     def _record(self, pod: Pod[Annotations]) -> PodRecord | None:
         meta, spec, status = pod.metadata, pod.spec or _NO_SPEC, pod.status or _NO_STATUS
+        if not meta.uid:
+            raise msgspec.ValidationError("metadata.uid is empty")
         if not spec.node_name:
             return None
         labels, notes = meta.labels or {}, meta.annotations
@@ -103,9 +126,9 @@ class PodReader:
         return self._shared_annotations.of(found) if found else None
 
 
-def _pod_with(annotations: type[Annotations]) -> type[Pod[Annotations]]:
-    """Give the struct of a pod of whose annotations these are read."""
-    return Pod[annotations]  # type: ignore[valid-type]  # known only once the settings are
+def _reading(kind: type[T], annotations: type[Annotations]) -> type[T]:
+    """Give the struct of a pod, or of its event, of whose annotations these are read."""
+    return cast("type[T]", cast("Any", kind)[annotations])
 
 
 def _is_over(pod: Pod[Annotations]) -> bool:

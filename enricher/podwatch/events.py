@@ -1,5 +1,6 @@
 """From a line of a watch to what it tells. What to make of that is the reflector's business."""
 
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -8,7 +9,7 @@ import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.decode import PodReader
+from enricher.podwatch.decode import PodOfEvent, PodReader
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from enricher.podwatch.steps import Deleted, Seen
 from gpuledger.errors import UndecodableError
@@ -18,9 +19,11 @@ _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 _decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
 _UNKNOWN: Final = "unknown"
+_CHANGES: Final = ("ADDED", "MODIFIED", "DELETED")
+# As the API server writes them; a line in another order is read in parts.
+_OF_A_POD: Final = tuple(f'{{"type":"{kind}",'.encode() for kind in _CHANGES)
 _COUNTERS: Final = {
-    kind: metrics.EVENTS.labels(type=kind)
-    for kind in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", _UNKNOWN)
+    kind: metrics.EVENTS.labels(type=kind) for kind in (*_CHANGES, "BOOKMARK", "ERROR", _UNKNOWN)
 }
 _log = structlog.get_logger(__name__)
 
@@ -49,26 +52,28 @@ class EventReader:
 
         Raises `KubernetesError` for a line that tells of an error, or is no event.
         """
+        if line.startswith(_OF_A_POD):
+            with suppress(UndecodableError):
+                return _counted_change(self._reader.read_event(line))
+        return self._read_in_parts(line)
+
+    def _read_in_parts(self, line: bytes) -> Seen | Deleted | Bookmark | Passed | None:
+        """Read what the line is before what it tells of: for all that is no pod as it should be."""
         try:
             event = _decode_event(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(f"the API server sent no watch event: {error}") from error
+        if event.type in _CHANGES:
+            version = _bookmark(event.object).version
+            return _counted_change(PodOfEvent(event.type, self.pod(event.object), version))
         (_COUNTERS.get(event.type) or _COUNTERS[_UNKNOWN]).inc()
         match event.type:
-            case "ADDED" | "MODIFIED" | "DELETED":
-                return self._change(event)
             case "BOOKMARK":
                 return _bookmark(event.object)
             case "ERROR":
                 raise _error_of(event.object)
             case _:
                 return None
-
-    def _change(self, event: WatchEvent) -> Seen | Deleted | Passed:
-        pod = self.pod(event.object)
-        if pod is None:
-            return Passed(_bookmark(event.object).version)
-        return Deleted(pod) if event.type == "DELETED" else Seen(pod)
 
     def pod(self, raw: msgspec.Raw) -> PodRecord | None:
         """Give the record of a pod, `None` where it has no node or cannot be read."""
@@ -78,6 +83,13 @@ class EventReader:
             metrics.UNDECODABLE.inc()
             _log.warning("pod_unreadable", error=str(error))
             return None
+
+
+def _counted_change(event: PodOfEvent) -> Seen | Deleted | Passed:
+    _COUNTERS[event.kind].inc()
+    if event.pod is None:
+        return Passed(event.version)
+    return Deleted(event.pod) if event.kind == "DELETED" else Seen(event.pod)
 
 
 def _bookmark(raw: msgspec.Raw) -> Bookmark:

@@ -124,6 +124,13 @@ class Pod(_Object, Generic[NotesT]):
     status: PodStatus | None = None
 
 
+class PodEvent(_Object, Generic[NotesT]):
+    """One line of a watch that tells of a pod, read at once."""
+
+    type: str
+    object: Pod[NotesT]
+
+
 class ListMeta(_Object):
     """Where a list ends, and how to get the rest of it."""
 

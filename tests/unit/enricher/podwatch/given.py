@@ -58,8 +58,8 @@ def owned_by(kind: str, name: str, *, controller: bool = True) -> Object:
 
 
 def encoded(item: object) -> bytes:
-    """Give the JSON of an object."""
-    return json.dumps(item).encode()
+    """Give the JSON of an object as an API server writes it, without spaces."""
+    return json.dumps(item, separators=(",", ":")).encode()
 
 
 class PatientClock:
