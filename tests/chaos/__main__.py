@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from gpuledger.errors import UnavailableError
 from tests.chaos.chaos_run import ChaosRun, Plan
 from tests.chaos.tally import MODES, Mode, Verdict
+from tests.real.parts.process import PartError
 from tests.tools.report import say
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for mode in options.modes or MODES:
             verdicts[mode] = _run(_plan(options, mode))
-    except UnavailableError as error:
+    except (UnavailableError, PartError) as error:
         sys.stderr.write(f"not run: {error}\n")
         return MISUSED
     except KeyboardInterrupt:
@@ -87,12 +88,13 @@ def _run(plan: Plan) -> Verdict:
     logging.basicConfig(filename=folder / "chaos.log", force=True)
     say(f"{plan}; logs in {folder}")
     verdict = asyncio.run(ChaosRun(plan, folder=folder, say=say).run())
+    if verdict.keeps_promise(plan.mode):
+        shutil.rmtree(folder, ignore_errors=True)
+        return verdict
     for example in verdict.examples:
         say(f"!!! {example}")
     if verdict.strange:
         say(f"!!! {verdict.strange} events of ticks that nobody published")
-    if verdict.keeps_promise(plan.mode):
-        shutil.rmtree(folder, ignore_errors=True)
     return verdict
 
 

@@ -97,7 +97,8 @@ class ChaosRun:
         async with _beside(reader.run(), disturbance.keep_up(), self._show(tally)):
             async with _beside(pods.keep_changing()):
                 await self._publish_disturbed(agents, bus, tally, disturbance)
-            self._say("calm: all published, all parts back")
+            per_second = tally.published / (time.monotonic() - self._started)
+            self._say(f"calm: all published, {per_second:,.0f} ticks/s; all parts are back")
             await self._drain(tally, reader)
             told = await await_pods_told(bus=bus, pods=pods, seconds=_PODS_SECONDS)
         self._say(told.as_line())

@@ -45,6 +45,9 @@ _AWAY_SECONDS: Final = {
     Kind.TAKE_API_SERVER: (4.0, 15.0),
 }
 _BEYOND_SESSION_SECONDS: Final = (2.0, 6.0)
+# A worker that has no partitions yet has nothing to lose; now and then it is hit all the same.
+_SETTLED_SECONDS: Final = 10.0
+_HIT_UNSETTLED_RATIO: Final = 0.2
 # A kill shows a fault only where it hits a worker between two steps, so that takes many.
 _BAG: Final = (*Kind, Kind.KILL_WORKER, Kind.KILL_WORKER, Kind.STOP_WORKER)
 
@@ -101,7 +104,7 @@ class _Planner:
     def _next(self, at_seconds: float) -> Action:
         kind = self._draw()
         away_seconds = self._away_seconds(kind)
-        target = self._target(kind)
+        target = _TARGETS[kind] if kind in _TARGETS else self._worker(at_seconds)
         at_seconds = max(at_seconds, self._free_at_seconds(kind, target))
         self._back_at_seconds[target] = at_seconds + away_seconds
         return Action(at_seconds=at_seconds, kind=kind, target=target, away_seconds=away_seconds)
@@ -117,8 +120,19 @@ class _Planner:
             return self._chance.uniform(*_AWAY_SECONDS[kind])
         return self._session_seconds + self._chance.uniform(*_BEYOND_SESSION_SECONDS)
 
-    def _target(self, kind: Kind) -> str:
-        return _TARGETS[kind] if kind in _TARGETS else self._chance.choice(self._workers)
+    def _worker(self, at_seconds: float) -> str:
+        """Draw a worker, as a rule one that had time to get partitions."""
+        back = self._back_at_seconds
+        settled = [
+            name
+            for name in self._workers
+            if back.get(name, -_SETTLED_SECONDS) + _SETTLED_SECONDS <= at_seconds
+        ]
+        if self._chance.random() < _HIT_UNSETTLED_RATIO:
+            return self._chance.choice(self._workers)
+        if settled:
+            return self._chance.choice(settled)
+        return min(self._workers, key=lambda name: back.get(name, 0.0))
 
     def _free_at_seconds(self, kind: Kind, target: str) -> float:
         """Give when the target is back; for a worker, when it and all but one other are."""

@@ -35,7 +35,7 @@ class Verdict:
     strange: int
     """Events of ticks that nobody published."""
     examples: list[str] = field(default_factory=list)
-    """The first few of what is wrong, by id."""
+    """The first few of what is lost, strange or there again, by id."""
 
     def duplicated(self, mode: Mode) -> int:
         """Give the events that break the promise of the mode by being there twice."""
@@ -87,9 +87,9 @@ class Tally:
             self.seen += 1
             return
         self.repeated += 1
-        if digests[seq] != digest:
-            self._differing += 1
-            self._show(f"other books: {node} {boot_id} {seq}")
+        is_same = digests[seq] == digest
+        self._differing += not is_same
+        self._show(f"{'again' if is_same else 'other books'}: {node} {boot_id} {seq}")
 
     def judge(self) -> Verdict:
         """Give the verdict, once nothing is on its way any more."""
