@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.podwatch import metrics
+from enricher.podwatch.sharing import PodSharing
 from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Producer, Record
 from gpuledger.clock import Clock
@@ -42,6 +43,7 @@ class KnownPods:
         self.by_uid: dict[str, PodRecord] = {}
         self.undecodable = 0
         """How many records were none; a pod whose newest is one of them is unknown."""
+        self._sharing = PodSharing()
 
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the topic in the order of their partition."""
@@ -51,7 +53,8 @@ class KnownPods:
             if pod is None:
                 self.by_uid.pop(uid, None)
             else:
-                self.by_uid[uid] = pod
+                # Not under `uid`, which would be kept beside the record's own.
+                self.by_uid[pod.uid] = self._sharing.share(pod)
 
     def _read(self, uid: str, value: bytes) -> PodRecord | None:
         try:

@@ -59,6 +59,15 @@ def test_a_record_without_a_key_is_no_pod() -> None:
     assert (known.by_uid, known.undecodable) == ({}, 1)
 
 
+def test_records_hold_what_is_equal_once() -> None:
+    known = KnownPods()
+    known.take(records(("a", value("a")), ("b", value("b"))))
+    one, other = known.by_uid["a"], known.by_uid["b"]
+    assert one == pod_record("a")
+    for part in ("namespace", "node", "labels", "gpus_requested", "phase", "created_time_ns"):
+        assert getattr(one, part) is getattr(other, part)
+
+
 class FlakyHistory:
     """A bus whose reader breaks off after its first records, as often as it is told."""
 
