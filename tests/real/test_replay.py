@@ -1,0 +1,218 @@
+"""A replay over a real broker: the first run's books to the byte, whoever held which partition."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import GpuEvent
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic, partition_of_node
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.real.parts.kafka import Kafka
+
+ROOT = Path(__file__).parents[2]
+NODES = 12
+TICKS = 30
+LOOK_SECONDS = 60.0
+AGAIN = Topic(name="again", record=GpuEvent, key="node")
+IDENTITY = ("node", "boot_id", "seq")
+
+
+async def test_the_books_are_those_of_the_first_run(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
+    """Half of the pods came late, and partitions moved twice, once by a worker's death."""
+    refuse_stray_settings()
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings, [*TOPICS, AGAIN])
+    await run_first(kafka, settings, tmp_path)
+
+    compared = replay(kafka, "--compare", "--output", tmp_path / "events.jsonl.gz")
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    counts = [int(word) for word in compared.stdout.split() if word.isdigit()]
+    total, equal, more_complete, *rest = counts
+    assert (total, rest) == (NODES * 3 * TICKS, [0, 0, 0])
+    assert equal > 0
+    assert more_complete > 0
+
+    assert replay(kafka, "--topic", AGAIN.name).returncode == 0
+    first = await read_events(settings, EVENTS)
+    again = await read_events(settings, AGAIN)
+    packed = (tmp_path / "events.jsonl.gz").read_bytes()
+    in_file = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+    assert by_identity(again) == by_identity(in_file)
+    assert without_pods(again) == without_pods(first)
+    assert {pod["state"] for event in again for pod in event["pods"]} == {"known"}
+    await refuse_a_forged_event(kafka, settings)
+
+
+async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
+    """What nobody's tick says is told, and is exit code 1."""
+    forged = {"node": node_name(0), "boot_id": "forged", "seq": 1, "pods": []}
+    await publish(settings, EVENTS, 0, [(node_name(0), encode(forged))])
+    compared = replay(kafka, "--compare")
+
+    assert compared.returncode == 1
+    *_, told, verdict = compared.stdout.splitlines()
+    assert told == f"node {node_name(0)} boot forged seq 1 (event): first there, replayed absent"
+    assert "0 differ, 1 missing, 0 extra" in verdict
+
+
+def test_it_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
+    """Here while it waits for a broker that answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        address = f"127.0.0.1:{broker.getsockname()[1]}"
+        process = subprocess.Popen(
+            command("--output", tmp_path / "events.jsonl", address=address),
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = broker.accept()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=10)
+        connection.close()
+
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("missing", [SAMPLES, PODS])
+async def test_a_broker_without_the_topics_is_one_line(
+    start_kafka: Callable[[], Kafka], missing: Topic
+) -> None:
+    kafka = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings, [topic for topic in TOPICS if topic is not missing])
+    done = replay(kafka, "--compare")
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"there is no topic {missing.name}" in done.stderr
+
+
+async def run_first(kafka: Kafka, settings: KafkaSettings, folder: Path) -> None:
+    """Let one worker join, then two, then the other one alone; late pods come after all ticks."""
+    fleet = Fleet(nodes=NODES)
+    await publish_pods(settings, fleet, range(0, NODES, 2))
+    workers = [worker(kafka, folder, number) for number in range(2)]
+    try:
+        for round_, each in enumerate(workers):
+            each.start()
+            each.wait_until_ready()
+            await publish_ticks(settings, fleet, range(round_ * TICKS, (round_ + 1) * TICKS))
+            await await_events(settings, NODES * (round_ + 1) * TICKS)
+        workers[0].kill()
+        await publish_ticks(settings, fleet, range(2 * TICKS, 3 * TICKS))
+        await await_events(settings, NODES * 3 * TICKS)
+        await publish_pods(settings, fleet, range(1, NODES, 2))
+        assert workers[1].stop() == 0
+    finally:
+        for each in workers:
+            each.kill()
+
+
+def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
+    """Give a worker, not yet started."""
+    return Deployable(
+        name=f"join-{number}",
+        command=["gpuledger-join"],
+        folder=folder / f"join-{number}",
+        environment={
+            "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+        },
+    )
+
+
+def command(*options: str | Path, address: str) -> list[str | Path]:
+    """Give the command line of a replay of the last hour."""
+    head = [sys.executable, "-m", "cli", "replay", "--from", "-1h", "--bootstrap-servers", address]
+    return [*head, *options]
+
+
+def replay(kafka: Kafka, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    """Replay the last hour."""
+    return subprocess.run(
+        command(*options, address=kafka.bootstrap_servers),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+async def await_events(settings: KafkaSettings, count: int) -> None:
+    """Wait for so many different events."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while len(by_identity(await read_events(settings, EVENTS))) < count:
+        assert time.monotonic() < deadline, "the join has not come so far"
+        time.sleep(0.5)  # noqa: ASYNC251  # nothing else is to run meanwhile
+
+
+async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, Any]]:
+    """Give what is in a topic."""
+    async with KafkaBus(settings).reader() as reader:
+        return [
+            json.loads(record.value or b"")
+            for place, span in (await reader.spans(topic.name)).items()
+            async for some in reader.read(place, span)
+            for record in some
+        ]
+
+
+def by_identity(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
+    """Give events by what makes each that one."""
+    return {tuple(event[name] for name in IDENTITY): event for event in events}
+
+
+def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
+    """Give the books."""
+    kept = [{k: v for k, v in event.items() if k not in {"pods", "late"}} for event in events]
+    return by_identity(kept)
+
+
+async def publish_pods(settings: KafkaSettings, fleet: Fleet, nodes: Iterable[int]) -> None:
+    """Publish the pods of some nodes."""
+    for node in nodes:
+        await publish(settings, PODS, node, [(pod.uid, encode(pod)) for pod in fleet.pods(node)])
+
+
+async def publish_ticks(settings: KafkaSettings, fleet: Fleet, seqs: range) -> None:
+    """Publish ticks of all nodes."""
+    for node in range(NODES):
+        ticks = [(node_name(node), encode(fleet.tick(node, seq))) for seq in seqs]
+        await publish(settings, SAMPLES, node, ticks)
+
+
+async def publish(
+    settings: KafkaSettings, topic: Topic, node: int, records: Iterable[tuple[str, bytes]]
+) -> None:
+    """Publish where the node's records go, as of now."""
+    now_ms = time.time_ns() // 10**6
+    place = partition_of_node(node_name(node), partitions=topic.partitions)
+    async with KafkaBus(settings).producer() as producer:
+        messages = [Message(key.encode(), value, now_ms) for key, value in records]
+        await producer.publish(topic.name, place, messages)
