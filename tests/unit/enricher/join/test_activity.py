@@ -36,7 +36,7 @@ def as_read(tick: NodeSample) -> NodeSample:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_active_seconds_go_by_busy_seconds_and_idle_has_none(is_read: bool) -> None:  # noqa: FBT001
+def test_active_seconds_go_by_busy_seconds_and_idle_has_none(is_read: bool) -> None:  # noqa: FBT001 - a case of the table
     tick = sample(gpus=[reading(utilization_ratio=0.8, profiling=COUNTERS)], processes=TWO)
     (row,) = book_tick(as_read(tick) if is_read else tick)
     found = active(row.entries)

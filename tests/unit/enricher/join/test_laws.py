@@ -211,7 +211,7 @@ NAMES = [*QUANTITIES, "account", "pod_uid", "container_id", "allocation", "metho
 
 def entry(account: Account, **quantities: float) -> Entry:
     (row,) = book_tick(sample())
-    return Entry(account=account, method=row.entries[0].method, **quantities)  # type: ignore[arg-type]
+    return Entry(account=account, method=row.entries[0].method, **quantities)  # type: ignore[arg-type]  # the names are its own
 
 
 @pytest.mark.parametrize(
