@@ -23,6 +23,7 @@ from enricher.join.event import make_event
 from enricher.join.marks import NodeMarks
 from enricher.join.passage import Mark, is_booked, is_late, uncovered_seconds
 from enricher.join.pods import PodCache
+from enricher.join.slim import Slimmer
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
@@ -62,6 +63,7 @@ class JoinStage:
         self.pods = PodCache()
         self._time_ns = time_ns
         self._audit = Audit(pending_seconds=pending_seconds)
+        self._slimmer = Slimmer()
         self._office = office
         self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -73,7 +75,8 @@ class JoinStage:
             if record.value is None and record.key is not None:
                 self.pods.remove(record.key.decode(errors="replace"))
                 continue
-            for _, pod in self._office.decode(_PODS, [record]):
+            for _, decoded in self._office.decode(_PODS, [record]):
+                pod = self._slimmer.slim(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 for node in self._audit.see_pod(pod, now_ns=now_ns):
