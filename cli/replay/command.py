@@ -114,7 +114,7 @@ def replay(  # one parameter an option
         outcome = asyncio.run(_until_signal(bus, asked, open_output, comparison))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    tell_outcome(outcome, asked.wanted, where=str(output or topic or "nowhere"))
+    tell_outcome(outcome, asked.wanted, where=str(output or topic or "") or None)
     return tell_comparison(comparison) if comparison else 0
 
 

@@ -13,10 +13,11 @@ _SHOWN_CHARACTERS: Final = 200
 DIFFERENT: Final = 1
 
 
-def tell_outcome(outcome: Outcome, wanted: TimeRange, *, where: str) -> None:
+def tell_outcome(outcome: Outcome, wanted: TimeRange, *, where: str | None) -> None:
     """Say how many events there were, and what could not be used."""
     begin, end = map(write_moment, wanted)
-    sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}, to {where}\n")
+    into = f", into {where}" if where else ""
+    sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}{into}\n")
     if outcome.unusable:
         sys.stderr.write(
             f"gpuledger: {outcome.unusable} records could not be used, the first:"
