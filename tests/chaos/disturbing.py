@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.schedule import Action, Kind
+from tests.chaos.schedule import BROKER, Action, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from tests.chaos.parts import Deployables, RealParts
 
 _LOOK_SECONDS: Final = 0.5
+_STANDSTILL_SECONDS: Final = 0.7
+"""Longer than a worker gathers before it asks for anything."""
 _KINDS_OF_KILLS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_PODWATCH})
 
 
@@ -58,6 +61,8 @@ class Disturbance:
                 await self._restart_broker(action)
             elif action.kind is Kind.TAKE_API_SERVER:
                 await self._take_api_server(action)
+            elif action.kind is Kind.KILL_MIDWAY:
+                await self._kill_midway(action)
             elif action.kind in _KINDS_OF_KILLS:
                 await self._kill(action)
             else:
@@ -80,6 +85,22 @@ class Disturbance:
         await asyncio.to_thread(target.kill)
         await asyncio.sleep(action.away_seconds)
         target.start()
+
+    async def _kill_midway(self, action: Action) -> None:
+        """Kill a worker that waits for an answer: what it had asked for is done behind its back.
+
+        Else a kill hardly ever falls between two of a worker's steps.
+        """
+        broker = self._parts.kafka.process
+        async with self._locks[BROKER]:
+            broker.send(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(_STANDSTILL_SECONDS)
+                await asyncio.to_thread(self._deployables[action.target].kill)
+            finally:
+                broker.send(signal.SIGCONT)
+        await asyncio.sleep(action.away_seconds)
+        self._deployables[action.target].start()
 
     async def _stop(self, action: Action) -> None:
         target = self._deployables[action.target]

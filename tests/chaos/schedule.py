@@ -25,6 +25,7 @@ class Kind(StrEnum):
     """What can be done, as a progress line names it."""
 
     KILL_WORKER = "kill -9 worker"
+    KILL_MIDWAY = "kill -9 worker behind a stopped broker"
     STOP_WORKER = "SIGSTOP worker"
     KILL_PODWATCH = "kill -9 podwatch"
     STOP_PODWATCH = "SIGSTOP podwatch"
@@ -40,6 +41,7 @@ _TARGETS: Final = {
 }
 _AWAY_SECONDS: Final = {
     Kind.KILL_WORKER: (0.5, 4.0),
+    Kind.KILL_MIDWAY: (0.5, 4.0),
     Kind.KILL_PODWATCH: (0.5, 4.0),
     Kind.RESTART_BROKER: (0.5, 5.0),
     Kind.TAKE_API_SERVER: (4.0, 15.0),
@@ -48,8 +50,7 @@ _BEYOND_SESSION_SECONDS: Final = (2.0, 6.0)
 # A worker that has no partitions yet has nothing to lose; now and then it is hit all the same.
 _SETTLED_SECONDS: Final = 10.0
 _HIT_UNSETTLED_RATIO: Final = 0.2
-# A kill shows a fault only where it hits a worker between two steps, so that takes many.
-_BAG: Final = (*Kind, Kind.KILL_WORKER, Kind.KILL_WORKER, Kind.STOP_WORKER)
+_BAG: Final = (*Kind, Kind.KILL_MIDWAY, Kind.STOP_WORKER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,11 @@ class Action:
     @override
     def __str__(self) -> str:
         """Give what a progress line says."""
-        what = self.kind.rsplit(" ", 1)[0] if self.kind in WORKER_KINDS else str(self.kind)
-        named = f"{what} {self.target}" if self.kind in WORKER_KINDS else what
+        named = self.kind.replace("worker", self.target)
         return f"{named} for {self.away_seconds:.1f} s"
 
 
-WORKER_KINDS: Final = frozenset({Kind.KILL_WORKER, Kind.STOP_WORKER})
+WORKER_KINDS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_MIDWAY, Kind.STOP_WORKER})
 
 
 def plan_actions(
