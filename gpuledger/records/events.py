@@ -69,7 +69,7 @@ class Entry:
 
 @record
 class PodDescription:
-    """Who a pod is, by the newest record of it that the join had read."""
+    """Who a pod is, by the version of it in force at that time, as far as the join had read."""
 
     uid: str | None = None
     """The pod's UID; absent where only a container id is known."""
@@ -118,7 +118,8 @@ class GpuEvent:
     interval_ns: Natural
     """Length of the covered interval."""
     late: bool | None = None
-    """True where the node was late with the tick, or a later one of it was booked before."""
+    """True where the node began the tick late, or it came more than 30 s behind what its partition
+    had reached."""
     uncovered_seconds: float | None = None
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: list[GpuBooks]
