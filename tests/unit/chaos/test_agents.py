@@ -1,0 +1,53 @@
+"""What the agents of a chaos run publish."""
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.ticks import Fleet
+from gpuledger.codec import Decoder
+from gpuledger.records import NodeSample
+from gpuledger.topics import SAMPLES, partition_of_node
+from tests.chaos.agents import Agent, make_agents
+
+STARTED_NS = 1_800_000_000_000_000_000
+UIDS = ["uid-a", "uid-b", "uid-c"]
+
+
+@pytest.fixture(scope="module")
+def agents() -> list[Agent]:
+    """Give three agents."""
+    return make_agents(Fleet(nodes=len(UIDS)), uids=UIDS, partitions=SAMPLES.partitions)
+
+
+def tick(agent: Agent, seq: int) -> NodeSample:
+    """Read a tick as the join does."""
+    agent.seq = seq
+    value = agent.message(started_ns=STARTED_NS).value
+    return Decoder(topic=SAMPLES.name, record=NodeSample).decode(value)
+
+
+def test_a_nodes_ticks_follow_each_other_without_a_gap(agents: list[Agent]) -> None:
+    ticks = [tick(agents[1], seq) for seq in range(12)]
+    assert [one.seq for one in ticks] == list(range(12))
+    for one, next_one in pairwise(ticks):
+        assert next_one.time_ns - next_one.interval_ns == one.time_ns
+
+
+def test_a_message_lies_where_the_nodes_own_agent_would_put_it(agents: list[Agent]) -> None:
+    for agent in agents:
+        message = agent.message(started_ns=STARTED_NS)
+        assert message.key == tick(agent, 0).node.encode() == agent.node.encode()
+        assert agent.partition == partition_of_node(agent.node, partitions=SAMPLES.partitions)
+
+
+def test_nodes_tick_at_different_times_of_a_second(agents: list[Agent]) -> None:
+    times = [tick(agent, 0).time_ns - STARTED_NS for agent in agents]
+    assert times == pytest.approx([0, 1e9 / 3, 2e9 / 3], abs=1)
+
+
+def test_a_nodes_containers_are_its_pods_or_are_known_by_their_id_alone(
+    agents: list[Agent],
+) -> None:
+    for agent, uid in zip(agents, UIDS, strict=True):
+        assert {each.pod_uid for each in tick(agent, 0).containers} == {uid, None}

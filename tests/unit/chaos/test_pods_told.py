@@ -1,0 +1,22 @@
+"""How the topic of pods is compared with the API server."""
+
+import pytest
+
+from tests.chaos.pods_told import compare
+
+WANTED = {"uid-a": "7", "uid-b": "9"}
+
+
+@pytest.mark.parametrize(
+    ("told", "missing"),
+    [
+        pytest.param({"uid-a": "7", "uid-b": "9"}, 0, id="all as they are"),
+        pytest.param({"uid-a": "7", "uid-b": "9", "uid-gone": "3"}, 0, id="one that is gone"),
+        pytest.param({"uid-a": "6", "uid-b": "9"}, 1, id="an older version"),
+        pytest.param({}, 2, id="none"),
+    ],
+)
+def test_a_pod_counts_as_told_where_the_topic_has_its_newest_version(
+    told: dict[str, str], missing: int
+) -> None:
+    assert compare(WANTED, told) == (len(WANTED), missing)
