@@ -103,10 +103,8 @@ def _busy_column(
     split = split_busy(reading.utilization_ratio, claims, seconds)
     if split is None:
         return _nothing(claims), 0.0, _EXCLUSIVE
-    shares, unclaimed, method = split
-    worked = sum(shares) + unclaimed
-    idle = seconds - worked
-    return [*shares, 0.0, unclaimed, max(0.0, idle)], worked, method
+    shares, unclaimed, worked, method = split
+    return [*shares, 0.0, unclaimed, seconds - worked], worked, method
 
 
 def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> _Column:
@@ -115,10 +113,7 @@ def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float)
     if total is None:
         return _nothing(claims)
     reserved = min(reading.memory_reserved_bytes or 0, total)
-    room = total - reserved
-    column, unclaimed = split_memory(reading.memory_used_bytes, claims, seconds, limit_bytes=room)
-    free = room * seconds - sum(column) - unclaimed
-    column += (0.0, unclaimed, max(0.0, free))
+    column = split_memory(reading.memory_used_bytes, claims, seconds, total - reserved)
     if reserved:
         column[_place_of_host(claims)] += reserved * seconds
     return column

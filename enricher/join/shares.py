@@ -16,9 +16,9 @@ _EXCLUSIVE: Final = Method.EXCLUSIVE
 _PROCESS_UTILIZATION: Final = Method.PROCESS_UTILIZATION
 
 
-# One quantity, split: what each claim gets, in the claims' order; what was used and nobody claims;
-# how the shares were found. A bare tuple, because one is made for each GPU and tick.
-Split = tuple[list[float], float, Method]
+# Busy time, split: what each claim gets, in the claims' order; what was used and nobody claims; the
+# sum of both; how the shares were found. A bare tuple, because one is made for each GPU and tick.
+Split = tuple[list[float], float, float, Method]
 
 
 def split_busy(
@@ -34,8 +34,8 @@ def split_busy(
     if len(claims) > 1:
         return _split_among(busy_seconds, claims, seconds)
     if claims:
-        return [busy_seconds], 0.0, _EXCLUSIVE
-    return [], busy_seconds, _EXCLUSIVE
+        return [busy_seconds], 0.0, busy_seconds, _EXCLUSIVE
+    return [], busy_seconds, busy_seconds, _EXCLUSIVE
 
 
 def _are_unmeasured(claims: Sequence[Claim]) -> bool:
@@ -66,8 +66,8 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
     elif busy_seconds > 0.0:
         return _split_by_memory(busy_seconds, claims)
     else:
-        shares = ratios
-    return shares, 0.0, _PROCESS_UTILIZATION
+        shares = [0.0] * len(claims)
+    return shares, 0.0, busy_seconds, _PROCESS_UTILIZATION
 
 
 def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:
@@ -76,14 +76,15 @@ def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> Split:
     total = sum(held)
     if total:
         shares = [busy_seconds * part / total for part in held]
-        return shares, 0.0, Method.MEMORY_SHARE
-    return [busy_seconds / len(claims)] * len(claims), 0.0, Method.EQUAL_SHARE
+        return shares, 0.0, busy_seconds, Method.MEMORY_SHARE
+    shares = [busy_seconds / len(claims)] * len(claims)
+    return shares, 0.0, busy_seconds, Method.EQUAL_SHARE
 
 
 def split_memory(
-    used_bytes: int | None, claims: Sequence[Claim], seconds: float, *, limit_bytes: int
-) -> tuple[list[float], float]:
-    """Split the memory in use; give the claims' byte-seconds and those that nobody claims.
+    used_bytes: int | None, claims: Sequence[Claim], seconds: float, limit_bytes: int
+) -> list[float]:
+    """Split byte-seconds: the claims', then none, those in use that nobody claims, and free ones.
 
     What the processes hold is theirs, scaled down where they claim more than is in use. The rest
     is nobody's, unless the driver tells no process's memory and there is only one claim. Never more
@@ -92,10 +93,11 @@ def split_memory(
     held: list[float] = [claim.memory_bytes or 0 for claim in claims]
     total = sum(held)
     used: float = min(total if used_bytes is None else used_bytes, limit_bytes)
+    free = (limit_bytes - used) * seconds
     if total > used:
         # The processes' parts of what is in use, times its seconds.
         scale = used * seconds / total
-        return [part * scale for part in held], 0.0
+        return [*[part * scale for part in held], 0.0, 0.0, free]
     if len(claims) == 1 and claims[0].memory_bytes is None and not claims[0].has_ended:
-        return [used * seconds], 0.0
-    return [part * seconds for part in held], (used - total) * seconds
+        return [used * seconds, 0.0, 0.0, free]
+    return [*[part * seconds for part in held], 0.0, (used - total) * seconds, free]
