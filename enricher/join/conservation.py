@@ -17,8 +17,8 @@ _Column = list[float | None]
 def conservation_error(books: Sequence[GpuBooks], sample: NodeSample) -> float:
     """Give the largest relative error over quantities and devices: 0 where entries sum to each.
 
-    Costs as much as the booking: for some ticks of many. Raises `ValueError` where the counters of a reading
-    are none.
+    Costs as much as the booking: for some ticks of many. Raises `ValueError` where the counters of
+    a reading are none.
     """
     seconds = sample.interval_ns / 1e9
     errors = [0.0]
