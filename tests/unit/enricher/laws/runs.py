@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from agent.nvml.library import Nvml
 from agent.sampling import Sampler
@@ -44,7 +45,7 @@ class Life:
     load: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What an agent said of a run, and the truth behind it."""
 
@@ -52,6 +53,11 @@ class Run:
     """Its ticks, between its restarts."""
     simulation: Simulation
     node: SimulatedNode
+
+    @override
+    def __repr__(self) -> str:
+        """Tell the run in short: hypothesis shows this, and refuses to show all."""
+        return f"Run(ticks={[*map(len, self.stretches)]}, pods={len(self.simulation.pods)})"
 
     def covered_ns(self) -> list[tuple[int, int]]:
         """Give from when to when ticks cover, for each stretch, since the epoch."""
@@ -114,8 +120,9 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 @st.composite
-def topics_of(draw: st.DrawFn, run: Run) -> Topics:
-    """Draw how the run's ticks and pods lie in the topics: some ticks of each stretch twice."""
+def runs_in_topics(draw: st.DrawFn) -> tuple[Run, Topics]:
+    """Draw a run, and how it lies in the topics: some ticks of each stretch twice."""
+    run = draw(runs())
     said: list[NodeSample] = []
     for ticks in run.stretches:
         end = draw(st.integers(1, len(ticks)))
@@ -134,7 +141,7 @@ def topics_of(draw: st.DrawFn, run: Run) -> Topics:
         for place, one in enumerate(pods)
     ]
     empty: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
-    return Topics(empty | {PLACE: samples}, empty | {PLACE: told})
+    return run, Topics(empty | {PLACE: samples}, empty | {PLACE: told})
 
 
 def _watch(

@@ -6,6 +6,7 @@ the same to the byte as those of a replay that reads all pods first.
 """
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from gpuledger.records import NodeSample
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
 
+# Hypothesis warns before it shows a counterexample as large as these, and would show the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 ALWAYS = TimeRange(0, 2**62)
 id_of = msgspec.json.Decoder(EventId).decode
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import msgspec
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
@@ -26,7 +28,7 @@ ratios = st.sampled_from([None, 0.0, 0.03, 0.1, 0.25, 0.5, 0.97, 1.0])
 sizes = st.sampled_from([None, 0, 2**20, 3 * 2**30])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Topics:
     """The records of each partition, in the order of their offsets."""
 
@@ -34,6 +36,13 @@ class Topics:
     """Ticks."""
     pods: dict[int, list[Record]]
     """Pods."""
+
+    @override
+    def __repr__(self) -> str:
+        """Name the ticks in short: hypothesis shows this, and refuses to show all."""
+        ticks = {place: [_named(one) for one in each] for place, each in self.samples.items()}
+        pods = {place: len(each) for place, each in self.pods.items()}
+        return f"Topics(ticks={ticks}, pods={pods})"
 
 
 def uid_of(node: str, number: int) -> str:
@@ -167,6 +176,11 @@ def topics(draw: st.DrawFn) -> Topics:
         told = draw(merges([draw(node_pods(node)) for node in nodes]))
         pods[partition] = [_pod_record(partition, place, one) for place, one in enumerate(told)]
     return Topics(samples, pods)
+
+
+def _named(record: Record) -> str:
+    one = msgspec.json.decode(record.value or b"", type=NodeSample)
+    return f"{one.node}/{one.boot_id}/{one.seq}"
 
 
 def merges(lists: Sequence[Sequence[T]]) -> st.SearchStrategy[list[T]]:
