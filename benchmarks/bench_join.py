@@ -15,15 +15,15 @@ from prometheus_client import REGISTRY
 from benchmarks.figure import Figure
 from benchmarks.parts import run_kafka
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.books import book_tick
-from enricher.join.describe import DescriptionCache
+from enricher.join.accounting.books import book_tick
 from enricher.join.event import make_event
-from enricher.join.pods import PodCache
+from enricher.join.naming.describe import DescriptionCache
+from enricher.join.naming.pods import PodCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, Message, Record, Subscription
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription, TransactionalBus
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.records.readings import PARTS
@@ -145,7 +145,7 @@ async def _publish_one_by_one(settings: KafkaSettings, ticks: Sequence[bytes]) -
         await producer.stop()
 
 
-async def _join_all(bus: Bus, settings: JoinSettings) -> None:
+async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> None:
     """Join until all events are acknowledged, and committed where that goes along."""
     wanted = _events_published() + _TICKS
     join = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=Readiness()))

@@ -21,7 +21,7 @@ from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.history import History
-from gpuledger.bus.protocol import Bus
+from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness
@@ -34,7 +34,7 @@ _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 _NO_SPOOL: Final = SpoolSettings(folder="")
 
 
-class DemoBus(Bus, History, Protocol):
+class DemoBus(TransactionalBus, History, Protocol):
     """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 

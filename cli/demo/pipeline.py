@@ -18,7 +18,7 @@ from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
-from gpuledger.bus.protocol import Bus
+from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
 from sinks.alerts.service import run_alerts
@@ -85,7 +85,7 @@ _JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
 
 
 def _start_sinks(
-    stages: Stages, plan: DemoPlan, *, bus: Bus, received: Received, machine: Machine
+    stages: Stages, plan: DemoPlan, *, bus: TransactionalBus, received: Received, machine: Machine
 ) -> None:
     write_url = plan.remote_write_url or f"{received.url}/api/v1/write"
     alert_url = plan.alertmanager_url or received.url

@@ -19,8 +19,8 @@ from cli.replay.progress import telling_progress
 from cli.replay.report import tell_comparison, tell_outcome
 from cli.replay.run import Outcome, Replaying, count_ticks, refuse_nothing
 from cli.topics import kafka_settings
-from enricher.join.comparison import Comparison
-from enricher.join.replay import TimeRange
+from enricher.join.replaying.comparison import Comparison
+from enricher.join.replaying.replay import TimeRange
 from gpuledger.bus.history import History
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus

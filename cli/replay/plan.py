@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cli.replay.moments import write_duration, write_moment
-from enricher.join.replay import TimeRange
+from enricher.join.replaying.replay import TimeRange
 from gpuledger.bus.history import HistoryReader, Span
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.errors import TopicsError, UserError

@@ -6,8 +6,8 @@ from typing import Final
 
 from cli.replay.moments import write_moment
 from cli.replay.run import Outcome
-from enricher.join.comparison import Comparison, Counts, Difference
-from enricher.join.replay import TimeRange
+from enricher.join.replaying.comparison import Comparison, Counts, Difference
+from enricher.join.replaying.replay import TimeRange
 
 _SHOWN_CHARACTERS: Final = 200
 DIFFERENT: Final = 1

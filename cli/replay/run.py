@@ -12,8 +12,8 @@ import msgspec
 
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
-from enricher.join.comparison import Comparison
-from enricher.join.replay import Replay, TimeRange
+from enricher.join.replaying.comparison import Comparison
+from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.errors import UserError

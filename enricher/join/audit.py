@@ -10,11 +10,11 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.conservation import conservation_error
-from enricher.join.describe import Said
-from enricher.join.pending import PendingPods
-from enricher.join.recent import RecentMost
-from enricher.join.skew import ClockSkew
+from enricher.join.accounting.conservation import conservation_error
+from enricher.join.naming.describe import Said
+from enricher.join.naming.pending import PendingPods
+from enricher.join.timing.recent import RecentMost
+from enricher.join.timing.skew import ClockSkew
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.

@@ -13,9 +13,16 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.join import metrics
+from enricher.join.accounting.slices import Slice
 from enricher.join.insistence import Insistence
-from enricher.join.slices import Slice
-from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, TopicPartition, Transactions
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Producer,
+    TopicPartition,
+    TransactionalBus,
+    Transactions,
+)
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.service import Backoff
@@ -108,7 +115,7 @@ class ExactlyOnce:
     def __init__(
         self,
         *,
-        bus: Bus,
+        bus: TransactionalBus,
         group: str,
         office: DeadLetterOffice,
         insist: Insistence,
@@ -181,7 +188,12 @@ class ExactlyOnce:
 
 @asynccontextmanager
 async def exactly_once(
-    *, bus: Bus, group: str, office: DeadLetterOffice, insist: Insistence, fenced_seconds: float
+    *,
+    bus: TransactionalBus,
+    group: str,
+    office: DeadLetterOffice,
+    insist: Insistence,
+    fenced_seconds: float,
 ) -> AsyncIterator[ExactlyOnce]:
     """Give a delivery by transactions, and close what it has open at the end."""
     delivery = ExactlyOnce(

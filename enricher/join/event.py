@@ -2,7 +2,7 @@
 
 from typing import Final, cast
 
-from enricher.join.describe import Said
+from enricher.join.naming.describe import Said
 from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription
 from gpuledger.twins import twin_of
 

@@ -13,13 +13,21 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
+from enricher.join.accounting.slices import Slices
 from enricher.join.delivery import AtLeastOnce, Delivery, exactly_once
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
 from enricher.join.settings import JoinSettings, JoinTuning
-from enricher.join.slices import Slices
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Bus, Consumer, Message, Record, Subscription, TopicPartition
+from gpuledger.bus.protocol import (
+    Bus,
+    Consumer,
+    Message,
+    Record,
+    Subscription,
+    TopicPartition,
+    TransactionalBus,
+)
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import TopicsError
 from gpuledger.service import Backoff, Readiness
@@ -37,7 +45,7 @@ _LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 _log = structlog.get_logger(__name__)
 
 
-async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
+async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; a broker that is away is waited for.
 
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
@@ -80,7 +88,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
 async def _open_delivery(
     at_least_once: AtLeastOnce,
     *,
-    bus: Bus,
+    bus: TransactionalBus,
     office: DeadLetterOffice,
     insist: Insistence,
     settings: JoinSettings,

@@ -12,18 +12,18 @@ from typing import Final
 from enricher.join import metrics
 from enricher.join.audit import Audit
 from enricher.join.checks import InvalidTickError, book_valid_tick
-from enricher.join.describe import (
+from enricher.join.event import make_event
+from enricher.join.naming.describe import (
     DescriptionCache,
     Said,
     describe_pods,
     find_foreign,
     identity_of,
 )
-from enricher.join.event import make_event
-from enricher.join.marks import NodeMarks
-from enricher.join.passage import Mark, is_booked, is_late, uncovered_seconds
-from enricher.join.pods import PodCache
-from enricher.join.slim import Slimmer
+from enricher.join.naming.pods import PodCache
+from enricher.join.naming.slim import Slimmer
+from enricher.join.timing.marks import NodeMarks
+from enricher.join.timing.passage import Mark, is_booked, is_late, uncovered_seconds
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder

@@ -133,6 +133,16 @@ class Bus(Protocol):
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer; leaving the context flushes and closes it."""
 
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        """Open a consumer; leaving the context revokes its partitions and leaves the group."""
+
+    async def partitions(self, topic: str) -> int:
+        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+
+
+class TransactionalBus(Bus, Protocol):
+    """Opens transactions as well."""
+
     def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
         """Open transactions under an id that one writer has at a time: the last to open it.
 
@@ -140,9 +150,3 @@ class Bus(Protocol):
         then on the offsets that its group committed do not change behind the new writer's back.
         Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
         """
-
-    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
-        """Open a consumer; leaving the context revokes its partitions and leaves the group."""
-
-    async def partitions(self, topic: str) -> int:
-        """Give the number of partitions; `TopicsError` where the topic does not exist."""

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Protocol
 
 from gpuledger.bus.history import History
-from gpuledger.bus.protocol import Bus, Message, Subscription, TopicPartition
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition, TransactionalBus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 30.0
 IDLE_SECONDS = 0.05
 
 
-class WholeBus(Bus, History, Protocol):
+class WholeBus(TransactionalBus, History, Protocol):
     """A bus that can be followed and looked back on."""
 
 

@@ -8,7 +8,7 @@ import pytest
 from agent.nvml.answers import LastSeen
 from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler, Tick
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario

@@ -7,7 +7,7 @@ import pytest
 
 from agent.nvml.library import Nvml
 from agent.sampling import Sampler, Tick
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario

@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 
-from enricher.join.books import book_tick
-from enricher.join.energy import idle_watts
+from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.energy import idle_watts
 from gpuledger.records import Account
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent.nvml.library import Nvml
 from agent.sampling import Sampler
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from gpuledger.records import NodeSample
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario

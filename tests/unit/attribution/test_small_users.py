@@ -8,7 +8,7 @@ import pytest
 
 from agent.nvml.library import Nvml
 from agent.sampling import Sampler
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation

@@ -9,8 +9,8 @@ from pathlib import Path
 from cli.replay.command import choose_output, replay_range
 from cli.replay.plan import Asked
 from cli.replay.run import Outcome
-from enricher.join.comparison import Comparison
-from enricher.join.replay import TimeRange
+from enricher.join.replaying.comparison import Comparison
+from enricher.join.replaying.replay import TimeRange
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus

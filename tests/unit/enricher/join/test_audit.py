@@ -2,11 +2,11 @@
 
 import pytest
 
+from enricher.join.accounting.books import book_tick
 from enricher.join.audit import TICKS_PER_CHECK, Audit
-from enricher.join.books import book_tick
-from enricher.join.describe import DescriptionCache
 from enricher.join.event import make_event
-from enricher.join.pods import PodCache
+from enricher.join.naming.describe import DescriptionCache
+from enricher.join.naming.pods import PodCache
 from gpuledger.records import NodeSample
 from tests.unit.enricher.join.given import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, process, reading, sample

@@ -33,9 +33,7 @@ GROUP = SETTINGS.join.group
 
 
 @asynccontextmanager
-async def joining(
-    bus: MemoryBus, *, settings: JoinSettings = SETTINGS
-) -> AsyncIterator[Readiness]:
+async def joining(bus: MemoryBus, *, settings: JoinSettings = SETTINGS) -> AsyncIterator[Readiness]:
     """Run a join on the bus while the context is open."""
     readiness = Readiness()
     task = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.agreement import Agreement, compare_events
-from enricher.join.comparison import EventId
-from enricher.join.replay import Replay, TimeRange
+from enricher.join.replaying.agreement import Agreement, compare_events
+from enricher.join.replaying.comparison import EventId
+from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.records import NodeSample
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers

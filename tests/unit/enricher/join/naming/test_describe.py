@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from enricher.join.pods import MOST_FORMER_CONTAINERS, MOST_PAST_VERSIONS, PodCache
+from enricher.join.naming.pods import MOST_FORMER_CONTAINERS, MOST_PAST_VERSIONS, PodCache
 from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
 from tests.unit.enricher.join.given import T_NS, Given
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process

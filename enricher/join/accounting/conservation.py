@@ -6,7 +6,7 @@ Pure, and told from the readings alone: nothing here asks how the entries were m
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from enricher.join.activity import ratios_of
+from enricher.join.accounting.activity import ratios_of
 from gpuledger.records import Entry, GpuBooks, GpuReading, NodeSample
 
 # Below this, two amounts are the same whatever their ratio.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from enricher.join.checks import InvalidTickError, book_valid_tick
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import Account, Entry, GpuProfiling, NodeSample

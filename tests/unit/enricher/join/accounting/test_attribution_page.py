@@ -6,15 +6,15 @@ from typing import Final
 
 import pytest
 
-from enricher.join import books, energy, shares
-from enricher.join.books import book_gpu
-from enricher.join.claims import Claim
-from enricher.join.energy import drawn_by, idle_watts
-from enricher.join.holders import find_holders
+from enricher.join.accounting import books, energy, shares
+from enricher.join.accounting.books import book_gpu
+from enricher.join.accounting.claims import Claim
+from enricher.join.accounting.energy import drawn_by, idle_watts
+from enricher.join.accounting.holders import find_holders
 from gpuledger.records import Account, DeviceAllocation, GpuProfiling, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB, sample
 
-PAGE: Final = (Path(__file__).parents[4] / "docs" / "attribution.md").read_text()
+PAGE: Final = (Path(__file__).parents[5] / "docs" / "attribution.md").read_text()
 SECONDS: Final = 2.0
 MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
 

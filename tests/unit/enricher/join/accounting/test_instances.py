@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.books import book_tick
+from enricher.join.accounting.books import book_tick
 from gpuledger.records import Account, GpuBooks, GpuReading, NodeSample
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.books import book_tick
-from enricher.join.energy import drawn_by, idle_watts, split_joules
-from enricher.join.instance_energy import compute_slices, drawn_by_rows
+from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.energy import drawn_by, idle_watts, split_joules
+from enricher.join.accounting.instance_energy import compute_slices, drawn_by_rows
 from gpuledger.records import Account, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.pods import KnownPod, PodCache
+from enricher.join.naming.pods import KnownPod, PodCache
 from gpuledger.records import (
     ContainerRef,
     IncidentProcess,

@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from enricher.join.pending import PendingPods
+from enricher.join.naming.pending import PendingPods
 from gpuledger.records import ContainerRef, PodState
 from tests.unit.enricher.join.given import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process

@@ -7,14 +7,14 @@ are the description's business (`describe`), not the books'.
 from collections.abc import Sequence
 from typing import Final
 
-from enricher.join.activity import split_active
-from enricher.join.claims import Claim, gather_claims
-from enricher.join.energy import Drawn, split_joules
-from enricher.join.holders import Parts, find_holders
-from enricher.join.idle import idle_entries
-from enricher.join.instance_energy import drawn_by_rows
-from enricher.join.instances import own_readings
-from enricher.join.shares import split_busy, split_memory
+from enricher.join.accounting.activity import split_active
+from enricher.join.accounting.claims import Claim, gather_claims
+from enricher.join.accounting.energy import Drawn, split_joules
+from enricher.join.accounting.holders import Parts, find_holders
+from enricher.join.accounting.idle import idle_entries
+from enricher.join.accounting.instance_energy import drawn_by_rows
+from enricher.join.accounting.instances import own_readings
+from enricher.join.accounting.shares import split_busy, split_memory
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 from gpuledger.twins import twin_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.comparison import Comparison, EventId
+from enricher.join.replaying.comparison import Comparison, EventId
 from gpuledger.codec import encode
 
 

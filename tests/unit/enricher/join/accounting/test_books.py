@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.books import book_gpu as book_row
-from enricher.join.books import book_tick
-from enricher.join.claims import Claim
-from enricher.join.energy import drawn_by
+from enricher.join.accounting.books import book_gpu as book_row
+from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.claims import Claim
+from enricher.join.accounting.energy import drawn_by
 from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 

@@ -5,7 +5,7 @@ only one direction can be known: what is seen before it can have happened.
 """
 
 from enricher.join import metrics
-from enricher.join.recent import RecentLeast
+from enricher.join.timing.recent import RecentLeast
 from gpuledger.records import PodRecord
 
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from enricher.join.describe import Identity
-from enricher.join.pods import ids_of
+from enricher.join.naming.describe import Identity
+from enricher.join.naming.pods import ids_of
 from gpuledger.records import PodRecord
 
 MOST_PENDING: Final = 10_000

@@ -5,7 +5,7 @@ Who holds it is `holders`' business, how much is idle `books`'.
 
 from typing import Final
 
-from enricher.join.holders import Parts
+from enricher.join.accounting.holders import Parts
 from gpuledger.records import Account, Entry, Method
 from gpuledger.twins import twin_of
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from enricher.join.agreement import Agreement, Change, compare_events
+from enricher.join.replaying.agreement import Agreement, Change, compare_events
 
 MAX_WAITING_BYTES: Final = 64 * 2**20
 MAX_REMEMBERED: Final = 50_000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.books import book_tick
-from enricher.join.holders import find_holders
+from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.holders import find_holders
 from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.join.passage import time_reached
-from enricher.join.recent import RecentLeast
+from enricher.join.timing.passage import time_reached
+from enricher.join.timing.recent import RecentLeast
 from gpuledger.topics import PODS
 from tests.unit.enricher.join.given import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample

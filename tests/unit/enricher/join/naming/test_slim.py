@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.join import slim
-from enricher.join.slim import Slimmer
+from enricher.join.naming import slim
+from enricher.join.naming.slim import Slimmer
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS

@@ -8,7 +8,7 @@ entries of all rows of a GPU sum to the GPU. How a row is booked is `books`' bus
 from collections.abc import Sequence
 from typing import Final
 
-from enricher.join.claims import Claim
+from enricher.join.accounting.claims import Claim
 from gpuledger.records import GpuReading
 from gpuledger.twins import twin_of
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.books import book_tick
-from enricher.join.conservation import conservation_error
+from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.conservation import conservation_error
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import (
     Account,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.agreement import Agreement, compare_events
+from enricher.join.replaying.agreement import Agreement, compare_events
 from gpuledger.codec import encode
 from gpuledger.records import (
     Account,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from enricher.join.energy import Drawn, drawn_by
+from enricher.join.accounting.energy import Drawn, drawn_by
 from gpuledger.records import GpuReading
 
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")

@@ -6,7 +6,7 @@ back by who takes a partition over, and forgotten with the partition. It knows n
 
 from typing import Final
 
-from enricher.join.passage import Mark, time_reached
+from enricher.join.timing.passage import Mark, time_reached
 from gpuledger.records import NodeMark, NodeSample
 from gpuledger.twins import twin_of
 

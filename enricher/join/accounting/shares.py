@@ -7,7 +7,7 @@ the claims, and together with `unclaimed` they never exceed what was to be split
 from collections.abc import Sequence
 from typing import Final
 
-from enricher.join.claims import Claim
+from enricher.join.accounting.claims import Claim
 from gpuledger.records import Method
 
 # Less than any driver can tell apart from nothing, and enough to divide by.
