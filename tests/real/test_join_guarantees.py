@@ -1,6 +1,7 @@
 """What the join promises over a real broker when its workers are stopped and killed in mid-work.
 
-Workers gather for a second, so that a transaction is large enough to be met half-way.
+Workers gather for a second, and few nodes have many ticks: several batches to a partition, one
+after the other, so that a transaction is long enough to be met half-way.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
 
     from tests.real.parts.kafka import Kafka
 
-NODES = 24
-TICKS = 60
-MORE = 10
+NODES = 2
+TICKS = 800
+MORE = 50
+ROUND_SECONDS = 4.0
 LOOK_SECONDS = 40.0
 FENCED = 'gpuledger_join_transactions_undone_total{cause="fenced"}'
 PLACES = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
@@ -116,28 +118,55 @@ class Scene:
         _, ends = await self.look()
         return all([await self._committed.position(place) >= ends[place] for place in PLACES])
 
-    async def await_half_way(self, *, is_half_way: Callable[[Ends, Ends], bool]) -> None:
-        """Wait for the moment at which all and committed events are so; asks without a pause."""
+    async def await_first_events(self) -> None:
+        """Wait for the moment at which there is an event; asks without a pause."""
         async with asyncio.timeout(LOOK_SECONDS):
-            while not is_half_way(*await self.look()):
+            while not any((await self.look())[0].values()):
                 pass
+
+    async def pause_in_transaction(self, worker: Deployable) -> int:
+        """Stop a worker in an open transaction; give how many ticks a node were published."""
+        published = 0
+        async with asyncio.timeout(LOOK_SECONDS):
+            while True:
+                await self.publish(range(published, published + TICKS))
+                published += TICKS
+                if await self._is_met_within(ROUND_SECONDS):
+                    worker.pause()
+                    # What was on its way when it stopped may have been the transaction's end.
+                    await asyncio.sleep(1)
+                    if is_in_transaction(*await self.look()):
+                        return published
+                    worker.resume()
+
+    async def _is_met_within(self, seconds: float) -> bool:
+        """Look without a pause, for a transaction is short."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if is_in_transaction(*await self.look()):
+                return True
+        return False
 
     async def look(self) -> tuple[Ends, Ends]:
         """Give the ends of all events and of those that are committed, partition by partition."""
         every = await self._every.end_offsets(PLACES)
-        return every, await self._committed.end_offsets(PLACES)
+        return every, await self._ends.end_offsets(PLACES)
 
     async def __aenter__(self) -> Self:
         servers = self.settings.bootstrap_servers
         await create_topics(self.settings)
         self._found: dict[Id, list[Event]] = defaultdict(list)
         self._every = AIOKafkaConsumer(bootstrap_servers=servers)
-        self._committed = AIOKafkaConsumer(
-            bootstrap_servers=servers,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-        )
-        for consumer in (self._every, self._committed):
+        # On connections of their own: an answer waits behind a fetch that waits for records.
+        self._ends, self._committed = [
+            AIOKafkaConsumer(
+                bootstrap_servers=servers,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+            )
+            for _ in range(2)
+        ]
+        for consumer in (self._every, self._ends, self._committed):
             await consumer.start()
         self._committed.assign(PLACES)
         return self
@@ -145,7 +174,7 @@ class Scene:
     async def __aexit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.kill()
-        for consumer in (self._every, self._committed):
+        for consumer in (self._every, self._ends, self._committed):
             await consumer.stop()
 
 
@@ -159,10 +188,6 @@ def is_in_transaction(every: Ends, committed: Ends) -> bool:
     return any(every[place] > committed[place] for place in PLACES)
 
 
-def is_publishing(every: Ends, _: Ends) -> bool:
-    return any(every.values())
-
-
 def most_often(found: dict[Id, list[Event]]) -> int:
     return max(map(len, found.values()))
 
@@ -171,21 +196,18 @@ async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
     scene: Callable[[str], Scene],
 ) -> None:
     async with scene("exactly_once") as it:
-        await it.publish(range(TICKS))
         await it.publish_poison()
         zombie = it.start_worker()
-        await it.await_half_way(is_half_way=is_in_transaction)
-        zombie.pause()
-        assert is_in_transaction(*await it.look())
+        ticks = await it.pause_in_transaction(zombie)
         it.start_worker().wait_until_ready()
-        assert most_often(await it.await_events(TICKS)) == 1
+        assert most_often(await it.await_events(ticks)) == 1
 
         zombie.resume()
         async with asyncio.timeout(LOOK_SECONDS):
             while FENCED not in zombie.metrics():  # noqa: ASYNC110  # it tells nobody else
                 await asyncio.sleep(0.1)
-        await it.publish(range(TICKS, TICKS + MORE))
-        assert most_often(await it.await_events(TICKS + MORE)) == 1
+        await it.publish(range(ticks, ticks + MORE))
+        assert most_often(await it.await_events(ticks + MORE)) == 1
         assert await it.count_dead_letters() == 1
         assert [worker.stop() for worker in it.workers] == [0, 0]
 
@@ -194,14 +216,12 @@ async def test_a_worker_killed_in_a_transaction_loses_and_doubles_nothing(
     scene: Callable[[str], Scene],
 ) -> None:
     async with scene("exactly_once") as it:
-        await it.publish(range(TICKS))
         worker = it.start_worker()
-        await it.await_half_way(is_half_way=is_in_transaction)
+        ticks = await it.pause_in_transaction(worker)
         worker.kill()
-        assert is_in_transaction(*await it.look())
         it.start_worker()
 
-        assert most_often(await it.await_events(TICKS)) == 1
+        assert most_often(await it.await_events(ticks)) == 1
 
 
 @pytest.mark.parametrize("blow", ["kill", "pause"])
@@ -211,7 +231,7 @@ async def test_at_least_once_loses_nothing_and_repeats_under_the_same_id(
     async with scene("at_least_once") as it:
         await it.publish(range(TICKS))
         worker = it.start_worker()
-        await it.await_half_way(is_half_way=is_publishing)
+        await it.await_first_events()
         getattr(worker, blow)()
         it.start_worker().wait_until_ready()
         await it.await_events(TICKS)
