@@ -16,7 +16,7 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     group: Annotated[str, msgspec.Meta(min_length=1)] = GROUP
     """The consumer group of all workers, and the beginning of the names of their transactions: two
     joins that write the same topics under different names would each write every event."""
-    processing_guarantee: Guarantee = "at_least_once"
+    processing_guarantee: Guarantee = "exactly_once"
     """Whether an event may be published twice, under the same id, where a worker dies or is cut
     off (`at_least_once`), or readers of what is committed see it once whatever happens
     (`exactly_once`: Kafka's transactions, one for each partition and commit)."""

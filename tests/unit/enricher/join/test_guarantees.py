@@ -38,7 +38,11 @@ from tests.unit.enricher.join.ticks import SECOND_NS, sample
 
 AT_LEAST_ONCE = JoinSettings(
     kafka=KafkaSettings(session_timeout_seconds=0.03),
-    join=JoinTuning(poll_timeout_seconds=0.02, commit_interval_seconds=0.001),
+    join=JoinTuning(
+        processing_guarantee="at_least_once",
+        poll_timeout_seconds=0.02,
+        commit_interval_seconds=0.001,
+    ),
 )
 EXACTLY_ONCE = msgspec.structs.replace(
     AT_LEAST_ONCE,
