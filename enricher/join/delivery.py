@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.join import metrics
-from enricher.join.accounting.slices import Slice
 from enricher.join.insistence import Insistence
+from enricher.join.slices import Slice
 from gpuledger.bus.protocol import (
     Consumer,
     Message,

@@ -13,11 +13,11 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.accounting.slices import Slices
 from enricher.join.delivery import AtLeastOnce, Delivery, exactly_once
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
 from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.slices import Slices
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import (
     Bus,
