@@ -153,7 +153,7 @@ class JoinStage:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
         marks = self._marks[record.partition]
         mark = marks.of(sample.node)
-        if is_booked(sample, mark, offset=record.offset):
+        if is_booked(sample, mark):
             metrics.DUPLICATES_TOTAL.inc()
             return ()
         said = self._descriptions.describe(sample)

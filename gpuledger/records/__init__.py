@@ -17,7 +17,7 @@ from gpuledger.records.events import (
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
-from gpuledger.records.marks import NodeMark
+from gpuledger.records.marks import BootMark, NodeMark
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
 from gpuledger.records.readings import GpuProfiling, GpuReading, GpuTraffic
@@ -32,6 +32,7 @@ from gpuledger.records.samples import (
 __all__ = [
     "Account",
     "AttributedIncident",
+    "BootMark",
     "Capability",
     "ContainerRef",
     "DeadLetter",

@@ -7,16 +7,28 @@ from gpuledger.records.base import Natural, record
 
 
 @record
+class BootMark:
+    """How far an earlier boot of a node is booked."""
+
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: Natural
+    """The number of its last tick that was booked."""
+
+
+@record
 class NodeMark:
-    """The last tick of a node that was booked; whatever is not above it was booked before."""
+    """The last tick of a node that was booked; what of a boot is not above it was booked before."""
 
     node: str
     """The node's name in Kubernetes."""
     boot_id: str
-    """The kernel's id of the boot."""
+    """The kernel's id of the boot: the newest of which a tick was booked."""
     seq: Natural
     """The tick's number within the boot."""
     time_ns: Natural
     """End of the interval that the tick covers, nanoseconds since the epoch."""
     offset: Natural
     """The tick's offset in its partition of `gpuledger.samples.v1`."""
+    boots_before: list[BootMark] | None = None
+    """The few boots before that one, the newest first; absent where none is known."""

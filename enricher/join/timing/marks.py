@@ -4,15 +4,20 @@ Here lives the state of a worker's partitions; it is written beside the events (
 back by who takes a partition over, and forgotten with the partition. It knows no bus.
 """
 
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import Final
 
-from enricher.join.timing.passage import Mark, time_reached
-from gpuledger.records import NodeMark, NodeSample
+from enricher.join.timing.passage import Booked, Mark, time_reached
+from gpuledger.records import BootMark, NodeMark, NodeSample
 from gpuledger.twins import twin_of
 
 _NodeMark: Final = twin_of(NodeMark)
+_BootMark: Final = twin_of(BootMark)
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
+MOST_BOOTS_BEFORE: Final = 4
+"""A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
 
 
 class NodeMarks:
@@ -37,7 +42,10 @@ class NodeMarks:
     def advance(self, sample: NodeSample, *, offset: int, now_ns: int) -> None:
         """Remember that this tick is booked."""
         node = sample.node
-        self._marks[node] = Mark(sample.boot_id, sample.seq, sample.time_ns, offset, now_ns)
+        mark = Mark(sample.boot_id, sample.seq, sample.time_ns, offset, now_ns)
+        if known := self._marks.get(node):
+            mark = _after(known, mark)
+        self._marks[node] = mark
         self._advanced[node] = None
         self._left_of_round -= 1
 
@@ -62,9 +70,11 @@ class NodeMarks:
 
     def take(self, written: NodeMark, *, heard_ns: int) -> None:
         """Take in what was written down before; what is known to be further stays."""
+        before = tuple(Booked(one.boot_id, one.seq) for one in written.boots_before or ())
         mark = Mark(written.boot_id, written.seq, written.time_ns, written.offset, heard_ns)
         known = self._marks.get(written.node)
-        if known is None or not _is_behind(mark, known):
+        if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
+            mark.before = _furthest(mark, before, _boots_of(known) if known else ())
             self._marks[written.node] = mark
             self._left_of_round = 0
 
@@ -88,10 +98,31 @@ class NodeMarks:
             seq=mark.seq,
             time_ns=mark.time_ns,
             offset=mark.offset,
+            boots_before=[_BootMark(boot_id=one, seq=seq) for one, seq in mark.before] or None,
         )
 
 
-def _is_behind(mark: Mark, known: Mark) -> bool:
-    if mark.boot_id == known.boot_id:
-        return mark.seq < known.seq
-    return mark.time_ns < known.time_ns
+def _after(known: Mark, tick: Mark) -> Mark:
+    """Give a node's mark after a tick was booked; what came late moves its own boot alone."""
+    if tick.boot_id == known.boot_id:
+        tick.before = known.before
+        return tick
+    if known.seq_of(tick.boot_id) is None:
+        tick.before = _furthest(tick, _boots_of(known))
+        return tick
+    known.before = _furthest(known, known.before, [Booked(tick.boot_id, tick.seq)])
+    known.heard_ns = tick.heard_ns
+    return known
+
+
+def _boots_of(mark: Mark) -> Sequence[Booked]:
+    return (Booked(mark.boot_id, mark.seq), *mark.before)
+
+
+def _furthest(newest: Mark, *told: Iterable[Booked]) -> tuple[Booked, ...]:
+    """Give how far the few boots before the newest are booked, by all that is told of them."""
+    seqs: dict[str, int] = {}
+    for boot_id, seq in chain(*told):
+        seqs[boot_id] = max(seq, seqs.get(boot_id, 0))
+    seqs.pop(newest.boot_id, None)
+    return tuple(Booked(*one) for one in islice(seqs.items(), MOST_BOOTS_BEFORE))

@@ -5,7 +5,7 @@ Pure functions of ticks and marks; the only clock is the one that bounds the nod
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,11 +20,20 @@ _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 _AWAY_NS: Final = 3_600 * 10**9
 
 
+class Booked(NamedTuple):
+    """How far an earlier boot of a node is booked."""
+
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: int
+    """The number of its last tick that was booked."""
+
+
 class Mark(msgspec.Struct, gc=False):
     """The last tick of a node that was booked; a Struct, because one is made for each tick."""
 
     boot_id: str
-    """The kernel's id of the boot."""
+    """The kernel's id of the newest boot."""
     seq: int
     """The tick's number within the boot: milliseconds since it."""
     time_ns: int
@@ -33,20 +42,24 @@ class Mark(msgspec.Struct, gc=False):
     """Where the tick lies in its partition."""
     heard_ns: int
     """When a worker last heard of the node, by its own clock."""
+    before: tuple[Booked, ...] = ()
+    """The few boots before, the newest first."""
+
+    def seq_of(self, boot_id: str) -> int | None:
+        """Give how far a boot is booked, `None` where nothing of it is known to be."""
+        if boot_id == self.boot_id:
+            return self.seq
+        return next((one.seq for one in self.before if one.boot_id == boot_id), None)
 
 
-def is_booked(sample: NodeSample, mark: Mark | None, *, offset: int) -> bool:
+def is_booked(sample: NodeSample, mark: Mark | None) -> bool:
     """Say whether this tick was booked before.
 
-    `seq` rises within a boot, restarts of the agent included. A tick of another boot is an old one
-    where both its place and its time are before the mark's: either alone could be a topic made
-    anew or a clock set back.
+    `seq` rises within a boot, restarts of the agent included. A boot of which nothing was booked is
+    a new one: neither a clock that was set back nor a topic made anew may cost its ticks.
     """
-    if mark is None:
-        return False
-    if mark.boot_id == sample.boot_id:
-        return sample.seq <= mark.seq
-    return offset <= mark.offset and sample.time_ns <= mark.time_ns
+    seq = mark.seq_of(sample.boot_id) if mark else None
+    return seq is not None and sample.seq <= seq
 
 
 def uncovered_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
@@ -58,8 +71,9 @@ def uncovered_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
     """
     if mark is None:
         return None
-    if mark.boot_id == sample.boot_id:
-        gap_seconds = (sample.seq - mark.seq) / 1e3 - sample.interval_ns / 1e9
+    seq = mark.seq_of(sample.boot_id)
+    if seq is not None:
+        gap_seconds = (sample.seq - seq) / 1e3 - sample.interval_ns / 1e9
     else:
         gap_seconds = (sample.time_ns - sample.interval_ns - mark.time_ns) / 1e9
     return round(gap_seconds, 3) if gap_seconds > LEAST_GAP_SECONDS else None

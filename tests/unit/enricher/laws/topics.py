@@ -132,6 +132,7 @@ def node_ticks(draw: st.DrawFn, node: str) -> list[NodeSample]:
             again = in_boot[draw(st.integers(0, end - 1)) : end]
             in_boot[end:end] = again
         made += in_boot
+        made += made[draw(st.integers(0, len(made))) :] if draw(st.booleans()) else []
         time_ns += draw(st.sampled_from([0, 60])) * SECOND_NS
     return made
 

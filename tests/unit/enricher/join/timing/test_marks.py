@@ -1,19 +1,22 @@
 """How far a node is booked: told by one worker, known to the next."""
 
+from itertools import product
+
 import pytest
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.records import NodeMark, NodeSample
-from gpuledger.topics import MARKS
+from gpuledger.records import BootMark, GpuEvent, NodeMark, NodeSample
+from gpuledger.topics import EVENTS, MARKS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, process, record, sample
 
 PARTITION = 3
 USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 MARK = Decoder(topic=MARKS.name, record=NodeMark)
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 
 @pytest.fixture
@@ -73,23 +76,83 @@ def test_a_tick_that_could_not_be_booked_leaves_no_mark(stage: JoinStage) -> Non
     assert stage.drain_marks(PARTITION) == []
 
 
-BEFORE, AFTER = USED.time_ns - SECOND_NS, USED.time_ns + SECOND_NS
-OF_ANOTHER_BOOT = [
-    ("the boot before, read again", 3, BEFORE, 0),
-    ("the boot after", 5, AFTER, 1),
-    ("the boot after, its clock set back", 5, BEFORE, 1),
-    ("the boot after, in a topic made anew", 0, AFTER, 1),
+OF_A_NEW_BOOT = [
+    ("its clock goes on", 5, 1),
+    ("its clock was set back", 5, -1),
+    ("in a topic made anew", 0, 1),
+    ("in a topic made anew, its clock set back", 0, -1),
 ]
 
 
-@pytest.mark.parametrize(("case", "offset", "time_ns", "booked"), OF_ANOTHER_BOOT)
-def test_a_tick_of_another_boot_is_old_where_both_place_and_time_are(
-    stage: JoinStage, case: str, offset: int, time_ns: int, booked: int
+@pytest.mark.parametrize(("case", "offset", "later_seconds"), OF_A_NEW_BOOT)
+def test_a_tick_of_a_boot_that_was_never_booked_is_new(
+    stage: JoinStage, case: str, offset: int, later_seconds: int
 ) -> None:
-    """`seq` cannot tell: it begins again with each boot."""
+    """Wherever it lies, and whatever its clock says; then it is booked as any other."""
     stage.take_samples([record(USED, offset=4)])
-    other = sample(boot_id="other", seq=1, time_ns=time_ns)
-    assert len(stage.take_samples([record(other, offset=offset)])) == booked, case
+    time_ns = USED.time_ns + later_seconds * SECOND_NS
+    of_new_boot = record(sample(boot_id="new", seq=1, time_ns=time_ns), offset=offset)
+    assert len(stage.take_samples([of_new_boot])) == 1, case
+    assert stage.take_samples([of_new_boot]) == [], case
+
+
+def boots(*names: str, clock_runs: int = 1) -> list[Record]:
+    """Give two ticks of each boot, in their order."""
+    return [
+        record(
+            sample(boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * place * SECOND_NS),
+            offset=place,
+        )
+        for place, (name, seq) in enumerate(product(names, (1000, 2000)))
+    ]
+
+
+def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
+    stage: JoinStage, office: DeadLetterOffice
+) -> None:
+    """As in a batch that is sent twice, in which a node rebooted; by the next worker neither."""
+    ticks = boots("one", "two", "three")
+    assert len(stage.take_samples(ticks)) == 6
+    assert stage.take_samples(ticks) == []
+    heir = JoinStage(office=office)
+    heir.take_marks(written(stage.drain_marks(PARTITION)))
+    assert heir.take_samples(ticks) == []
+
+
+def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinStage) -> None:
+    """Its boot goes on from where it was; the newest stays the newest."""
+    stage.take_samples(boots("one", "two"))
+    late = record(sample(boot_id="one", seq=4000), offset=4)
+    (event,) = stage.take_samples([late])
+    assert EVENT.decode(event.value).uncovered_seconds == 1.0
+    assert stage.take_samples([late, *boots("one", "two")]) == []
+    (mark,) = stage.drain_marks(PARTITION)
+    assert MARK.decode(mark.value).boot_id == "two"
+
+
+def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
+    """The newest of them, or a node that boots for ever would need ever more."""
+    stage.take_samples(boots(*(f"boot-{number}" for number in range(9))))
+    (message,) = stage.drain_marks(PARTITION)
+    mark = MARK.decode(message.value)
+    assert mark.boot_id == "boot-8"
+    assert mark.boots_before == [
+        BootMark(boot_id=f"boot-{number}", seq=2000) for number in (7, 6, 5, 4)
+    ]
+
+
+def test_marks_that_are_read_twice_say_what_they_say_once(
+    stage: JoinStage, office: DeadLetterOffice
+) -> None:
+    """As where reading is begun anew half-way, and the clock went back at each boot."""
+    marks: list[Record] = []
+    for tick in boots("one", "two", "three", clock_runs=-1):
+        stage.take_samples([tick])
+        marks += written(stage.drain_marks(PARTITION))
+    heir = JoinStage(office=office)
+    for read in (marks[:5], marks):
+        heir.take_marks(read)
+    assert heir.take_samples(boots("one", "two", "three")) == []
 
 
 def test_a_mark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> None:

@@ -10,7 +10,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.records import GpuEvent
+from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.topics import EVENTS, MARKS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.given import T_NS
@@ -28,7 +28,9 @@ class Step:
     copies: int
     hands_over: bool
     reads_again: int
-    """How many records the next worker reads again, its offsets not having been committed."""
+    """How many records come again: to the next worker, or sent by the agent a second time."""
+    reboots: bool
+    """Whether the node boots before it."""
 
 
 STEPS = st.lists(
@@ -38,6 +40,7 @@ STEPS = st.lists(
         copies=st.integers(1, 3),
         hands_over=st.booleans(),
         reads_again=st.integers(0, 5),
+        reboots=st.booleans(),
     ),
     max_size=30,
 )
@@ -51,22 +54,32 @@ def worker(marks: list[Record]) -> JoinStage:
     return stage
 
 
-def live_through(steps: list[Step]) -> list[GpuEvent]:
-    """Give the events that all workers together wrote of one node's ticks of one second."""
+def ticks_of(steps: list[Step], *, clock_runs: int = 1) -> list[NodeSample]:
+    """Give the node's ticks of one second; at each boot they are numbered anew."""
+    made, boot = [], 0
+    for number, step in enumerate(steps, start=1):
+        boot = number if step.reboots else boot
+        seq = (number - boot + 1) * 1000
+        time_ns = T_NS + clock_runs * number * SECOND_NS
+        made.append(sample(boot_id=f"boot-{boot}", seq=seq, time_ns=time_ns))
+    return made
+
+
+def live_through(steps: list[Step], ticks: list[NodeSample]) -> list[GpuEvent]:
+    """Give the events that all workers together wrote of the ticks."""
     log: list[Record] = []
     marks: list[Record] = []
     events: list[GpuEvent] = []
     stage = worker(marks)
-    for number, step in enumerate(steps, start=1):
+    for tick, step in zip(ticks, steps, strict=True):
         if not step.is_lost:
-            tick = sample(seq=number * 1000, time_ns=T_NS + number * SECOND_NS)
             log += [record(tick, offset=len(log) + copy) for copy in range(step.copies)]
             events += _book(stage, log[-step.copies :])
         if step.hands_over:
             told = stage.drain_marks(PARTITION)
             marks += [record(one.value, topic=MARKS.name) for one in told]
             stage = worker(marks)
-            events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
+        events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
     return events
 
 
@@ -74,17 +87,19 @@ def _book(stage: JoinStage, records: list[Record]) -> list[GpuEvent]:
     return [EVENT.decode(message.value) for message in stage.take_samples(records)]
 
 
-@for_any(STEPS)
-def test_each_tick_is_booked_once_in_its_order(steps: list[Step]) -> None:
-    """However often it comes, and to whomever."""
-    arrived = [number * 1000 for number, step in enumerate(steps, start=1) if not step.is_lost]
-    assert [event.seq for event in live_through(steps)] == arrived
+@for_any(STEPS, st.sampled_from([1, -1]))
+def test_each_tick_is_booked_once_in_its_order(steps: list[Step], clock_runs: int) -> None:
+    """However often it comes, to whomever, of whichever boot, and whatever the clock does."""
+    ticks = ticks_of(steps, clock_runs=clock_runs)
+    arrived = [tick for tick, step in zip(ticks, steps, strict=True) if not step.is_lost]
+    booked = live_through(steps, ticks)
+    assert [(one.boot_id, one.seq) for one in booked] == [(one.boot_id, one.seq) for one in arrived]
 
 
 @for_any(STEPS)
 def test_what_is_covered_and_what_is_not_make_up_the_time(steps: list[Step]) -> None:
     """From the begin of the first tick to the end of the last."""
-    events = live_through(steps)
+    events = live_through(steps, ticks_of(steps))
     if events:
         covered = sum(event.interval_ns for event in events) / 1e9
         uncovered = sum(event.uncovered_seconds or 0.0 for event in events)
