@@ -12,7 +12,7 @@ UV := $(BIN)/uv --quiet
 # uv would pick up another activated environment; the project's own is meant, whatever the caller's shell says.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
-LOCKED_EXTRAS := agent enricher sinks reports demo
+LOCKED_EXTRAS := agent enricher sinks reports demo bench
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
@@ -43,7 +43,7 @@ format: $(VENV)/.dev ## Let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev ## Measure (one benchmark: ARGS="join --json figures.json")
+bench: $(VENV)/.bench ## Measure (one benchmark: ARGS="join --json figures.json")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: $(VENV)/.dev ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
@@ -66,15 +66,15 @@ lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_AR
 clean: ## Remove the environment and what tests and tools left behind
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
-# A stamp is younger than the locks it was installed from, so nothing is installed twice. demo.lock holds the
-# versions of dev.lock (make lock constrains it), so that the two can take turns in one environment.
+# A stamp is younger than the locks it was installed from, so nothing is installed twice. All locks hold the
+# versions of dev.lock (make lock constrains them), so that they can take turns in one environment.
 $(VENV)/.uv: requirements/bootstrap.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuledger needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	@test -x $(BIN)/pip || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: requirements/%.lock pyproject.toml $(VENV)/.uv
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: requirements/%.lock pyproject.toml $(VENV)/.uv
 	@echo "installing $<"
 	@$(UV) pip install --require-hashes --requirement $<
 	@$(UV) pip install --no-deps --no-build-isolation --editable .
