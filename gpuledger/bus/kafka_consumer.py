@@ -140,6 +140,7 @@ class KafkaConsumer:
             return self._client
 
     async def _open(self) -> AIOKafkaConsumer:
+        kafka_internals.unpack_at_least_cost()
         client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
         try:
             async with self._connection.asking(self._doing("connecting")):

@@ -100,6 +100,7 @@ class KafkaReader:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._client is None:
+            kafka_internals.unpack_at_least_cost()
             client = AIOKafkaConsumer(
                 **self._connection.arguments,
                 group_id=None,

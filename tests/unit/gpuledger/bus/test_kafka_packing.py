@@ -1,9 +1,11 @@
-"""How batches are packed on their way to the brokers."""
+"""How batches are packed on their way to the brokers, and unpacked again."""
 
 import cramjam
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
+import pytest
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from gpuledger.bus.kafka_internals import pack_at_least_cost
+from gpuledger.bus.kafka_internals import pack_at_least_cost, unpack_at_least_cost
 
 _ZSTD = 4
 # Levels differ on what repeats itself here and there, as ticks do.
@@ -34,3 +36,20 @@ def test_batches_are_packed_at_the_level_that_costs_least() -> None:
     at_levels = {level: bytes(cramjam.zstd.compress(records, level=level)) for level in (1, 3)}
     assert at_levels[1] != at_levels[3]
     assert body == at_levels[1]
+
+
+def values_in(batch: bytes) -> list[bytes]:
+    return [each.value for each in DefaultRecordBatch(bytearray(batch))]
+
+
+def test_batches_are_unpacked_as_they_were_packed() -> None:
+    unpack_at_least_cost()
+
+    assert values_in(packed()) == VALUES
+
+
+def test_a_batch_that_ends_too_early_is_not_taken_for_a_short_one() -> None:
+    unpack_at_least_cost()
+
+    with pytest.raises(CorruptRecordException, match="ends too early"):
+        values_in(packed()[:-20])
