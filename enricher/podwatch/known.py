@@ -11,6 +11,7 @@ import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.sharing import PodSharing
+from enricher.versions import is_older
 from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Producer, Record
 from gpuledger.clock import Clock
@@ -41,6 +42,8 @@ class KnownPods:
 
     def __init__(self) -> None:
         self.by_uid: dict[str, PodRecord] = {}
+        self.overtaken: set[str] = set()
+        """Pods behind whose newest record stands an older one."""
         self.undecodable = 0
         """How many records were none; a pod whose newest is one of them is unknown."""
         self._sharing = PodSharing()
@@ -52,9 +55,18 @@ class KnownPods:
             pod = self._read(uid, record.value) if record.value is not None else None
             if pod is None:
                 self.by_uid.pop(uid, None)
+                self.overtaken.discard(uid)
             else:
-                # Not under `uid`, which would be kept beside the record's own.
-                self.by_uid[pod.uid] = self._sharing.share(pod)
+                self._put(pod)
+
+    def _put(self, pod: PodRecord) -> None:
+        known = self.by_uid.get(pod.uid)
+        if known and is_older(pod, than=known):
+            self.overtaken.add(pod.uid)
+            return
+        self.overtaken.discard(pod.uid)
+        # Not under the record's key, which would be kept beside its own UID.
+        self.by_uid[pod.uid] = self._sharing.share(pod)
 
     def _read(self, uid: str, value: bytes) -> PodRecord | None:
         try:

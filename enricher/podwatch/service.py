@@ -103,6 +103,7 @@ class _Podwatch:
             tombstones_most=self.settings.tombstones_most,
         )
         table.restore(known.by_uid.values())
+        table.repeat(known.overtaken, time_ns=self.clock.time_ns())
         return table
 
     def _reflector(self) -> Reflector:
@@ -132,10 +133,10 @@ class Follower:
         """Take the steps, for ever."""
         async with aclosing(reflector.forever()) as steps:
             async for step in steps:
-                self.take(step)
+                self.take(step, version=reflector.version)
 
-    def take(self, step: Step) -> None:
-        """Take one step."""
+    def take(self, step: Step, *, version: str | None = None) -> None:
+        """Take one step, with the version that the reflector has reached."""
         now = self._clock.time_ns()
         match step:
             case Seen(pod):
@@ -145,7 +146,7 @@ class Follower:
             case Mark.LISTING:
                 self._table.begin_list()
             case Mark.LISTED:
-                self._listed(gone=self._table.end_list(time_ns=now))
+                self._listed(gone=self._table.end_list(time_ns=now, version=version))
             case Mark.WATCHING:
                 self._check.ok(f"{len(self._table)} pods")
             case Interrupted(error):

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
+from enricher.versions import is_older
 from gpuledger.records import PodRecord
 
 _NS: Final = 1_000_000_000
@@ -55,13 +56,19 @@ class PodTable:
         deleted.sort(key=_deletion)
         self._dead = {pod.uid: pod for pod in deleted}
 
+    def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
+        """Have what was restored published again: something older stands behind it."""
+        self._unpublished |= dict.fromkeys(uids, time_ns)
+
     def see(self, pod: PodRecord, *, time_ns: int) -> None:
         """Take a pod's state; one that only differs in its version is the same."""
         if self._listed is not None:
             self._listed.add(pod.uid)
         known = self._alive.get(pod.uid)
         if known is None or _with(pod, resource_version=known.resource_version) != known:
-            self._dead.pop(pod.uid, None)
+            dead = self._dead.pop(pod.uid, None)
+            if dead and is_older(pod, than=dead):
+                pod = _with(pod, resource_version=dead.resource_version)
             self._buried.pop(pod.uid, None)
             self._alive[pod.uid] = pod
             self._unpublished[pod.uid] = time_ns
@@ -79,12 +86,16 @@ class PodTable:
         """Take that a complete list begins; one that broke off before is forgotten."""
         self._listed = set()
 
-    def end_list(self, *, time_ns: int) -> int:
-        """Delete what the list did not have; give how many."""
+    def end_list(self, *, time_ns: int, version: str | None = None) -> int:
+        """Delete what the list did not have; give how many.
+
+        They are deleted as of the list's version, which is above that of every record of them.
+        """
         listed, self._listed = self._listed or set(), None
         gone = [pod for uid, pod in self._alive.items() if uid not in listed]
         for pod in gone:
-            self.delete(pod, time_ns=time_ns)
+            as_of = version or pod.resource_version
+            self.delete(_with(pod, resource_version=as_of), time_ns=time_ns)
         return len(gone)
 
     def bury(self, *, time_ns: int) -> int:

@@ -69,4 +69,4 @@ class PodRecord:
     deleted_time_ns: Natural | None = None
     """When it left the API server, as far as the pod watch could see."""
     resource_version: str
-    """The version of the object from which this record was made."""
+    """The version of the object; of a pod that a list did not have any more, that of the list."""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from enricher.versions import is_older
 from gpuledger.records import PodRecord
 
 # A container that is started again and again waits five minutes each time, and ticks are kept for
@@ -90,19 +91,22 @@ class PodCache:
         return known.version if known else 0
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Take a pod's record in, in the place of an older one.
+        """Take a pod's record in, in the place of an older one and never in that of a newer one.
 
         `seen_time_ns` is when the pod watch saw this version: until then the one before is in
-        force.
+        force. Of a version that comes behind a newer one only its containers' names are taken.
         """
         before = self._pods.get(pod.uid)
         self.remove(pod.uid)
-        former = _former(before, pod) if before else _NONE
-        past = _past(before, pod, seen_time_ns) if before else ()
-        self._pods[pod.uid] = KnownPod(pod, partition, seen_time_ns, former, past)
-        for name in (*former, *_names_of(pod)):
-            self._claim(name, pod)
-        node = self._nodes.setdefault(pod.node, NodePods())
+        known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
+        if before and is_older(pod, than=before.record):
+            known = _overtaken(before, pod)
+        elif before:
+            known = _after(before, known)
+        self._pods[pod.uid] = known
+        for name in (*known.former, *_names_of(known.record)):
+            self._claim(name, known.record)
+        node = self._nodes.setdefault(known.record.node, NodePods())
         node.count += 1
         self._touch(node)
 
@@ -174,10 +178,22 @@ def _hash_on(node: str, config_hash: str) -> str:
     return f"{node}/{config_hash}"
 
 
-def _former(before: KnownPod, pod: PodRecord) -> dict[str, str]:
+def _after(before: KnownPod, known: KnownPod) -> KnownPod:
+    """Give what is known of a pod once a newer version of it has come."""
+    known.former = _former(before.former | ids_of(before.record), known.record)
+    known.past = _past(before, known.record, known.seen_time_ns)
+    return known
+
+
+def _overtaken(known: KnownPod, pod: PodRecord) -> KnownPod:
+    """Give what is known of a pod once an older version of it has come."""
+    known.former = _former(ids_of(pod) | known.former, known.record)
+    return known
+
+
+def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
     """Give the containers that only earlier versions name, the newest ones of them."""
     named = ids_of(pod)
-    earlier = before.former | ids_of(before.record)
     former = [item for item in earlier.items() if item[0] not in named]
     return dict(former[-MOST_FORMER_CONTAINERS:]) if former else _NONE
 

@@ -10,7 +10,8 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.service import Readiness
 from gpuledger.topics import PODS
-from tests.unit.enricher.podwatch.given import PatientClock, pod, soon
+from gpuledger.twins import encode_twin
+from tests.unit.enricher.podwatch.given import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
@@ -131,6 +132,29 @@ async def test_a_record_that_cannot_be_read_is_published_again(
         await soon(readiness.is_ready)
         await asyncio.sleep(0.02)
     assert [one.value for one in await topic(bus)] == [record.value, b"{", record.value]
+
+
+async def test_a_record_behind_which_an_older_one_stands_is_published_again(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    """As after a leader that was stopped in the middle of a batch: compaction keeps the last."""
+    bus = MemoryBus()
+    listed = page(pod("a", version="9"), version="20")
+    server.lists += [page(pod("a", version="9"), pod("b", version="5")), listed, listed]
+    await run_until(bus, settings, {"a": ["Running"], "b": ["Running"]}, StillClock())
+    deleted = {"a": ["Running"], "b": ["Running", "deleted"]}
+    await run_until(bus, settings, deleted, StillClock())
+    late = {uid: pod_record(uid, resource_version="7", phase="Pending") for uid in ("a", "b")}
+    partition = (await topic(bus))[0].partition
+    async with bus.producer() as producer:
+        for uid, record in late.items():
+            message = Message(key=uid.encode(), value=encode_twin(record), timestamp_ms=0)
+            await producer.publish(PODS.name, partition, [message])
+    healed = {
+        "a": ["Running", "Pending", "Running"],
+        "b": ["Running", "deleted", "Pending", "deleted"],
+    }
+    await run_until(bus, settings, healed, StillClock())
 
 
 async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_difference(

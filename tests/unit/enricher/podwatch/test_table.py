@@ -113,6 +113,38 @@ def test_a_list_deletes_what_it_did_not_have() -> None:
     assert sorted(due(pods)) == [("a", "deleted 3"), ("c", "deleted 3")]
 
 
+def test_what_a_list_did_not_have_is_deleted_as_of_the_lists_version() -> None:
+    """Which is above that of each record of it: none that comes late can make it live again."""
+    pods = table()
+    pods.restore([record("a", version="5")])
+    pods.begin_list()
+    pods.end_list(time_ns=3, version="100")
+    (gone,) = pods.batch(MOST)
+    assert gone.pod is not None
+    assert (gone.pod.resource_version, gone.pod.deleted_time_ns) == ("100", 3)
+
+
+def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on() -> None:
+    """Or its record would be taken for one from before its deletion."""
+    pods = table()
+    pods.see(record("a", version="5"), time_ns=1)
+    pods.begin_list()
+    pods.end_list(time_ns=2, version="100")
+    pods.see(record("a", version="5"), time_ns=3)
+    (lives,) = pods.batch(MOST)
+    assert lives.pod is not None
+    assert (lives.pod.resource_version, lives.pod.deleted_time_ns) == ("100", None)
+    pods.see(record("a", version="101", phase="Failed"), time_ns=4)
+    assert [one.pod and one.pod.resource_version for one in pods.batch(MOST)] == ["101"]
+
+
+def test_what_is_to_be_repeated_is_due_as_it_was_restored() -> None:
+    pods = table()
+    pods.restore([record("a"), deleted("b", 7), record("c")])
+    pods.repeat(["a", "b"], time_ns=9)
+    assert publish(pods) == [("a", "Running"), ("b", f"deleted {7 * SECOND}")]
+
+
 def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
     pods = table()
     pods.see(record("a"), time_ns=1)

@@ -1,0 +1,23 @@
+"""Which of two versions of a Kubernetes object is the older one. Pure.
+
+What podwatch publishes can come behind what is newer: a leader that was stopped in the middle of a
+batch sends the rest of it when it wakes. Whoever reads pods judges them by this alone.
+"""
+
+from gpuledger.records import PodRecord
+
+
+def is_older(pod: PodRecord, than: PodRecord) -> bool:
+    """Say whether a pod's record is older than another of the same UID; never where that is open.
+
+    Kubernetes declares the versions of one resource comparable where they are decimal integers, of
+    which the shorter one is the smaller (they may have more digits than a machine's integer).
+    """
+    version, other = pod.resource_version, than.resource_version
+    if not _is_decimal(version) or not _is_decimal(other):
+        return False
+    return (len(version), version) < (len(other), other)
+
+
+def _is_decimal(version: str) -> bool:
+    return version.isascii() and version.isdigit() and not version.startswith("0")

@@ -1,0 +1,152 @@
+"""Which version of a pod counts, whatever order its records stand in.
+
+A leader of podwatch that was stopped in the middle of a batch may send the rest of it when another
+one leads, and so put an older version behind a newer one.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.naming.pods import PodCache
+from enricher.podwatch.known import KnownPods
+from enricher.versions import is_older
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import encode
+from gpuledger.records import PodContainer, PodRecord
+from gpuledger.topics import PODS
+from gpuledger.twins import encode_twin
+from tests.unit.enricher.join.ticks import pod
+
+UID = pod().uid
+TOMBSTONE = None
+Told = PodRecord | None
+
+
+def at(version: str, **changes: object) -> PodRecord:
+    return pod(0, **{"resource_version": version, "labels": {"version": version}, **changes})
+
+
+def cached(told: Sequence[Told]) -> PodCache:
+    """Give a join's pods after these records of one pod."""
+    cache = PodCache()
+    for number, one in enumerate(told):
+        if one is TOMBSTONE:
+            cache.remove(UID)
+        else:
+            cache.put(one, partition=0, seen_time_ns=number)
+    return cache
+
+
+def newest(told: Sequence[Told]) -> PodRecord | None:
+    found = cached(told).find(UID, None, node="node-a")
+    return found.record if found else None
+
+
+def read_back(told: Sequence[Told]) -> KnownPods:
+    """Give what a podwatch reads of these records when it starts."""
+    known = KnownPods()
+    known.take(
+        Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))
+        for number, one in enumerate(told)
+    )
+    return known
+
+
+VERSIONS = [
+    ("5", "6", True),
+    ("6", "5", False),
+    ("5", "5", False),
+    ("9", "10", True),
+    ("10", "9", False),
+    ("9" * 5000, "1" + "0" * 5000, True),
+    ("5", "v6", False),
+    ("v5", "6", False),
+    ("", "6", False),
+    ("05", "6", False),
+    ("-5", "6", False),
+    ("\u0665", "6", False),
+]
+
+
+@pytest.mark.parametrize(("version", "than", "older"), VERSIONS)
+def test_versions_are_compared_where_they_are_decimal_integers(
+    version: str, than: str, older: object
+) -> None:
+    assert is_older(at(version), than=at(than)) is older
+
+
+GONE = at("8", deleted_time_ns=77)
+OF_ONE_POD: list[tuple[str, list[Told], PodRecord | None]] = [
+    ("the older version comes behind", [at("5"), at("7"), at("6")], at("7")),
+    ("behind its deletion comes a version from before", [at("5"), GONE, at("6")], GONE),
+    ("what has another form is taken as it comes", [at("b"), at("a")], at("a")),
+    ("the same version again, as where two deletions are told", [at("8"), GONE], GONE),
+    # A UID never lives twice, and one is only buried when its deletion is hours old: whoever sends
+    # a tombstone, and however late, is right. It knows no version, and compaction obeys it.
+    ("a stale tombstone buries whom the next leader buries too", [at("5"), GONE, TOMBSTONE], None),
+    # Of what was before nobody knows any more, as after a compaction. Until podwatch is started
+    # again and lists, the pod is there: it costs its memory and describes what names it.
+    ("a record behind its tombstone is taken", [GONE, TOMBSTONE, at("6")], at("6")),
+]
+
+
+@pytest.mark.parametrize(("case", "told", "expected"), OF_ONE_POD)
+def test_of_a_pod_its_newest_version_counts(
+    case: str, told: list[Told], expected: PodRecord | None
+) -> None:
+    assert newest(told) == expected, case
+
+
+told_of_a_pod = st.lists(
+    st.one_of(
+        st.none(),
+        st.builds(
+            at,
+            st.sampled_from(["3", "9", "10", "11", "x", "y"]),
+            deleted_time_ns=st.sampled_from([None, 5, 7]),
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(told_of_a_pod)
+def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
+    told: list[Told],
+) -> None:
+    """And podwatch says it once more where something older stands behind it."""
+    known = read_back(told)
+    found, read = newest(told), known.by_uid.get(UID)
+    assert (read and encode_twin(read)) == (found and encode(found))
+    assert known.overtaken == ({UID} if found is not None and found != told[-1] else set())
+
+
+@given(st.permutations([at("3"), at("4"), at("10"), at("11", deleted_time_ns=5)]), st.data())
+def test_the_order_of_records_does_not_matter(told: list[PodRecord], data: st.DataObject) -> None:
+    """Nor that some of them come again."""
+    again = data.draw(st.lists(st.sampled_from(told), max_size=3))
+    assert newest([*told, *again]) == at("11", deleted_time_ns=5)
+
+
+def test_a_container_that_only_an_older_version_names_is_found() -> None:
+    """It is an identity: whatever came before or after it, it was this pod's."""
+    named = [
+        at(version, containers=[PodContainer(name="main", container_id=name, restarts=0)])
+        for version, name in (("5", "first"), ("9", "third"), ("7", "second"))
+    ]
+    cache = cached(named)
+    for name in ("first", "second", "third"):
+        found = cache.find(None, name, node="node-a")
+        assert found is not None
+        assert found.record.resource_version == "9"
+        assert found.container_names([name]) == {name: "main"}
+
+
+def test_a_version_that_is_behind_is_never_in_force() -> None:
+    """When it was, nobody has seen: the versions before and after it were."""
+    found = cached([at("5"), at("9"), at("7")]).find(UID, None, node="node-a")
+    assert found is not None
+    assert [found.at(time).resource_version for time in (0, 1, 2)] == ["5", "9", "9"]
