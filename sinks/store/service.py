@@ -160,6 +160,8 @@ class StoreSink:
         pending = self._pending
         try:
             if pending.rows:
+                # The rows take the offsets with them: what was put aside would not be read again.
+                await desk.office.flush()
                 await self._append(pending)
         except StaleTableError as error:
             _log.warning("store_conflict", error=str(error), rows=len(pending.rows))

@@ -1,0 +1,88 @@
+"""What cannot be stored is told before the table moves past it, whenever the process dies."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import write_deltalake
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Producer, TopicPartition
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service import Readiness
+from gpuledger.topics import DEAD_LETTERS, EVENTS
+from sinks.store.service import GROUP, run_store
+from sinks.store.settings import StoreSettings
+from tests.unit.sinks.given import (
+    HandClock,
+    committed,
+    dead_letters,
+    entry,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+
+PLACE = place_of("node-a")
+
+
+class RefusingBus(MemoryBus):
+    """A bus that takes no letters for so many times."""
+
+    def __init__(self, *, refusals: int) -> None:
+        super().__init__([replace(EVENTS, partitions=2), DEAD_LETTERS])
+        self.refusals = refusals
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as producer:
+            yield _RefusingProducer(producer, self)
+
+    def letters(self) -> int:
+        """Give how many letters lie here."""
+        return self._logs[TopicPartition(DEAD_LETTERS.name, 0)].end_offset
+
+
+class _RefusingProducer:
+    def __init__(self, inner: Producer, on: RefusingBus) -> None:
+        self._inner, self._on = inner, on
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == DEAD_LETTERS.name and self._on.refusals:
+            self._on.refusals -= 1
+            raise BusUnavailableError("no broker answers")
+        await self._inner.publish(topic, partition, messages)
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 3])
+async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
+    refusals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows take the offsets with them: where they are there, nobody reads the event again."""
+    on = RefusingBus(refusals=refusals)
+    letters_at_append: list[int] = []
+
+    def writing(*args: Any, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        letters_at_append.append(on.letters())
+        write_deltalake(*args, **options)
+
+    monkeypatch.setattr("sinks.store.table.write_deltalake", writing)
+    invalid = event(0, entries=[entry(allocation=3)])
+    await publish(on, invalid, b"{", event(1, entries=[entry()]))
+    settings = StoreSettings(uri=str(tmp_path), flush_seconds=0.0)
+    readiness = Readiness()
+
+    async with running(
+        run_store(bus=on, settings=settings, readiness=readiness, clock=HandClock())
+    ):
+        await eventually(lambda: committed(on, GROUP, PLACE) == 3)
+
+    assert letters_at_append == [2]
+    assert sorted(letter.offset for letter in await dead_letters(on)) == [0, 1]
