@@ -38,17 +38,19 @@ class _Column(NamedTuple):
     justify: Literal["left", "right"] = "left"
     least: int | None = None
     """Characters below which it does not shrink: half a number misleads, half a name does not."""
+    is_name: bool = False
+    """Whether it gives way where the screen is narrow, the widest of these first."""
 
 
 _COLUMNS: Final = (
     _Column("Node", least=10),
     _Column("GPU", "right", least=3),
-    _Column("Pod"),
-    _Column("Owner"),
+    _Column("Pod", is_name=True),
+    _Column("Owner", is_name=True),
     _Column("SM %", "right", least=4),
     _Column("Memory", "right", least=9),
     _Column("Watts", "right", least=5),
-    _Column("Method", least=12),
+    _Column("Method", least=12, is_name=True),
 )
 
 
@@ -69,11 +71,13 @@ class Row(NamedTuple):
 def draw(tally: Tally, *, headline: str) -> RenderableType:
     """Draw the table of all nodes under a headline."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name, justify, least in _COLUMNS:
-        table.add_column(name, justify=justify, min_width=least, no_wrap=True)
+    for name, justify, least, is_name in _COLUMNS:
+        # Only a column that may be wrapped shrinks before all do; its cells still have one line.
+        table.add_column(name, justify=justify, min_width=least, no_wrap=not is_name)
     for event in (tally.latest[node] for node in sorted(tally.latest)):
         for row in rows_of(event):
-            table.add_row(*row[:-1], style=row.style)
+            cells = (Text(cell, no_wrap=True, overflow="ellipsis") for cell in row[:-1])
+            table.add_row(*cells, style=row.style)
         table.add_section()
     return Group(Text(headline), table)
 

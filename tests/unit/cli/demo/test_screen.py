@@ -1,14 +1,15 @@
 """What the live table shows of an event."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from cli.demo.screen import draw, rows_of
 from cli.demo.tally import Tally
-from gpuledger.records import Account, GpuEvent
-from tests.unit.cli.demo.events import HELD, PENDING, entry, event
+from gpuledger.records import Account, GpuEvent, Method
+from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, entry, event
 
 
 def test_each_entry_has_a_row_in_the_units_people_read() -> None:
@@ -49,6 +50,34 @@ def test_a_number_is_never_cut_short(width: int) -> None:
     drawn = draw_on(width, event())
     for number in ("25", "20.0 GiB", "50", "75", "60.0 GiB", "150"):
         assert f" {number} " in drawn
+
+
+LONG_POD = replace(
+    KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
+)
+
+
+def test_a_method_is_whole_where_people_have_120_columns() -> None:
+    """However long the name of whoever holds a GPU idle: that loses its end first."""
+    shared = replace(entry(Account.POD, 0.5), method=Method.PROCESS_UTILIZATION)
+    idle = entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
+    held = [replace(HELD, pod="llm-finetune-worker-0")]
+    seen = event(node="gpu-node-1", entries=[shared, idle], pods=[LONG_POD], allocations=held)
+    lines = draw_on(120, seen).splitlines()
+    assert any(
+        "process_utilization" in line and "PyTorchJob/llm-finetune" in line for line in lines
+    )
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_each_entry_has_one_line(width: int) -> None:
+    """What is too long for its column is cut, not wrapped."""
+    few, many = (
+        draw_on(width, event(pods=[pod], entries=[entry(Account.POD, 0.5)] * 3))
+        for pod in (KNOWN, replace(LONG_POD, name="a-pod-with-parts-" * 9))
+    )
+    assert len(many.splitlines()) == len(few.splitlines())
 
 
 def draw_on(width: int, *events: GpuEvent) -> str:
