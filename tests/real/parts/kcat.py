@@ -87,21 +87,19 @@ class Kcat:
 
 
 def _messages(printed: bytes) -> list[KcatMessage]:
-    messages = []
-    while printed:
-        head, _, printed = printed.partition(b"\n")
-        topic, partition, offset, key_bytes, value_bytes = head.decode().split()
-        key, printed = _cut(printed, int(key_bytes))
-        value, printed = _cut(printed, int(value_bytes))
+    messages, at = [], 0
+    while at < len(printed):
+        end = printed.index(b"\n", at)
+        topic, partition, offset, *sizes = printed[at:end].decode().split()
+        at = end + 1
+        parts: list[bytes | None] = []
+        for size in map(int, sizes):
+            parts.append(None if size == ABSENT else printed[at : at + size])
+            at += max(0, size)
+        key, value = parts
         messages.append(
             KcatMessage(
                 topic=topic, partition=int(partition), offset=int(offset), key=key, value=value
             )
         )
     return messages
-
-
-def _cut(printed: bytes, size: int) -> tuple[bytes | None, bytes]:
-    if size == ABSENT:
-        return None, printed
-    return printed[:size], printed[size:]
