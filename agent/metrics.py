@@ -18,6 +18,10 @@ TICKS_DROPPED: Final = Counter(
 TICKS_PUBLISHED: Final = Counter(
     "gpuledger_agent_ticks_published", "Ticks that the broker has acknowledged."
 )
+READING_RECORDS_PUBLISHED: Final = Counter(
+    "gpuledger_agent_reading_records_published",
+    "Records of a tick's other readings that the broker has acknowledged.",
+)
 PROCESS_RECORDS_PUBLISHED: Final = Counter(
     "gpuledger_agent_process_records_published",
     "Process records that the broker has acknowledged.",

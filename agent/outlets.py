@@ -23,7 +23,7 @@ class Outlets:
         if self.outbox:
             self.outbox.put(pack(tick))
         if self.view:
-            self.view.show(tick.sample, processes=tick.processes)
+            self.view.show(tick.sample, tick.readings, processes=tick.processes)
 
     def tell_incident(self, incident: Incident) -> None:
         """Tell of an incident."""

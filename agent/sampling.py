@@ -14,6 +14,7 @@ from agent.processes.endings import Endings
 from agent.processes.entries import Containers, describe
 from agent.processes.procfs import Procfs, read_boot_id
 from agent.processes.table import ProcessTable, Roll
+from agent.reading.beside import read_beside
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from agent.reading.rows import find_cut_anew, find_vanished, gpu_instances_of, lay_out, layout_of
 from agent.reading.timeline import LAG_WINDOWS
@@ -21,6 +22,7 @@ from gpuledger.clock import Clock
 from gpuledger.records import (
     DeviceAllocation,
     IncidentProcess,
+    NodeReadings,
     NodeSample,
     ProcessRecord,
 )
@@ -34,7 +36,9 @@ class Tick:
     """What a node says of one tick."""
 
     sample: NodeSample
-    """The readings."""
+    """The readings from which it is booked, and what runs."""
+    readings: NodeReadings
+    """All other readings."""
     processes: list[ProcessRecord]
     """What happened to the processes."""
     cut_anew: Sequence[str] = ()
@@ -223,7 +227,12 @@ class Sampler:
         )
         records, self._untold = self._untold, []
         cut_anew, self._cut_anew = self._cut_anew, []
-        return Tick(sample=sample, processes=records, cut_anew=cut_anew)
+        return Tick(
+            sample=sample,
+            readings=read_beside(sample, ticks),
+            processes=records,
+            cut_anew=cut_anew,
+        )
 
 
 def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:

@@ -117,9 +117,9 @@ class Ticking:
         self.outlets.tell_tick(tick)
         for uuid in tick.cut_anew:
             self.watch.tell_of("mig_changed", uuid, _describe_cut(tick.sample, uuid))
-        for reading in tick.sample.gpus:
-            if reading.health:
-                self.watch.look_at(reading.uuid, reading.health, time_ns=tick.sample.time_ns)
+        for gpu in tick.readings.gpus:
+            if gpu.health:
+                self.watch.look_at(gpu.uuid, gpu.health, time_ns=tick.sample.time_ns)
         if self.sampler.reads_processes:
             _check_processes(self.check, tick.sample)
 

@@ -14,6 +14,7 @@ from gpuledger.records import (
     Incident,
     Inventory,
     NodeMark,
+    NodeReadings,
     NodeSample,
     PodRecord,
     ProcessRecord,
@@ -66,6 +67,9 @@ class Topic:
 
 SAMPLES: Final = Topic(
     name="gpuledger.samples.v1", record=NodeSample, key="node", retention_ms=6 * _HOUR_MS
+)
+READINGS: Final = Topic(
+    name="gpuledger.readings.v1", record=NodeReadings, key="node", retention_ms=6 * _HOUR_MS
 )
 PROCESSES: Final = Topic(
     name="gpuledger.processes.v1", record=ProcessRecord, key="node", retention_ms=_DAY_MS
@@ -129,6 +133,7 @@ DEAD_LETTERS: Final = Topic(
 
 TOPICS: Final = (
     SAMPLES,
+    READINGS,
     PROCESSES,
     INCIDENTS,
     INVENTORY,

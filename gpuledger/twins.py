@@ -17,22 +17,18 @@ T = TypeVar("T")
 encode_twin: Final = msgspec.json.Encoder().encode
 
 
-def twin_of(record: type[T], *, unread: frozenset[type] = frozenset()) -> type[T]:
-    """Give the twin of a record class: keyword-only, frozen, its absent fields left out.
-
-    A field whose record is one of `unread` keeps its bytes and is written again as it came: for
-    who passes it on and looks at nothing in it. It is not validated either; who reads it does that.
-    """
-    return cast("type[T]", _build(cast("Any", record), unread))
+def twin_of(record: type[T]) -> type[T]:
+    """Give the twin of a record class: keyword-only, frozen, its absent fields left out."""
+    return cast("type[T]", _build(cast("Any", record)))
 
 
 @cache
-def _build(record: Any, unread: frozenset[type]) -> type:  # noqa: ANN401  # mypy takes a class for unhashable
+def _build(record: Any) -> type:  # noqa: ANN401  # mypy takes a class for unhashable
     hints = get_type_hints(record, include_extras=True)
     spec: list[Any] = [
-        (field.name, _with_twins(hints[field.name], unread))
+        (field.name, _with_twins(hints[field.name]))
         if field.default is MISSING
-        else (field.name, _with_twins(hints[field.name], unread), field.default)
+        else (field.name, _with_twins(hints[field.name]), field.default)
         for field in fields(cast("Any", record))
     ]
     return msgspec.defstruct(
@@ -40,13 +36,11 @@ def _build(record: Any, unread: frozenset[type]) -> type:  # noqa: ANN401  # myp
     )
 
 
-def _with_twins(hint: Any, unread: frozenset[type]) -> Any:  # noqa: ANN401  # any type annotation
+def _with_twins(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
     """Put the twin in the place of each record inside a type annotation."""
     if is_dataclass(hint):
-        return twin_of(cast("type", hint), unread=unread)
-    if unread.intersection(get_args(hint)):
-        return msgspec.Raw
-    inner = tuple(_with_twins(part, unread) for part in get_args(hint))
+        return twin_of(cast("type", hint))
+    inner = tuple(_with_twins(part) for part in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return Union[inner]  # noqa: UP007  # built at run time
     return get_origin(hint)[inner] if inner else hint

@@ -11,6 +11,7 @@ from typing import Any, Final
 from agent.exposition.events import GpuEvents
 from agent.exposition.units import Converted, unit_of
 from gpuledger.records import (
+    GpuDetails,
     GpuFacts,
     GpuHealth,
     GpuLimits,
@@ -28,6 +29,8 @@ class Device:
 
     reading: GpuReading
     """The newest reading."""
+    details: GpuDetails | None = None
+    """What else was read in the same tick; its parts stand below, as each has its own age."""
     profiling: GpuProfiling | None = None
     """The newest of the chip's own counters."""
     traffic: GpuTraffic | None = None

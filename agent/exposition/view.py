@@ -5,27 +5,28 @@ is kept until its next one but not for ever, and an instance goes with its layou
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from agent.exposition.devices import Device
 from agent.exposition.events import GpuEvents
 from agent.exposition.holders import ContainerName, ContainerNames
+from agent.exposition.kept import Kept, place
 from agent.exposition.settings import ExpositionSettings
 from agent.metrics import PROCESS_SERIES_DROPPED
 from gpuledger.clock import Clock
 from gpuledger.records import (
+    GpuDetails,
     GpuFacts,
     GpuReading,
     Incident,
     Inventory,
+    NodeReadings,
     NodeSample,
     ProcessChange,
     ProcessRecord,
 )
 
-_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
-_SLOW_PARTS: Final = ("health", "limits")
 _LEAST_TICKS: Final = 3
 _MOST_GPUS: Final = 256
 
@@ -74,30 +75,6 @@ class Snapshot:
     """Where the window of recent events begins, by the clock that never goes back."""
 
 
-@dataclass(slots=True)
-class _Kept:
-    """What was read of one device, each part with the time at which it was."""
-
-    reading: GpuReading
-    seen_ns: int
-    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
-
-    def take(self, reading: GpuReading, now_ns: int) -> None:
-        self.reading, self.seen_ns = reading, now_ns
-        for name in (*_FAST_PARTS, *_SLOW_PARTS):
-            part = getattr(reading, name)
-            if part is not None:
-                self.parts[name] = (now_ns, part)
-
-    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
-        """Give the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
-        return {
-            name: part
-            for name, (read_ns, part) in self.parts.items()
-            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
-        }
-
-
 class NodeView:
     """The newest of everything, as far as it is not too old."""
 
@@ -119,7 +96,7 @@ class NodeView:
         self._window_ns = round(window_seconds * 1e9)
         self._sample: NodeSample | None = None
         self._shown_ns = 0
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, Kept] = {}
         self._events: dict[str, GpuEvents] = {}
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
@@ -131,6 +108,7 @@ class NodeView:
     def show(
         self,
         sample: NodeSample,
+        readings: NodeReadings | None = None,
         *,
         inventory: Inventory | None = None,
         incidents: Iterable[Incident] = (),
@@ -144,8 +122,9 @@ class NodeView:
         self._names = names or self._names
         if inventory is not None and inventory is not self._inventory:
             self.equip(inventory)
+        details = {one.uuid: one for one in readings.gpus} if readings else {}
         for reading in sample.gpus:
-            self._take(reading, now_ns)
+            self._take(reading, details.get(reading.uuid), now_ns)
         self._forget(sample, now_ns)
         for incident in incidents:
             self.tell(incident)
@@ -172,7 +151,7 @@ class NodeView:
             return None
         now_ns = self._clock.monotonic_ns()
         kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
-        kept.sort(key=_place)
+        kept.sort(key=place)
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
@@ -192,15 +171,16 @@ class NodeView:
         facts = known.reading if known else self._facts.get(uuid)
         return str(facts.index) if facts else ""
 
-    def _take(self, reading: GpuReading, now_ns: int) -> None:
+    def _take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
         kept = self._kept.get(reading.uuid)
         if kept is None:
-            kept = self._kept[reading.uuid] = _Kept(reading, now_ns)
-        kept.take(reading, now_ns)
-        if reading.throttling and reading.throttling.reasons is not None:
+            kept = self._kept[reading.uuid] = Kept(reading, details, now_ns)
+        kept.take(reading, details, now_ns)
+        throttling = details and details.throttling
+        if throttling and throttling.reasons is not None:
             events = self._events_of(reading.uuid)
             if events:
-                events.note_reasons(reading.throttling.reasons, at_ns=now_ns)
+                events.note_reasons(throttling.reasons, at_ns=now_ns)
 
     def _forget(self, sample: NodeSample, now_ns: int) -> None:
         """Drop what is silent for too long, and instances that their GPU has no more."""
@@ -228,11 +208,12 @@ class NodeView:
             running = sum(not process.ended for process in sample.processes)
             PROCESS_SERIES_DROPPED.inc(max(0, running - self._most_processes))
 
-    def _device(self, kept: _Kept, now_ns: int) -> Device:
+    def _device(self, kept: Kept, now_ns: int) -> Device:
         reading = kept.reading
         is_gpu = reading.parent_uuid is None
         return Device(
             reading=reading,
+            details=kept.details,
             facts=self._facts.get(reading.parent_uuid or reading.uuid),
             node=self._inventory,
             events=self._events.setdefault(reading.uuid, GpuEvents()) if is_gpu else None,
@@ -240,11 +221,3 @@ class NodeView:
                 fast_ns=now_ns - self._stale_ns, slow_ns=now_ns - self._slow_stale_ns
             ),
         )
-
-
-def _place(kept: _Kept) -> tuple[int, int, int]:
-    """Give where a device stands: by the GPU's index, behind it its instances."""
-    reading = kept.reading
-    if reading.parent_uuid is None:
-        return reading.index, -1, -1
-    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0

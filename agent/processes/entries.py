@@ -61,6 +61,5 @@ def _entry(
         kind=usage.process.kind,
         memory_used_bytes=None if ended else usage.process.memory_bytes,
         sm_utilization_ratio=usage.sm_ratio if is_measured else None,
-        memory_utilization_ratio=usage.memory_ratio if is_measured else None,
         ended=True if ended else None,
     )

@@ -10,7 +10,7 @@ from agent.sampling import Tick
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Inventory
-from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
 _NS_PER_MS: Final = 1_000_000
 
@@ -27,9 +27,13 @@ class _NodeRecord(Protocol):
 
 
 def pack(tick: Tick) -> Parcel:
-    """Make a tick's parcel: the sample, then what happened to processes."""
+    """Make a tick's parcel: the sample, its other readings, then what happened to processes.
+
+    The sample is the first to be sent: it is what is booked.
+    """
+    readings = ((READINGS.name, _message(tick.readings)),) if tick.readings.gpus else ()
     processes = ((PROCESSES.name, _message(record)) for record in tick.processes)
-    return ((SAMPLES.name, _message(tick.sample)), *processes)
+    return ((SAMPLES.name, _message(tick.sample)), *readings, *processes)
 
 
 def pack_incident(incident: Incident) -> Parcel:

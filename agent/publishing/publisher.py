@@ -21,6 +21,7 @@ from agent.metrics import (
     MESSAGES_TOO_LARGE,
     PROCESS_RECORDS_PUBLISHED,
     PUBLISH_FAILURES,
+    READING_RECORDS_PUBLISHED,
     TICKS_PUBLISHED,
 )
 from agent.publishing.outbox import Outbox
@@ -30,7 +31,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
 from gpuledger.service import Backoff, Check
-from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES, partition_of_node
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
 
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
@@ -38,6 +39,7 @@ _AHEAD_MS: Final = 86_400_000  # the topics' message.timestamp.after.max.ms
 _NS_PER_MS: Final = 1_000_000
 _PUBLISHED: Final = {
     SAMPLES.name: TICKS_PUBLISHED,
+    READINGS.name: READING_RECORDS_PUBLISHED,
     PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
     INCIDENTS.name: INCIDENTS_PUBLISHED,
     INVENTORY.name: INVENTORIES_PUBLISHED,

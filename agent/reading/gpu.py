@@ -13,13 +13,13 @@ from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
 from agent.reading.accounts import read_accounts
 from agent.reading.coverage import Coverage
 from agent.reading.instant import drawn_joules
-from agent.reading.parts import read_parts
+from agent.reading.parts import Parts, read_parts
 from agent.reading.plausibility import Sieve
 from agent.reading.rows import identify, measured_ratio
 from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
 from agent.reading.timeline import DriverTime, Window
 from agent.reading.totals import Ledger, Totals
-from gpuledger.records import GpuReading, GpuTotals
+from gpuledger.records import GpuDetails, GpuReading, GpuTotals
 
 _SILENCE_NS: Final = 5_000_000_000
 
@@ -57,7 +57,9 @@ class GpuTick:
     """One GPU in one tick."""
 
     reading: GpuReading
-    """Its readings."""
+    """Its readings from which ticks are booked."""
+    details: GpuDetails
+    """Its other readings."""
     usages: list[ProcessUsage]
     """Its processes, those that ended and may have run in the covered time included."""
     state: GpuState
@@ -84,11 +86,13 @@ def read_gpu(
     ledger = Ledger(before=was.totals, now_ns=now_ns)
     look = _Look(answers=answers, was=was, interval_ns=interval_ns, ledger=ledger, sieve=Sieve())
     cover = look.cover()
-    reading = look.reading(cover)
+    parts = look.parts()
+    reading = look.reading(cover, parts)
     running = look.running(reading)
     shares = look.shares(cover, running, reading)
     return GpuTick(
         reading=reading,
+        details=look.details(parts),
         usages=shares.usages,
         state=look.state(cover, running, shares),
         dropped_readings=look.sieve.dropped,
@@ -117,25 +121,32 @@ class _Look:
             sieve=self.sieve,
         )
 
-    def reading(self, cover: Coverage) -> GpuReading:
+    def parts(self) -> Parts:
+        return read_parts(
+            self.answers, interval_ns=self.interval_ns, ledger=self.ledger, sieve=self.sieve
+        )
+
+    def reading(self, cover: Coverage, parts: Parts) -> GpuReading:
         answers, sieve = self.answers, self.sieve
-        parts = read_parts(answers, interval_ns=self.interval_ns, ledger=self.ledger, sieve=sieve)
         ratio = cover.mean(cover.gpu, answers.percent, "utilization_ratio", sieve)
         return GpuReading(
             uuid=answers.uuid,
             index=answers.index,
             model=answers.model,
             **identify(answers),
-            utilization_ratio=measured_ratio(parts) if answers.instance else ratio,
+            utilization_ratio=measured_ratio(parts.details) if answers.instance else ratio,
             memory_utilization_ratio=cover.mean(
                 cover.memory, answers.memory_percent, "memory_utilization_ratio", sieve
             ),
-            **parts,
+            **parts.reading,
             energy_joules=drawn_joules(
                 self.was.energy_millijoules, answers, self.interval_ns, sieve
             ),
-            resets=self.ledger.fell or None,
         )
+
+    def details(self, parts: Parts) -> GpuDetails:
+        fell = self.ledger.fell or None
+        return GpuDetails(uuid=self.answers.uuid, **parts.details, resets=fell)
 
     def running(self, reading: GpuReading) -> Mapping[int, ListedProcess]:
         return list_processes(

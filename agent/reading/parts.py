@@ -5,6 +5,7 @@ Every value is judged by its unit, a counter also by what it was before.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from agent.nvml.answers import CallGroup, GpuAnswers
@@ -12,7 +13,14 @@ from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.questions import EACH_LINK, FieldValue, Metric, Reading, Unit
 from agent.reading.plausibility import Sieve, all_numbers, converter
 from agent.reading.totals import Ledger
-from gpuledger.records import GpuHealth, GpuLimits, GpuProfiling, GpuThrottling, GpuTraffic
+from gpuledger.records import (
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+)
 
 _PARTS: Final = {
     "profiling": GpuProfiling,
@@ -21,14 +29,26 @@ _PARTS: Final = {
     "health": GpuHealth,
     "limits": GpuLimits,
 }
+_BOOKED: Final = frozenset(one.name for one in fields(GpuReading))
+_MEASURED: Final = frozenset(one.name for one in fields(GpuProfiling)) & _BOOKED
 # Longer than this many ticks apart, two samples are not of this tick.
 _LONGEST_PROFILING: Final = 1.5
 _NUMBERS: Final = frozenset({int, float})
 
 
+class Parts(NamedTuple):
+    """What the catalogue gives of one GPU in one tick."""
+
+    reading: dict[str, Any]
+    """Fields of `GpuReading`."""
+    details: dict[str, Any]
+    """Fields of `GpuDetails`, its parts included."""
+
+
 class _Row(NamedTuple):
     name: str
     part: str
+    """`reading`, `details`, or the part of the details that has the field."""
     field: str
     unit: Unit
     low: float
@@ -40,6 +60,7 @@ class _Row(NamedTuple):
 
 def _row(reading: Reading) -> _Row:
     part, _, field = reading.name.rpartition(".")
+    part = part or ("reading" if field in _BOOKED else "details")
     question = reading.asked[0]
     is_list = isinstance(question, Metric) and question.count is not None
     is_of_links = isinstance(question, FieldValue) and question.link == EACH_LINK
@@ -53,10 +74,8 @@ _ROWS: Final = {
 }
 
 
-def read_parts(
-    answers: GpuAnswers, *, interval_ns: int, ledger: Ledger, sieve: Sieve
-) -> dict[str, Any]:
-    """Give the fields of `GpuReading` that come from the catalogue, parts included."""
+def read_parts(answers: GpuAnswers, *, interval_ns: int, ledger: Ledger, sieve: Sieve) -> Parts:
+    """Give what comes from the catalogue, each reading once; what is booked of profiling twice."""
     found: dict[str, dict[str, Any]] = {}
     for group, raw in _raw(answers, interval_ns).items():
         rows = _ROWS[group]
@@ -67,10 +86,13 @@ def read_parts(
             ours = _read(row, value, ledger, sieve)
             if ours is not None:
                 found.setdefault(row.part, {})[row.field] = ours
-    _correct_memory(found.get("", {}), sieve)
+    reading, details = found.pop("reading", {}), found.pop("details", {})
+    _correct_memory(reading, sieve)
     _correct_fabric(found.get("health", {}))
-    given = found.pop("", {})
-    return given | {part: _PARTS[part](**values) for part, values in found.items() if values}
+    measured = found.get("profiling", {})
+    reading |= {name: measured[name] for name in _MEASURED & measured.keys()}
+    details |= {part: _PARTS[part](**values) for part, values in found.items() if values}
+    return Parts(reading, details)
 
 
 def _raw(answers: GpuAnswers, interval_ns: int) -> Mapping[CallGroup, Mapping[str, Any]]:

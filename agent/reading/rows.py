@@ -63,10 +63,10 @@ def identify(answers: GpuAnswers) -> dict[str, Any]:
     }
 
 
-def measured_ratio(parts: Mapping[str, Any]) -> float | None:
+def measured_ratio(details: Mapping[str, Any]) -> float | None:
     """Give the share of time in which an instance was busy, by the chip's counters.
 
     The driver's own utilization is of whole GPUs only.
     """
-    profiling: GpuProfiling | None = parts.get("profiling")
+    profiling: GpuProfiling | None = details.get("profiling")
     return profiling.graphics_engine_active_ratio if profiling else None

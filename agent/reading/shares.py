@@ -33,8 +33,6 @@ class ProcessUsage:
     """The process as it is listed, or was at the tick before."""
     sm_ratio: float | None
     """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
-    memory_ratio: float | None
-    """The same of the memory controller."""
     ended: bool
     """Whether it is gone, and may have run in the covered time."""
 
@@ -176,15 +174,12 @@ class _Measure:
         is_known: bool,
         ended: bool,
     ) -> ProcessUsage:
-        sm = memory = 0.0
+        sm = 0.0
         for sample in samples:
-            part = self.cover.share(sample, self.window_us)
-            sm += sample.sm_percent * part
-            memory += sample.memory_percent * part
+            sm += sample.sm_percent * self.cover.share(sample, self.window_us)
         return ProcessUsage(
             process=process,
             sm_ratio=self._limit(sm / 100) if is_known else None,
-            memory_ratio=min(1.0, memory / 100) if is_known else None,
             ended=ended,
         )
 

@@ -20,11 +20,12 @@ from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInst
 from gpuledger.records.marks import BootMark, NodeMark
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
-from gpuledger.records.readings import GpuProfiling, GpuReading, GpuTraffic
+from gpuledger.records.readings import GpuDetails, GpuProfiling, GpuReading, GpuTraffic
 from gpuledger.records.samples import (
     ContainerRef,
     DeviceAllocation,
     GpuProcess,
+    NodeReadings,
     NodeSample,
     ProcessKind,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceAllocation",
     "Entry",
     "GpuBooks",
+    "GpuDetails",
     "GpuEvent",
     "GpuFacts",
     "GpuHealth",
@@ -55,6 +57,7 @@ __all__ = [
     "Method",
     "MigInstance",
     "NodeMark",
+    "NodeReadings",
     "NodeSample",
     "PodContainer",
     "PodDescription",

@@ -1,6 +1,8 @@
 """What a tick comes to once it is booked: each GPU's readings and the entries that sum to it.
 
-Here live the records of `gpuledger.events.v1`. How a quantity is split is the join's business.
+Here live the records of `gpuledger.events.v1`. How a quantity is split is the join's business. What
+follows from an entry and its reading is not written again: who worked how much of the chip is
+`gpuledger.activity`'s.
 """
 
 from enum import StrEnum
@@ -53,13 +55,6 @@ class Entry:
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
-    sm_active_seconds: float | None = None
-    """The device's share of multiprocessors with work times the tick, apportioned by busy seconds;
-    nothing is measured of a process. Absent without the chip's counters, and on `idle`."""
-    tensor_active_seconds: float | None = None
-    """The same of the tensor pipes."""
-    dram_active_seconds: float | None = None
-    """The same of the memory interface."""
     allocation: Natural | None = None
     """On `idle`: position in the event's `allocations` of what held this part unused; absent where
     nobody held it."""

@@ -1,12 +1,11 @@
 """What one GPU, or one MIG instance, read in a tick.
 
-Here live `GpuReading` and the parts of it that measure work; `health` has those that measure wear.
-A part is absent where the driver gives none of it, and in ticks in which it was not asked:
-profiling, traffic and throttling come with each tick, health and limits every few seconds. Totals
-count since the driver was loaded; one that fell is named in `resets`.
+Here live `GpuReading`, from which ticks are booked, `GpuDetails` with all else, and the parts of it
+that measure work; `health` has those that measure wear. A part is absent where the driver gives
+none of it, and in ticks in which it was not asked: profiling, traffic and throttling come with each
+tick, health and limits every few seconds. Totals count since the driver was loaded; one that fell
+is named in `resets`.
 """
-
-from typing import Final
 
 from gpuledger.records.base import Integer, Natural, SmallNatural, record
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
@@ -98,10 +97,6 @@ class GpuReading:
     """Share of the covered interval in which at least one kernel ran, 0 to 1."""
     memory_utilization_ratio: float | None = None
     """Share of the covered interval in which the memory controller was busy, 0 to 1."""
-    encoder_utilization_ratio: float | None = None
-    """Share of the driver's last window in which the video encoders were busy."""
-    decoder_utilization_ratio: float | None = None
-    """Share of the driver's last window in which the video decoders were busy."""
     memory_total_bytes: Natural | None = None
     """Size of the device memory, what the driver reserved included."""
     memory_used_bytes: Natural | None = None
@@ -111,20 +106,39 @@ class GpuReading:
     """Memory that the driver and the firmware keep for themselves."""
     power_watts: float | None = None
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
-    power_instant_watts: float | None = None
-    """Power draw of the instant."""
     energy_joules: float | None = None
     """Energy drawn in the covered interval: the difference of two counter readings."""
     energy_total_joules: float | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
     temperature_celsius: Integer | None = None
     """Temperature of the GPU's die."""
-    memory_temperature_celsius: Integer | None = None
-    """Temperature of the memory."""
     sm_clock_hertz: Natural | None = None
     """Clock of the streaming multiprocessors."""
     memory_clock_hertz: Natural | None = None
     """Clock of the device memory."""
+    sm_active_ratio: float | None = None
+    """Share of cycles in which a multiprocessor had at least one warp, mean over all of them, since
+    the tick before; by the chip's own counters (Hopper and newer), as the next two."""
+    tensor_active_ratio: float | None = None
+    """Share of cycles in which any tensor pipe was active."""
+    dram_active_ratio: float | None = None
+    """Share of cycles in which the memory interface sent or received."""
+
+
+@record
+class GpuDetails:
+    """What else one GPU or MIG instance read in a tick: what nothing is booked from."""
+
+    uuid: str
+    """The UUID as the driver gives it, `GPU-…` or `MIG-…`: that of the tick's `GpuReading`."""
+    encoder_utilization_ratio: float | None = None
+    """Share of the driver's last window in which the video encoders were busy."""
+    decoder_utilization_ratio: float | None = None
+    """Share of the driver's last window in which the video decoders were busy."""
+    power_instant_watts: float | None = None
+    """Power draw of the instant."""
+    memory_temperature_celsius: Integer | None = None
+    """Temperature of the memory."""
     performance_state: SmallNatural | None = None
     """0 is the fastest, 15 the slowest."""
     profiling: GpuProfiling | None = None
@@ -140,7 +154,3 @@ class GpuReading:
     resets: list[str] | None = None
     """Counters that fell since the tick before, by field name: they have begun again. That of one
     link has its number behind the name, as in `nvlink_link_sent_bytes_totals.3`."""
-
-
-PARTS: Final = frozenset({GpuProfiling, GpuTraffic, GpuThrottling, GpuHealth, GpuLimits})
-"""The parts of a reading: who only passes readings on need not look into them."""

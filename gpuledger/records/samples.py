@@ -1,13 +1,14 @@
 """What a node says of one tick: the GPUs' readings, the processes on them, their containers.
 
-Here live the records of `gpuledger.samples.v1`. Nothing here knows pods by name: a node knows a
-pod by the UID in a cgroup path, names are the join's business.
+Here live the records of `gpuledger.samples.v1`, and of `gpuledger.readings.v1`, which has what
+nothing is booked from. Nothing here knows pods by name: a node knows a pod by the UID in a cgroup
+path, names are the join's business.
 """
 
 from enum import StrEnum
 
 from gpuledger.records.base import Natural, SmallNatural, record
-from gpuledger.records.readings import GpuReading
+from gpuledger.records.readings import GpuDetails, GpuReading
 
 
 class ProcessKind(StrEnum):
@@ -46,8 +47,6 @@ class GpuProcess:
     """Device memory it holds at the tick."""
     sm_utilization_ratio: float | None = None
     """Share of the covered interval in which its kernels ran, 0 to 1, by all samples in it."""
-    memory_utilization_ratio: float | None = None
-    """Share of the covered interval in which it kept the memory controller busy, 0 to 1."""
     ended: bool | None = None
     """True where it was there at one of the ticks before and is gone: its last kernels may have run
     in the covered interval, and it ran for a part of that at most."""
@@ -102,3 +101,21 @@ class NodeSample:
     sees another pid namespace than the driver's, as its pids would name other processes."""
     allocations: list[DeviceAllocation]
     """What the kubelet has given to whom; empty where the kubelet does not answer."""
+
+
+@record
+class NodeReadings:
+    """What else a node read of its GPUs in a tick. `(node, boot_id, seq)` are those of the tick."""
+
+    node: str
+    """The node's name in Kubernetes."""
+    boot_id: str
+    """The kernel's id of this boot."""
+    seq: Natural
+    """Milliseconds since boot at the tick."""
+    time_ns: Natural
+    """End of the interval that the tick covers, nanoseconds since the epoch."""
+    interval_ns: Natural
+    """Length of the covered interval by the monotonic clock."""
+    gpus: list[GpuDetails]
+    """One for each GPU, and each MIG instance, of which there is something to say."""

@@ -89,7 +89,7 @@ def test_nothing_that_a_healthy_gpu_says_is_taken_for_untrue(watched: list[Watch
 
 def test_no_counter_falls_while_nothing_happens(watched: list[Watched]) -> None:
     for one in watched:
-        assert [tick.reading.resets for tick in one.ticks] == [None] * TICKS, one.facts.model
+        assert [tick.details.resets for tick in one.ticks] == [None] * TICKS, one.facts.model
 
 
 def test_a_group_is_answered_fast_enough_once_it_was_probed(watched: list[Watched]) -> None:
@@ -144,17 +144,21 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
 def test_hopper_and_newer_have_the_chips_counters(watched: list[Watched]) -> None:
     for one in watched:
         if one.facts.architecture in ("hopper", "blackwell", "rubin"):
-            profiling = one.ticks[-1].reading.profiling
+            profiling = one.ticks[-1].details.profiling
             assert profiling, one.facts.model
             assert profiling.graphics_engine_active_ratio is not None
             assert profiling.sm_active_ratio is not None
             assert profiling.dram_active_ratio is not None
+            reading = one.ticks[-1].reading
+            assert reading.sm_active_ratio == profiling.sm_active_ratio
+            assert reading.tensor_active_ratio == profiling.tensor_active_ratio
+            assert reading.dram_active_ratio == profiling.dram_active_ratio
 
 
 def test_the_chips_counters_agree_with_the_drivers_utilization(watched: list[Watched]) -> None:
     for one in watched:
         for tick in one.ticks[2:]:
-            profiling, coarse = tick.reading.profiling, tick.reading.utilization_ratio
+            profiling, coarse = tick.details.profiling, tick.reading.utilization_ratio
             if profiling and profiling.graphics_engine_active_ratio is not None:
                 assert coarse is not None
                 print(
@@ -166,10 +170,10 @@ def test_the_chips_counters_agree_with_the_drivers_utilization(watched: list[Wat
 
 def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list[Watched]) -> None:
     for one in watched:
-        reading = one.ticks[-1].reading
-        limits = reading.limits
-        if reading.power_instant_watts is not None and reading.power_watts is not None:
-            assert reading.power_instant_watts == pytest.approx(reading.power_watts, rel=0.5)
+        reading, details = one.ticks[-1].reading, one.ticks[-1].details
+        limits = details.limits
+        if details.power_instant_watts is not None and reading.power_watts is not None:
+            assert details.power_instant_watts == pytest.approx(reading.power_watts, rel=0.5)
         if limits and limits.power_limit_max_watts and reading.power_watts is not None:
             assert reading.power_watts < limits.power_limit_max_watts * 1.2
 
@@ -177,7 +181,7 @@ def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list
 def test_the_links_carry_together_what_all_of_them_carry(watched: list[Watched]) -> None:
     """Each tick asks for the sum before the links, so theirs lies between two sums."""
     for one in watched:
-        for before, after in pairwise(tick.reading for tick in one.ticks):
+        for before, after in pairwise(tick.details for tick in one.ticks):
             links = before.health and before.health.nvlink_link_sent_bytes_totals
             if not links or not before.traffic or not after.traffic:
                 print(f"{one.facts.model}: no single links")
@@ -202,8 +206,8 @@ def test_how_wide_the_byte_counters_are(watched: list[Watched]) -> None:
                 f"{one.facts.model}: field {value.fieldId} code {value.nvmlReturn} type"
                 f" {value.valueType} value {value.value.ullVal}"
             )
-        traffic = one.ticks[-1].reading.traffic
+        traffic = one.ticks[-1].details.traffic
         if traffic and traffic.pcie_sent_bytes_total is not None:
-            before = one.ticks[0].reading.traffic
+            before = one.ticks[0].details.traffic
             assert before
             assert traffic.pcie_sent_bytes_total >= (before.pcie_sent_bytes_total or 0)

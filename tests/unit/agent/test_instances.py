@@ -67,11 +67,13 @@ def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: HandClock) -
 
 
 def test_the_traffic_of_the_board_is_no_instances(cut: list[Tick]) -> None:
-    board, *instances = [gpu.profiling for gpu in cut[4].sample.gpus if gpu.profiling]
+    board, *instances = [gpu.profiling for gpu in cut[4].readings.gpus if gpu.profiling]
     assert board.pcie_sent_bytes_per_second
     assert len(instances) == 4
     assert {one.pcie_sent_bytes_per_second for one in instances} == {None}
-    assert all(one.sm_active_ratio is not None for one in instances)
+    booked = [gpu.sm_active_ratio for gpu in cut[4].sample.gpus[1:]]
+    assert [one.sm_active_ratio for one in instances] == booked
+    assert None not in booked
 
 
 def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: list[Tick]) -> None:

@@ -1,7 +1,7 @@
 """One tick of one node: self-contained, rising, and true against the simulator's own books."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from agent.sampling import Moment, Sampler, Tick
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
+    GpuDetails,
+    NodeReadings,
     NodeSample,
     ProcessChange,
     ProcessKind,
@@ -58,6 +60,14 @@ def tick_at(sampler: Sampler, given: Sequence[GpuAnswers], seconds: float) -> No
     tick = sample(sampler, given, seconds)
     assert tick
     return tick.sample
+
+
+def details_at(
+    sampler: Sampler, given: Sequence[GpuAnswers], seconds: float
+) -> Mapping[str, GpuDetails]:
+    tick = sample(sampler, given, seconds)
+    assert tick
+    return {one.uuid: one for one in tick.readings.gpus}
 
 
 @pytest.fixture
@@ -226,12 +236,27 @@ def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler:
     assert counter._value.get() == before + 1
 
 
+def test_the_other_readings_stand_beside_the_tick_under_its_identity(sampler: Sampler) -> None:
+    sample(sampler, [answers(), answers(index=1)], 1)
+    told = [answers(), replace(answers(index=1), readings={"performance_state": 2})]
+    tick = sample(sampler, told, 2)
+    assert tick
+    assert tick.readings == NodeReadings(
+        **{
+            name: getattr(tick.sample, name)
+            for name in ("node", "boot_id", "seq", "time_ns", "interval_ns")
+        },
+        gpus=[GpuDetails(uuid="GPU-1", performance_state=2)],
+    )
+
+
 def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -> None:
     sample(sampler, [replace(answers(), energy_millijoules=9000)], 1)
-    assert tick_at(sampler, [answers(index=1)], 2).gpus[0].resets is None
-    (gpu,) = tick_at(sampler, [replace(answers(), energy_millijoules=10)], 3).gpus
-    assert gpu.resets == ["energy_total_joules"]
-    assert gpu.energy_joules is None
+    assert not details_at(sampler, [answers(index=1)], 2)
+    tick = sample(sampler, [replace(answers(), energy_millijoules=10)], 3)
+    assert tick
+    assert [one.resets for one in tick.readings.gpus] == [["energy_total_joules"]]
+    assert tick.sample.gpus[0].energy_joules is None
 
 
 @pytest.mark.parametrize("silent", [0, 1, 30])
@@ -244,7 +269,7 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     for second in range(2, 2 + silent):
         sample(sampler, [answers(index=1)], second)
     risen = {throttled: seconds * SECOND_NS, sent: seconds * (200 << 30)}
-    (gpu,) = tick_at(sampler, [replace(answers(), readings=risen)], 1 + seconds).gpus
+    gpu = details_at(sampler, [replace(answers(), readings=risen)], 1 + seconds)["GPU-0"]
     assert gpu.throttling
     assert gpu.traffic
     assert gpu.throttling.power_seconds_total == seconds
@@ -254,17 +279,18 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
 def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sampler: Sampler) -> None:
     healthy = {"health.pcie_replays_total": 3, "health.remapped_rows_pending": 1}
     sample(sampler, [replace(answers(), health=healthy), answers(index=1)], 1)
-    first, other = tick_at(sampler, [answers(), answers(index=1)], 1.25).gpus
-    assert first.health
-    assert (first.health.pcie_replays_total, first.health.remapped_rows_pending) == (3, True)
-    assert other.health is None
-    assert tick_at(sampler, [answers()], 2.25).gpus[0].health is None
+    told = details_at(sampler, [answers(), answers(index=1)], 1.25)
+    assert told.keys() == {"GPU-0"}
+    health = told["GPU-0"].health
+    assert health
+    assert (health.pcie_replays_total, health.remapped_rows_pending) == (3, True)
+    assert not details_at(sampler, [answers()], 2.25)
 
 
 def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
     name = "health.pcie_replays_total"
     sample(sampler, [replace(answers(), health={name: 3})], 1)
-    (first,) = tick_at(sampler, [replace(answers(), health={name: 4})], 1.25).gpus
+    first = details_at(sampler, [replace(answers(), health={name: 4})], 1.25)["GPU-0"]
     assert first.health
     assert first.health.pcie_replays_total == 4
 
@@ -274,6 +300,9 @@ def test_after_a_tick_that_was_not_made_nothing_is_told_of_its_time(sampler: Sam
     sample(sampler, drawing[:1], 1)
     assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_joules == 1.0
     sampler.forget()
-    (after,) = tick_at(sampler, drawing[2:3], 4).gpus
-    assert (after.energy_joules, after.energy_total_joules, after.resets) == (None, 9.0, None)
+    tick = sample(sampler, drawing[2:3], 4)
+    assert tick
+    (after,) = tick.sample.gpus
+    assert (after.energy_joules, after.energy_total_joules) == (None, 9.0)
+    assert not tick.readings.gpus
     assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_joules == 0.5

@@ -1,8 +1,8 @@
 """A node to show: GPUs, containers, processes, with what a test does not care about filled in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,11 +14,13 @@ from agent.kubelet import names
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
+    GpuDetails,
     GpuFacts,
     GpuProcess,
     GpuReading,
     Incident,
     Inventory,
+    NodeReadings,
     NodeSample,
     ProcessKind,
     Severity,
@@ -28,6 +30,21 @@ from simulator.clock import HandClock
 MODEL = "NVIDIA H100 80GB HBM3"
 GIB = 1 << 30
 START_NS = 10**15
+IN_DETAILS = frozenset(one.name for one in fields(GpuDetails))
+
+
+class Row(NamedTuple):
+    """What a tick says of one device, and what stands beside the tick."""
+
+    reading: GpuReading
+    details: GpuDetails
+
+
+class Told(NamedTuple):
+    """A tick, and what stands beside it."""
+
+    sample: NodeSample
+    readings: NodeReadings
 
 
 @dataclass
@@ -44,15 +61,24 @@ class FakeNames:
         return names.ContainerName(namespace=namespace, pod=pod, container=container)
 
 
-def gpu(index: int = 0, **values: Any) -> GpuReading:  # noqa: ANN401  # a record's fields
-    return GpuReading(uuid=f"GPU-{index}", index=index, model=MODEL, **values)
+def row(*, uuid: str, **values: Any) -> Row:  # noqa: ANN401  # fields of both records
+    """Make a row; each value goes into the record that has a field of its name."""
+    details = {name: value for name, value in values.items() if name in IN_DETAILS}
+    booked = {name: value for name, value in values.items() if name not in IN_DETAILS}
+    return Row(
+        GpuReading(uuid=uuid, model=MODEL, **booked),
+        GpuDetails(uuid=uuid, **details),
+    )
 
 
-def instance(gi: int, *, of: int = 0, ci: int = 0, **values: Any) -> GpuReading:  # noqa: ANN401  # as above
-    return GpuReading(
+def gpu(index: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as above
+    return row(uuid=f"GPU-{index}", index=index, **values)
+
+
+def instance(gi: int, *, of: int = 0, ci: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as above
+    return row(
         uuid=f"MIG-{of}-{gi}-{ci}",
         index=of,
-        model=MODEL,
         parent_uuid=f"GPU-{of}",
         gpu_instance=gi,
         compute_instance=ci,
@@ -84,23 +110,27 @@ def allocation(gpu: int, owner: str, **values: Any) -> DeviceAllocation:  # noqa
 
 
 def sample(
-    *gpus: GpuReading,
+    *rows: Row,
     containers: Sequence[str] = (),
     processes: Sequence[GpuProcess] = (),
     allocations: Sequence[DeviceAllocation] = (),
     time_ns: int = 1_700_000_000_000_000_000,
-) -> NodeSample:
-    return NodeSample(
-        node="node-1",
-        boot_id="boot",
-        seq=1,
-        time_ns=time_ns,
-        interval_ns=1_000_000_000,
-        gpus=list(gpus),
+) -> Told:
+    tick: dict[str, Any] = {
+        "node": "node-1",
+        "boot_id": "boot",
+        "seq": 1,
+        "time_ns": time_ns,
+        "interval_ns": 1_000_000_000,
+    }
+    told = NodeSample(
+        **tick,
+        gpus=[one.reading for one in rows],
         containers=[ContainerRef(container_id=one, pod_uid=f"uid-{one}") for one in containers],
         processes=list(processes),
         allocations=list(allocations),
     )
+    return Told(told, NodeReadings(**tick, gpus=[one.details for one in rows]))
 
 
 def inventory(*indices: int) -> Inventory:
@@ -147,6 +177,10 @@ class Node:
     clock: HandClock
     view: NodeView
     page: NodePage
+
+    def show(self, told: Told, **more: Any) -> None:  # noqa: ANN401  # what else the view takes
+        """Show a tick with what stands beside it."""
+        self.view.show(told.sample, told.readings, **more)
 
     def lines(self, name: str) -> list[str]:
         """Give the page's series of one name."""

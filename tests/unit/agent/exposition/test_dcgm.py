@@ -14,12 +14,12 @@ from gpuledger.records import (
     GpuHealth,
     GpuProcess,
     GpuProfiling,
-    GpuReading,
     GpuThrottling,
     GpuTraffic,
 )
 from tests.unit.agent.exposition.given import (
     GIB,
+    Row,
     allocation,
     gpu,
     incident,
@@ -42,7 +42,7 @@ def settings_with(tmp_path: Path, *lines: str, **values: object) -> ExpositionSe
 
 def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
     it = node()
-    it.view.show(
+    it.show(
         sample(gpu(3, temperature_celsius=41), allocations=[allocation(3, OWNER)]),
         inventory=inventory(3),
     )
@@ -56,7 +56,7 @@ def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
 
 def test_help_and_type_are_dcgm_exporters() -> None:
     it = node()
-    it.view.show(sample(gpu(energy_total_joules=1.5)))
+    it.show(sample(gpu(energy_total_joules=1.5)))
     text = it.page().decode()
     name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
     assert f"# HELP {name} Total energy consumption since boot (in mJ).\n" in text
@@ -110,13 +110,13 @@ def test_a_value_has_dcgms_unit(
     tmp_path: Path, field: str, values: dict[str, Any], expected: float
 ) -> None:
     it = node(settings_with(tmp_path, f"DCGM_FI_{field}, gauge, x"))
-    it.view.show(sample(gpu(**values)))
+    it.show(sample(gpu(**values)))
     assert it.values(f"DCGM_FI_{field}", "gpu") == {("0",): pytest.approx(expected)}
 
 
 def test_what_the_driver_does_not_give_has_no_series() -> None:
     it = node()
-    it.view.show(sample(gpu(), gpu(1, profiling=GpuProfiling())))
+    it.show(sample(gpu(), gpu(1, profiling=GpuProfiling())))
     assert [line for line in it.page().decode().splitlines() if line.startswith("DCGM_")] == [
         *it.lines("DCGM_FI_DEV_XID_ERRORS")
     ]
@@ -137,7 +137,7 @@ def test_what_the_driver_does_not_give_has_no_series() -> None:
 def test_the_names_are_those_asked_for(tmp_path: Path, names: str, shown: set[str]) -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, x", "DCGM_FI_DEV_FB_USED, gauge, x"]
     it = node(settings_with(tmp_path, *lines, names=names))
-    it.view.show(sample(gpu(temperature_celsius=41, memory_used_bytes=MIB)))
+    it.show(sample(gpu(temperature_celsius=41, memory_used_bytes=MIB)))
     found = {line.split("{")[0] for line in it.page().decode().splitlines() if "{" in line}
     assert {name for name in found if name.startswith("DCGM_")} == shown
     assert all(len(it.lines(name)) == 1 for name in shown)
@@ -150,7 +150,7 @@ def test_label_counters_are_named_as_the_metric_that_has_them(tmp_path: Path) ->
         "DCGM_FI_DEV_PSTATE, label, x",
     ]
     it = node(settings_with(tmp_path, *lines, names="both"))
-    it.view.show(sample(gpu(temperature_celsius=41, performance_state=2)), inventory=inventory(0))
+    it.show(sample(gpu(temperature_celsius=41, performance_state=2)), inventory=inventory(0))
     (old,), (new,) = it.lines("DCGM_FI_DEV_GPU_TEMP"), it.lines("DCGM_FI_DEV_GPU_TEMP_CELSIUS")
     assert 'DCGM_FI_DEV_SERIAL="1650",DCGM_FI_DEV_PSTATE="2"}' in old
     assert 'DCGM_FI_DEV_BOARD_SERIAL="1650",DCGM_FI_DEV_GPU_PSTATE="2"}' in new
@@ -162,14 +162,14 @@ def test_label_counters_are_named_as_the_metric_that_has_them(tmp_path: Path) ->
 )
 def test_the_hosts_label_is_a_setting(tmp_path: Path, label: str, shown: str) -> None:
     it = node(settings_with(tmp_path, "DCGM_FI_DEV_GPU_TEMP, gauge, x", host_label=label))
-    it.view.show(sample(gpu(temperature_celsius=41)))
+    it.show(sample(gpu(temperature_celsius=41)))
     (line,) = it.lines("DCGM_FI_DEV_GPU_TEMP")
     assert shown in line
 
 
 def test_a_shared_gpu_has_a_series_of_its_own_and_one_for_each_container_on_it() -> None:
     it = node(one="ml/a/main", two="ml/b/main")
-    it.view.show(
+    it.show(
         sample(
             gpu(
                 utilization_ratio=0.8,
@@ -211,7 +211,7 @@ def test_a_shared_gpu_has_a_series_of_its_own_and_one_for_each_container_on_it()
 def test_pods_on_a_shared_gpu_can_be_left_out(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, "DCGM_FI_DEV_FB_USED, gauge, x", pod_series=False), one=OWNER)
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
-    it.view.show(shown)
+    it.show(shown)
     assert it.values("DCGM_FI_DEV_FB_USED", "pod") == {("",): 1024}
 
 
@@ -231,20 +231,20 @@ def test_a_gpu_is_a_pods_where_one_container_alone_has_all_of_it(
     allocations: list[DeviceAllocation], holder: str
 ) -> None:
     it = node()
-    it.view.show(sample(gpu(power_watts=1.0), allocations=allocations))
+    it.show(sample(gpu(power_watts=1.0), allocations=allocations))
     assert it.values("DCGM_FI_DEV_POWER_USAGE", "pod") == {(holder,): 1.0}
 
 
 def test_a_container_whose_name_is_not_known_has_no_series_of_dcgms() -> None:
     it = node()
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
-    it.view.show(shown)
+    it.show(shown)
     assert len(it.lines("DCGM_FI_DEV_FB_USED")) == 1
 
 
 def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
     it = node()
-    it.view.show(
+    it.show(
         sample(
             gpu(0, mig_enabled=True, memory_used_bytes=3 * GIB, power_watts=300.0),
             instance(7, memory_used_bytes=GIB),
@@ -261,7 +261,7 @@ def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
     assert it.values("DCGM_FI_DEV_POWER_USAGE", "GPU_I_ID") == {("",): 300.0}
 
 
-def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[GpuReading]:
+def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[Row]:
     """Give a GPU with one GPU instance that two compute instances share."""
     return [
         gpu(0, mig_enabled=True),
@@ -272,7 +272,7 @@ def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[GpuRea
 
 def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
     it = node()
-    it.view.show(sample(*split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})))
+    it.show(sample(*split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})))
     assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_I_ID", "GPU_C_ID") == {
         ("7", "0"): 50.0,
         ("7", "1"): 25.0,
@@ -281,7 +281,7 @@ def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
 
 def test_the_memory_that_compute_instances_share_is_told_once_and_of_each_pod_its_part() -> None:
     it = node(one="ml/a/main", two="ml/b/main")
-    it.view.show(
+    it.show(
         sample(
             *split_instance({}, {}),
             containers=["one", "two"],
@@ -305,9 +305,11 @@ def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
     given = replace(allocation(0, OWNER, gpu_instance=7), device_id=other)
     whole, first, second = split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})
     it = node()
-    it.view.show(
-        sample(whole, replace(first, uuid=one), replace(second, uuid=other), allocations=[given])
-    )
+    named = [
+        Row(replace(row.reading, uuid=uuid), replace(row.details, uuid=uuid))
+        for row, uuid in ((first, one), (second, other))
+    ]
+    it.show(sample(whole, *named, allocations=[given]))
     assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_C_ID", "pod").keys() == {
         ("0", ""),
         ("1", "train-0"),
@@ -323,7 +325,7 @@ def test_what_cannot_be_divided_is_not_told_of_a_pod(
     utilization: float | None, parts: dict[tuple[str, ...], float]
 ) -> None:
     it = node(one="ml/a/main")
-    it.view.show(
+    it.show(
         sample(
             gpu(
                 utilization_ratio=utilization,
@@ -338,21 +340,21 @@ def test_what_cannot_be_divided_is_not_told_of_a_pod(
 
 def test_the_last_xid_stands_with_its_words() -> None:
     it = node()
-    it.view.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 79), incident(0, 13)])
+    it.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 79), incident(0, 13)])
     found = it.values("DCGM_FI_DEV_XID_ERRORS", "gpu", "err_code", "err_msg")
     assert found == {("0", "13", "Graphics Engine Exception"): 13, ("1", "0", "No Error"): 0}
 
 
 def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, "DCGM_EXP_XID_ERRORS_COUNT, counter, x"))
-    it.view.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 31), incident(0, 31)])
+    it.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 31), incident(0, 31)])
     labels = ("gpu", "xid", "window_size_in_ms")
     assert it.values("DCGM_EXP_XID_ERRORS_COUNT", *labels) == {
         ("0", "31", "300000"): 2,
         ("1", "", "300000"): 0,
     }
     it.clock.advance(301)
-    it.view.show(sample(gpu(0), gpu(1)))
+    it.show(sample(gpu(0), gpu(1)))
     assert it.values("DCGM_EXP_XID_ERRORS_COUNT", "gpu", "xid") == {("0", ""): 0, ("1", ""): 0}
     assert it.values("gpuledger_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}
 
@@ -360,7 +362,7 @@ def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: 
 def test_a_clock_event_is_the_beginning_of_a_reason(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, "DCGM_EXP_CLOCK_EVENTS_COUNT, counter, x"))
     for reasons in (0x4, 0x4, 0x0, 0x44, 1 << 40):
-        it.view.show(sample(gpu(throttling=GpuThrottling(reasons=reasons))))
+        it.show(sample(gpu(throttling=GpuThrottling(reasons=reasons))))
     assert it.values("DCGM_EXP_CLOCK_EVENTS_COUNT", "clock_event") == {
         ("power_cap",): 2,
         ("hw_thermal",): 1,
@@ -416,14 +418,14 @@ def test_health_is_judged_from_what_was_read(
     tmp_path: Path, values: dict[str, Any], watch: str, verdict: tuple[str, int]
 ) -> None:
     it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
-    it.view.show(sample(gpu(**values)))
+    it.show(sample(gpu(**values)))
     found = it.values(HEALTH, "health_watch", "health_error_code")
     assert found[watch, verdict[0]] == verdict[1]
 
 
 def test_health_that_was_not_read_is_not_judged(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
-    it.view.show(sample(gpu(health=GpuHealth(), throttling=GpuThrottling())))
+    it.show(sample(gpu(health=GpuHealth(), throttling=GpuThrottling())))
     assert not it.lines(HEALTH)
 
 
@@ -432,7 +434,7 @@ def test_peers_are_told_with_the_state_of_their_link(tmp_path: Path) -> None:
     known = inventory(0, 1, 2)
     peers = {"GPU-1": "ok", "GPU-2": "topology_not_supported", "GPU-9": "ok"}
     known.gpus[0] = replace(known.gpus[0], nvlink_peers=peers)
-    it.view.show(sample(gpu(0), gpu(1)), inventory=known)
+    it.show(sample(gpu(0), gpu(1)), inventory=known)
     assert it.values("DCGM_EXP_P2P_STATUS", "gpu", "peer_gpu", "link_status") == {
         ("0", "1", "OK"): 0,
         ("0", "2", "TopologyNotSupported"): 3,
@@ -446,7 +448,7 @@ def test_a_link_has_its_own_counter_where_both_directions_are_known(tmp_path: Pa
     health = GpuHealth(
         nvlink_link_sent_bytes_totals=sent, nvlink_link_received_bytes_totals=received
     )
-    it.view.show(sample(gpu(0, health=health), gpu(1, health=GpuHealth()), gpu(2)))
+    it.show(sample(gpu(0, health=health), gpu(1, health=GpuHealth()), gpu(2)))
     for old, value in zip(names, (12, None, 0), strict=True):
         expected = {} if value is None else {("0",): value}
         assert it.values(old, "gpu") == expected, old
@@ -456,7 +458,7 @@ def test_a_link_has_its_own_counter_where_both_directions_are_known(tmp_path: Pa
 def test_a_label_is_written_so_that_prometheus_reads_it() -> None:
     it = node(one='ml/a"b\\c\nd/main')
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
-    it.view.show(shown)
+    it.show(shown)
     assert ('a"b\\c\nd',) in it.values("DCGM_FI_DEV_FB_USED", "pod")
 
 
@@ -491,7 +493,7 @@ def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
     settings = ExpositionSettings(names="both", process_series=True)
     it = node(settings, one="ml/a/main", two="ml/b/main")
     gpus = [gpu(index, memory_used_bytes=GIB, utilization_ratio=0.5) for index in range(3)]
-    it.view.show(
+    it.show(
         sample(
             *gpus,
             containers=["one", "two", "unnamed"],

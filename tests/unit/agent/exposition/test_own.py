@@ -17,7 +17,7 @@ from tests.unit.agent.exposition.given import (
 
 def test_own_values_are_the_records_own() -> None:
     it = node()
-    it.view.show(
+    it.show(
         sample(
             gpu(
                 0,
@@ -44,7 +44,7 @@ def test_own_values_are_the_records_own() -> None:
 
 def test_facts_are_info_metrics() -> None:
     it = node()
-    it.view.show(
+    it.show(
         sample(
             gpu(0, mig_enabled=True),
             instance(3),
@@ -66,7 +66,7 @@ def test_facts_are_info_metrics() -> None:
 
 def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
     it = node(one="ml/a/main")
-    it.view.show(
+    it.show(
         sample(
             gpu(0),
             gpu(1),
@@ -92,8 +92,8 @@ def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
 
 def test_incidents_are_counted_for_ever() -> None:
     it = node()
-    it.view.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
-    it.view.show(sample(gpu(0)), incidents=[incident(0, 31)])
+    it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
+    it.show(sample(gpu(0)), incidents=[incident(0, 31)])
     assert it.values("gpuledger_gpu_incidents_total", "kind", "severity") == {
         ("xid", "warning"): 2,
         ("gpu_lost", "warning"): 1,
@@ -102,16 +102,16 @@ def test_incidents_are_counted_for_ever() -> None:
 
 def test_own_names_can_be_left_out() -> None:
     it = node(ExpositionSettings(own_names=False))
-    it.view.show(sample(gpu(0, temperature_celsius=40)))
+    it.show(sample(gpu(0, temperature_celsius=40)))
     assert b"gpuledger_" not in it.page()
     assert it.lines("DCGM_FI_DEV_GPU_TEMP")
 
 
 def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     it = node()
-    it.view.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
+    it.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
     it.clock.advance(10)
-    it.view.show(sample(gpu(1)))
+    it.show(sample(gpu(1)))
     it.view.tell(incident(0, kind="gpu_lost"))
     it.view.tell(incident(0, 79))
     assert not it.values("gpuledger_gpu_info", "gpu_index").get(("0",))

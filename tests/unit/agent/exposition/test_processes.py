@@ -11,7 +11,7 @@ PID_POD = "nvidia_pid_pod"
 
 def shown(it: Node, count: int) -> None:
     processes = [process(0, 0, pid=pid, memory_used_bytes=pid * GIB) for pid in range(1, count + 1)]
-    it.view.show(sample(gpu(0), containers=["one"], processes=processes))
+    it.show(sample(gpu(0), containers=["one"], processes=processes))
 
 
 def dropped() -> float:
@@ -41,7 +41,7 @@ def test_a_pid_has_its_pod_and_its_memory_on_all_gpus_in_mib() -> None:
         gpu_uuids=["GPU-0", "GPU-1"],
         command="python",
     )
-    it.view.show(
+    it.show(
         sample(
             gpu(0),
             gpu(1),

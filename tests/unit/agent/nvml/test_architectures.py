@@ -57,17 +57,17 @@ def last_tick(model: str) -> GpuTick:
 def test_no_honest_reading_is_dropped_or_taken_for_a_reset(model: str) -> None:
     for tick in Machine(model).ticks(5):
         assert not tick.dropped_readings
-        assert tick.reading.resets is None
+        assert tick.details.resets is None
 
 
 def test_a_hopper_has_every_part() -> None:
-    reading = last_tick(H100).reading
-    assert reading.profiling
-    assert reading.traffic
-    assert reading.throttling
-    assert reading.health
-    assert reading.limits
-    assert set(GpuProfiling.__annotations__) - set(reading.profiling.__dict__) == {
+    details = last_tick(H100).details
+    assert details.profiling
+    assert details.traffic
+    assert details.throttling
+    assert details.health
+    assert details.limits
+    assert set(GpuProfiling.__annotations__) - set(details.profiling.__dict__) == {
         "c2c_sent_bytes_per_second", "c2c_received_bytes_per_second"
     }  # fmt: skip
 
@@ -94,27 +94,27 @@ def test_a_hopper_has_every_part() -> None:
     ],
 )  # fmt: skip
 def test_what_an_architecture_lacks_is_absent(model: str, absent: list[str]) -> None:
-    reading = last_tick(model).reading
+    details = last_tick(model).details
     for name in absent:
         part, _, field = name.rpartition(".")
-        owner = getattr(reading, part) if part else reading
+        owner = getattr(details, part) if part else details
         assert getattr(owner, field, None) is None, name
-    assert reading.throttling
-    assert reading.throttling.power_seconds_total == 0
-    assert reading.limits
-    assert reading.limits.power_limit_enforced_watts
+    assert details.throttling
+    assert details.throttling.power_seconds_total == 0
+    assert details.limits
+    assert details.limits.power_limit_enforced_watts
 
 
 @pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
 def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -> None:
-    reading = last_tick(model).reading
-    assert reading.traffic
-    assert reading.health
+    details = last_tick(model).details
+    assert details.traffic
+    assert details.health
     for each, every in (
-        (reading.health.nvlink_link_sent_bytes_totals, reading.traffic.nvlink_sent_bytes_total),
+        (details.health.nvlink_link_sent_bytes_totals, details.traffic.nvlink_sent_bytes_total),
         (
-            reading.health.nvlink_link_received_bytes_totals,
-            reading.traffic.nvlink_received_bytes_total,
+            details.health.nvlink_link_received_bytes_totals,
+            details.traffic.nvlink_received_bytes_total,
         ),
     ):
         assert each
@@ -125,7 +125,7 @@ def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -
 def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
     machine = Machine(H100)
     for place, tick in enumerate(machine.ticks(4)):
-        profiling = tick.reading.profiling
+        profiling = tick.details.profiling
         assert (profiling is None) == (place == 0)
         if profiling:
             busy_ns = machine.truth.device_busy_ns(place * SECOND_NS, (place + 1) * SECOND_NS)
@@ -140,7 +140,7 @@ def test_an_ailment_is_seen_as_it_comes_and_goes() -> None:
                "ecc_uncorrected": 1}  # fmt: skip
     seen = []
     for tick in Machine(H100, [ailment]).ticks(4):
-        throttling, health = tick.reading.throttling, tick.reading.health
+        throttling, health = tick.details.throttling, tick.details.health
         assert throttling
         assert health
         seen.append(

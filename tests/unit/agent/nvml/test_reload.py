@@ -34,15 +34,15 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),
     )
-    assert before.reading.resets is None
-    assert after.reading.resets == [
+    assert before.details.resets is None
+    assert after.details.resets == [
         "energy_total_joules",
         "power_seconds_total",
         "pcie_sent_bytes_total",
         "pcie_received_bytes_total",
         "ecc_corrected_volatile_total",
     ]
-    assert after.reading.health
-    assert after.reading.health.ecc_corrected_aggregate_total == 3
-    assert after.reading.health.ecc_corrected_volatile_total == 0
+    assert after.details.health
+    assert after.details.health.ecc_corrected_aggregate_total == 3
+    assert after.details.health.ecc_corrected_volatile_total == 0
     assert not after.dropped_readings

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -18,15 +19,25 @@ from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
 from gpuledger.records import (
+    GpuDetails,
     Incident,
     Inventory,
+    NodeReadings,
     NodeSample,
     ProcessChange,
     ProcessRecord,
     Severity,
 )
 from gpuledger.service import Backoff, Check
-from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, SAMPLES, partition_of_node
+from gpuledger.topics import (
+    BY_NAME,
+    INCIDENTS,
+    INVENTORY,
+    PROCESSES,
+    READINGS,
+    SAMPLES,
+    partition_of_node,
+)
 
 NODE = "node-1"
 PARTITION = partition_of_node(NODE, partitions=12)
@@ -105,11 +116,28 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         node=NODE, boot_id="b", pid=7, time_ns=3_000_000_001, change=ProcessChange.SEEN,
         gpu_uuids=["GPU-0"],
     )  # fmt: skip
-    (topic, first), (other_topic, other) = pack(Tick(sample=sample, processes=[record]))
-    assert (topic, first.key, first.timestamp_ms) == (SAMPLES.name, b"node-1", 2000)
-    assert decoder_of(SAMPLES.name, NodeSample).decode(first.value) == sample
-    assert (other_topic, other.timestamp_ms) == (PROCESSES.name, 3000)
-    assert decoder_of(PROCESSES.name, ProcessRecord).decode(other.value) == record
+    readings = NodeReadings(
+        node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
+        gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
+    )  # fmt: skip
+    parcel = pack(Tick(sample=sample, readings=readings, processes=[record]))
+    assert [(topic, one.key, one.timestamp_ms) for topic, one in parcel] == [
+        (SAMPLES.name, b"node-1", 2000),
+        (READINGS.name, b"node-1", 2000),
+        (PROCESSES.name, b"node-1", 3000),
+    ]
+    told = (sample, readings, record)
+    for (topic, message), one in zip(parcel, told, strict=True):
+        assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
+
+
+def test_readings_that_say_nothing_are_not_packed() -> None:
+    identity: dict[str, Any] = {
+        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
+    }  # fmt: skip
+    sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
+    tick = Tick(sample=sample, readings=NodeReadings(**identity), processes=[])
+    assert [topic for topic, _ in pack(tick)] == [SAMPLES.name]
 
 
 def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:

@@ -5,6 +5,7 @@ import ctypes
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 from agent.nvml.answers import LastSeen
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.library import Nvml
-from agent.reading.gpu import GpuState, read_gpu
+from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from gpuledger.codec import encode
-from gpuledger.records.readings import GpuReading
+from gpuledger.records import GpuDetails, GpuReading
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
@@ -101,12 +102,19 @@ def machine(seed: int) -> tuple[Garbled, HandClock]:
     return Garbled(simulation.node("n").nvml, random.Random(seed)), clock  # noqa: S311  # a test's chance
 
 
-def check_plausible(reading: GpuReading) -> None:
-    msgspec.json.decode(encode(reading), type=GpuReading)
+def value_of(tick: GpuTick, name: str) -> Any:
+    part, _, field = name.rpartition(".")
+    if part:
+        return getattr(getattr(tick.details, part), field, None)
+    return getattr(tick.reading if hasattr(tick.reading, field) else tick.details, field)
+
+
+def check_plausible(tick: GpuTick) -> None:
+    msgspec.json.decode(encode(tick.reading), type=GpuReading)
+    msgspec.json.decode(encode(tick.details), type=GpuDetails)
     for readings in CATALOGUE.values():
         for one in readings:
-            part, _, field = one.name.rpartition(".")
-            value = getattr(getattr(reading, part, None) if part else reading, field, None)
+            field, value = one.name.rpartition(".")[2], value_of(tick, one.name)
             if field.endswith(("_ratio", "_ratios")) and value is not None:
                 ratios = value if isinstance(value, list) else [value]
                 assert all(0 <= ratio <= 1 for ratio in ratios), one.name
@@ -117,18 +125,17 @@ def check_plausible(reading: GpuReading) -> None:
                     assert low <= number * (one.unit.over or 1) <= high + 1, one.name
 
 
-def check_totals(reading: GpuReading, before: dict[str, float]) -> None:
+def check_totals(tick: GpuTick, before: dict[str, float]) -> None:
     for readings in CATALOGUE.values():
         for one in (one for one in readings if one.unit.is_total):
-            part, _, field = one.name.rpartition(".")
-            value = getattr(getattr(reading, part, None) if part else reading, field, None)
+            field, value = one.name.rpartition(".")[2], value_of(tick, one.name)
             values = {field: value}
             if isinstance(value, dict):
                 values = {f"{field}.{link}": each for link, each in value.items()}
             for name, now in values.items():
                 if now is not None:
                     fell = now < before.get(name, 0)
-                    assert fell == (name in (reading.resets or ())), name
+                    assert fell == (name in (tick.details.resets or ())), name
                     before[name] = now
 
 
@@ -143,20 +150,19 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
         clock.advance(1)
         answers = gpu.answer(state.last_seen if state else LastSeen())
         tick = read_gpu(answers, state, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns())
-        check_plausible(tick.reading)
-        check_totals(tick.reading, totals)
+        check_plausible(tick)
+        check_totals(tick, totals)
         state = tick.state
 
 
 def test_the_garbage_of_this_test_would_be_seen() -> None:
     library, _ = machine(1)
     gpu = Nvml(library).open()[0]
-    dropped = sum(
-        read_gpu(
-            gpu.answer(LastSeen()), None, interval_ns=SECOND_NS, now_ns=0
-        ).dropped_readings.total()
-        for _ in range(20)
-    )
-    assert dropped > 20
+    ticks = [
+        read_gpu(gpu.answer(LastSeen()), None, interval_ns=SECOND_NS, now_ns=0) for _ in range(20)
+    ]
+    assert sum(tick.dropped_readings.total() for tick in ticks) > 20
     with pytest.raises(AssertionError):
-        check_plausible(GpuReading(uuid="GPU-0", index=0, power_watts=4000.0))
+        check_plausible(
+            replace(ticks[0], reading=GpuReading(uuid="GPU-0", index=0, power_watts=4000.0))
+        )

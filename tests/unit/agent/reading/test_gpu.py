@@ -202,7 +202,6 @@ def test_a_share_adds_up_all_windows_of_the_interval() -> None:
     tick = read(answers)
     assert usage(tick, 7).sm_ratio == pytest.approx(1.2 / 5)
     assert usage(tick, 8).sm_ratio == pytest.approx(0.4 / 5)
-    assert usage(tick, 7).memory_ratio == pytest.approx(0.6 / 5)
     assert tick.state.last_seen.process_us == START_US + 3 * WINDOW_US
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from agent.nvml.answers import GpuAnswers
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from gpuledger.records import GpuProfiling
 
 SECOND_NS = 1_000_000_000
 BLANK = GpuAnswers(uuid="GPU-0", index=0)
@@ -21,10 +22,10 @@ def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> Gp
 
 
 def value_of(tick: GpuTick, name: str) -> Any:
-    found: Any = tick.reading
-    for field in name.split("."):
-        found = getattr(found, field, None)
-    return found
+    part, _, field = name.rpartition(".")
+    if part:
+        return getattr(getattr(tick.details, part), field, None)
+    return getattr(tick.reading if hasattr(tick.reading, field) else tick.details, field)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +89,10 @@ def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
 
 
 def test_a_part_of_which_the_driver_gives_nothing_is_absent() -> None:
-    reading = read(readings={"throttling.reasons": 0}).reading
-    assert reading.throttling
-    assert reading.throttling.__dict__ == {"reasons": 0}
-    parts = (reading.profiling, reading.traffic, reading.health, reading.limits)
+    details = read(readings={"throttling.reasons": 0}).details
+    assert details.throttling
+    assert details.throttling.__dict__ == {"reasons": 0}
+    parts = (details.profiling, details.traffic, details.health, details.limits)
     assert parts == (None, None, None, None)
 
 
@@ -103,14 +104,34 @@ def test_a_list_ends_before_the_first_engine_whose_value_cannot_be_true() -> Non
 
 def test_profiling_of_more_than_this_tick_is_left_out() -> None:
     given = {"profiling.sm_active_ratio": 50.0}
-    assert read(profiling=given, profiling_ns=int(1.4 * SECOND_NS)).reading.profiling
-    assert not read(profiling=given, profiling_ns=2 * SECOND_NS).reading.profiling
+    assert read(profiling=given, profiling_ns=int(1.4 * SECOND_NS)).details.profiling
+    assert not read(profiling=given, profiling_ns=2 * SECOND_NS).details.profiling
+
+
+def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_does() -> None:
+    given = {"sm_active_ratio": 50.0, "tensor_active_ratio": 40.0, "fp16_active_ratio": 1.0}
+    tick = read(
+        profiling={f"profiling.{name}": value for name, value in given.items()},
+        readings={"performance_state": 0, "sm_clock_hertz": 1},
+    )
+    booked = {"sm_active_ratio": 0.5, "tensor_active_ratio": 0.4}
+    own = {"uuid": "GPU-0", "index": 0, "sm_clock_hertz": 1_000_000}
+    assert tick.reading.__dict__ == own | booked
+    assert tick.details.__dict__.keys() == {"uuid", "performance_state", "profiling"}
+    assert tick.details.profiling == GpuProfiling(
+        sm_active_ratio=0.5, tensor_active_ratio=0.4, fp16_active_ratio=0.01
+    )
+
+
+def test_profiling_of_more_than_this_tick_is_not_booked() -> None:
+    given = {"profiling.sm_active_ratio": 50.0}
+    assert read(profiling=given, profiling_ns=2 * SECOND_NS).reading.sm_active_ratio is None
 
 
 def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:
     said = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
-    joined = read(health={"health.fabric_state": 3, **said}).reading.health
-    joining = read(health={"health.fabric_state": 2, **said}).reading.health
+    joined = read(health={"health.fabric_state": 3, **said}).details.health
+    joining = read(health={"health.fabric_state": 2, **said}).details.health
     assert joined
     assert joined.__dict__ == {
         "fabric_state": "completed", "fabric_status": 0, "fabric_health_mask": 2
@@ -124,8 +145,8 @@ def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() 
     first = read(health={name: 9}, energy_millijoules=5000)
     between = read(first.state, 2, energy_millijoules=6000)
     last = read(between.state, 3, health={name: 2}, energy_millijoules=100)
-    assert (first.reading.resets, between.reading.resets) == (None, None)
-    assert last.reading.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
+    assert (first.details.resets, between.details.resets) == (None, None)
+    assert last.details.resets == ["energy_total_joules", "ecc_corrected_volatile_total"]
 
 
 SENT = "health.nvlink_link_sent_bytes_totals"
@@ -148,7 +169,7 @@ def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
     first = read(health={SENT: {0: 10, 3: 10, 4: 10}})
     last = read(first.state, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
     assert value_of(last, SENT) == {"0": 11 << 10, "3": 2 << 10, "4": 10 << 10}
-    assert last.reading.resets == ["nvlink_link_sent_bytes_totals.3"]
+    assert last.details.resets == ["nvlink_link_sent_bytes_totals.3"]
 
 
 FULL_SPEED = {
@@ -180,7 +201,7 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
         state = read(state, second).state if answers else state.forget()
     tick = read(state, silent + 1, **totals_at(silent + 1))
     assert not tick.dropped_readings
-    assert tick.reading.resets is None
+    assert tick.details.resets is None
     assert all(value_of(tick, name) for _, name in FULL_SPEED)
     assert tick.reading.energy_total_joules
 
@@ -192,13 +213,13 @@ def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
     assert value_of(leapt, SENT) == {"1": 6 << 10}
     assert dict(leapt.dropped_readings) == {(SENT, "leap"): 1}
     assert value_of(back, SENT) == {"0": 7 << 10, "1": 7 << 10}
-    assert back.reading.resets is None
+    assert back.details.resets is None
 
 
 def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
     first = read(energy_millijoules=5000)
     after = read(first.state.forget(), 3, energy_millijoules=100)
-    assert after.reading.resets == ["energy_total_joules"]
+    assert after.details.resets == ["energy_total_joules"]
     assert after.reading.energy_joules is None
 
 
@@ -210,4 +231,4 @@ def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
     assert value_of(leapt, name) is None
     assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
     assert value_of(back, name) == 1.0
-    assert back.reading.resets is None
+    assert back.details.resets is None

@@ -1,0 +1,43 @@
+"""What was last read of one device, each part with its own age. How old is too old, `view` says."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpuledger.records import GpuDetails, GpuReading
+
+_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
+_SLOW_PARTS: Final = ("health", "limits")
+
+
+@dataclass(slots=True)
+class Kept:
+    """One device, its parts by name, each with the time at which it was read."""
+
+    reading: GpuReading
+    details: GpuDetails | None
+    seen_ns: int
+    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+
+    def take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        """Take what a tick says; a part that it does not have stays as it was."""
+        self.reading, self.details, self.seen_ns = reading, details, now_ns
+        for name in (*_FAST_PARTS, *_SLOW_PARTS):
+            part = getattr(details, name, None)
+            if part is not None:
+                self.parts[name] = (now_ns, part)
+
+    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Give the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
+        return {
+            name: part
+            for name, (read_ns, part) in self.parts.items()
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
+        }
+
+
+def place(kept: Kept) -> tuple[int, int, int]:
+    """Give where a device stands: by the GPU's index, behind it its instances."""
+    reading = kept.reading
+    if reading.parent_uuid is None:
+        return reading.index, -1, -1
+    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
