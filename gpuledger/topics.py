@@ -10,6 +10,7 @@ from typing import Final
 from gpuledger.records import (
     AttributedIncident,
     DeadLetter,
+    EntryRow,
     GpuEvent,
     Incident,
     Inventory,
@@ -122,6 +123,7 @@ ATTRIBUTED_INCIDENTS: Final = Topic(
     key="incident.node",
     retention_ms=7 * _DAY_MS,
 )
+ROWS: Final = Topic(name="gpuledger.rows.v1", record=EntryRow, key="node", retention_ms=_DAY_MS)
 DEAD_LETTERS: Final = Topic(
     name="gpuledger.dead-letters.v1",
     record=DeadLetter,
@@ -141,6 +143,7 @@ TOPICS: Final = (
     EVENTS,
     MARKS,
     ATTRIBUTED_INCIDENTS,
+    ROWS,
     DEAD_LETTERS,
 )
 BY_NAME: Final = {topic.name: topic for topic in TOPICS}

@@ -1,4 +1,4 @@
-"""`gpuledger-sink remote_write|alerts|store`: the wiring of the sinks.
+"""`gpuledger-sink remote_write|alerts|store|rows|otlp`: the wiring of the sinks.
 
 Here settings, bus and service meet. No decision about any record.
 """
@@ -17,6 +17,9 @@ _DESCRIPTION: Final = """Hand the booked events on to a receiver. KIND is one of
   remote_write  samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 1.0)
   alerts        alerts, to every Alertmanager of a cluster
   store         one row an entry, to the Delta Lake table `entries`
+  rows          one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines
+  otlp          metrics, to the topic otlp_metrics, for the Kafka receiver of
+                OpenTelemetry's collector (make that topic with Kafka's own tools)
 
 Each kind is a consumer group of its own; run several of one kind to share its partitions."""
 _KIND: Final = Option(name="kind", setting="kind", help="which sink to run", choices=KINDS)
@@ -37,7 +40,7 @@ async def run_sink(settings: SinkSettings, readiness: Readiness) -> None:
 
 
 def _work(settings: SinkSettings, readiness: Readiness) -> Awaitable[None]:
-    # Imported here, so that a remote-write sink needs no Arrow and a store sink no snappy.
+    # Imported here, so that a remote-write sink needs no Arrow and a store sink no protobuf.
     bus = KafkaBus(settings.kafka)
     member = settings.kafka.group_member or None
     if settings.kind == "remote_write":
@@ -49,9 +52,17 @@ def _work(settings: SinkSettings, readiness: Readiness) -> Awaitable[None]:
         from sinks.alerts.service import run_alerts  # noqa: PLC0415  # see above
 
         return run_alerts(bus=bus, settings=settings.alerts, readiness=readiness, member=member)
-    from sinks.store.service import run_store  # noqa: PLC0415  # see above
+    if settings.kind == "store":
+        from sinks.store.service import run_store  # noqa: PLC0415  # see above
 
-    return run_store(bus=bus, settings=settings.store, readiness=readiness, member=member)
+        return run_store(bus=bus, settings=settings.store, readiness=readiness, member=member)
+    if settings.kind == "rows":
+        from sinks.rows.service import run_rows  # noqa: PLC0415  # see above
+
+        return run_rows(bus=bus, settings=settings.rows, readiness=readiness, member=member)
+    from sinks.otlp.service import run_otlp  # noqa: PLC0415  # see above
+
+    return run_otlp(bus=bus, settings=settings.otlp, readiness=readiness, member=member)
 
 
 if __name__ == "__main__":

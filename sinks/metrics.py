@@ -15,17 +15,19 @@ LAG_SECONDS: Final = Gauge(
 )
 SENT_TOTAL: Final = Counter(
     "gpuledger_sink_sent",
-    "What the receiver has acknowledged: samples (remote_write), alerts (alerts), rows (store).",
+    "What the receiver has acknowledged: samples (remote_write), alerts (alerts), rows (store,"
+    " rows), messages (otlp).",
     ["sink"],
 )
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_sink_retries",
-    "Attempts that the receiver did not answer, or answered with `later`.",
+    "Attempts that the receiver did not answer, or answered with `later`; in rows and otlp"
+    " transactions that were undone.",
     ["sink"],
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `rejected`, `too_old`):"
-    " events; in alerts also incidents, and posts that an Alertmanager refused.",
+    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `rejected`, `too_large`,"
+    " `too_old`): events; in alerts also incidents, and posts that an Alertmanager refused.",
     ["sink", "reason"],
 )

@@ -21,6 +21,7 @@ from gpuledger.records.marks import BootMark, NodeMark
 from gpuledger.records.pods import PodContainer, PodRecord
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
 from gpuledger.records.readings import GpuDetails, GpuProfiling, GpuReading, GpuTraffic
+from gpuledger.records.rows import EntryRow
 from gpuledger.records.samples import (
     ContainerRef,
     DeviceAllocation,
@@ -39,6 +40,7 @@ __all__ = [
     "DeadLetter",
     "DeviceAllocation",
     "Entry",
+    "EntryRow",
     "GpuBooks",
     "GpuDetails",
     "GpuEvent",

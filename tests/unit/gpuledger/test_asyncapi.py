@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpuledger.schemas import schema_of
-from gpuledger.topics import DEAD_LETTERS, INVENTORY, READINGS, TOPICS, Topic
+from gpuledger.topics import DEAD_LETTERS, INVENTORY, READINGS, ROWS, TOPICS, Topic
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())
@@ -19,7 +19,7 @@ OFFICIAL = ROOT / "tests" / "data" / "asyncapi" / "asyncapi-3.0.0.schema.json"
 CHANNELS: dict[str, dict[str, Any]] = {one["address"]: one for one in DOCUMENT["channels"].values()}
 OPERATIONS: dict[str, dict[str, Any]] = DOCUMENT["operations"]
 # Nothing of this project reads these; people and their programs do.
-FOR_OTHERS = {DEAD_LETTERS.name, INVENTORY.name, READINGS.name}
+FOR_OTHERS = {DEAD_LETTERS.name, INVENTORY.name, READINGS.name, ROWS.name}
 GROUP_IN_SOURCE = re.compile(r'^GROUP: Final = "([\w-]+)"', re.MULTILINE)
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

@@ -1,0 +1,1 @@
+"""Metrics for OpenTelemetry's collector, by OTLP in a Kafka topic."""

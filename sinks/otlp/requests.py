@@ -1,0 +1,166 @@
+"""An event to OTLP: the series that the remote-write sink sends, as export requests.
+
+Here lives that transformation, by the official classes. Pure; a request is a function of the event
+alone, so that an event that is read again gives the same bytes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Final
+
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE,
+    Metric,
+    NumberDataPoint,
+    ScopeMetrics,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from gpuledger import __version__
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.records import GpuEvent
+from sinks.otlp import naming
+from sinks.otlp.settings import Encoding
+from sinks.remote_write.families import Family
+from sinks.remote_write.values import Group, Values, values_of
+
+Names = tuple[tuple[str, str], ...]
+_SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
+_MOST_KNOWN: Final = 16_384
+"""How many groups are remembered, at some 2 KB each; what is forgotten is made again."""
+
+
+class Requests:
+    """Makes the export requests of events, in one encoding."""
+
+    def __init__(self, *, encoding: Encoding, attributes: Mapping[str, str]) -> None:
+        self._encode = _ENCODINGS[encoding]
+        self._attributes = tuple(attributes.items())
+
+    def of(self, event: GpuEvent) -> list[bytes]:
+        """Give the event's requests: one, or as many as it takes for each to fit in a message.
+
+        Raises ValueError where an entry names a holder that the event does not list.
+        """
+        # The key's length counts as well.
+        most_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
+        return self._cut(event, list(values_of(event).items()), most_bytes)
+
+    def _cut(
+        self, event: GpuEvent, groups: Sequence[tuple[Group, Values]], most_bytes: int
+    ) -> list[bytes]:
+        value = self._encode(self._request(event, groups))
+        if len(value) <= most_bytes or len(groups) == 1:
+            return [value]
+        half = len(groups) // 2
+        return [
+            *self._cut(event, groups[:half], most_bytes),
+            *self._cut(event, groups[half:], most_bytes),
+        ]
+
+    def _request(
+        self, event: GpuEvent, groups: Iterable[tuple[Group, Values]]
+    ) -> ExportMetricsServiceRequest:
+        request = ExportMetricsServiceRequest()
+        by_resource: dict[Names, _Points] = {}
+        for group, values in groups:
+            names = _resource_names(event.node, group)
+            points = by_resource.get(names)
+            if points is None:
+                points = by_resource[names] = self._begin(request, names)
+            points.add(group, values, time_ns=event.time_ns)
+        return request
+
+    def _begin(self, request: ExportMetricsServiceRequest, names: Names) -> "_Points":
+        added = request.resource_metrics.add(
+            resource=Resource(attributes=_attributes((*names, *self._attributes)))
+        )
+        return _Points(added.scope_metrics.add(scope=_SCOPE))
+
+
+class _Points:
+    """The points of one resource, each put to those of its metric."""
+
+    def __init__(self, into: ScopeMetrics) -> None:
+        self._into = into
+        self._points: dict[str, Metric] = {}
+
+    def add(self, group: Group, values: Values, *, time_ns: int) -> None:
+        constant = _constant_part(group)
+        for instrument, value in zip(_instruments_of(group.family), values, strict=True):
+            if value is None:
+                continue
+            metric = self._points.get(instrument.name)
+            if metric is None:
+                metric = self._points[instrument.name] = _begin_metric(self._into, instrument)
+            data = metric.sum if instrument.is_counter else metric.gauge
+            point = data.data_points.add(time_unix_nano=time_ns, as_double=value)
+            point.MergeFromString(constant)
+
+
+def _begin_metric(into: ScopeMetrics, instrument: naming.Instrument) -> Metric:
+    metric = into.metrics.add(
+        name=instrument.name, unit=instrument.unit, description=instrument.description
+    )
+    if instrument.is_counter:
+        metric.sum.is_monotonic = True
+        metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
+    return metric
+
+
+@cache
+def _instruments_of(family: Family) -> tuple[naming.Instrument, ...]:
+    return tuple(map(naming.instrument_of, family.metrics))
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _constant_part(group: Group) -> bytes:
+    """Encode what all points of a group share, from tick to tick: their attributes."""
+    names = _named(group, naming.POINT_ATTRIBUTES)
+    if "gpu_uuid" in group.family.labels:
+        names = (*names, naming.HARDWARE)
+    return NumberDataPoint(attributes=_attributes(names)).SerializeToString()
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _resource_names(node: str, group: Group) -> Names:
+    """Give the attributes of the container's, or of the node's, resource."""
+    names = _named(group, naming.RESOURCE_ATTRIBUTES)
+    given = dict(names)
+    kind, owner = given.get("gpuledger.owner.kind", ""), given.get("gpuledger.owner.name")
+    by_kind = ((naming.OWNERS[kind], owner),) if owner and kind in naming.OWNERS else ()
+    whose = (given.get("k8s.pod.uid"), given.get("k8s.container.name"))
+    instance = "/".join(part for part in (node, *whose) if part)
+    return (
+        # Without these Prometheus would take two pods' points for the same series.
+        ("service.name", "gpuledger"),
+        ("service.instance.id", instance),
+        (naming.NODE, node),
+        *names,
+        *by_kind,
+    )
+
+
+def _named(group: Group, names: Mapping[str, str]) -> Names:
+    pairs = zip(group.family.labels, group.label_values, strict=True)
+    return tuple((names[label], value) for label, value in pairs if value and label in names)
+
+
+def _attributes(names: Names) -> list[KeyValue]:
+    return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in names]
+
+
+def _as_json(request: ExportMetricsServiceRequest) -> bytes:
+    # OTLP has its own rule for enumerations: numbers.
+    return MessageToJson(request, indent=None, use_integers_for_enums=True).encode()
+
+
+_ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], bytes]]] = {
+    "otlp_proto": ExportMetricsServiceRequest.SerializeToString,
+    "otlp_json": _as_json,
+}

@@ -1,0 +1,38 @@
+"""The OTLP sink: events in, export requests of metrics out.
+
+Here lives what is its own of the republishing sink's shell. Requests are made in `requests`.
+"""
+
+from typing import Final
+
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
+from gpuledger.service import Readiness
+from sinks.otlp.requests import Requests
+from sinks.otlp.settings import OtlpSettings
+from sinks.republishing import Republishing, run_republishing
+
+GROUP: Final = "gpuledger-otlp"
+NAME: Final = "otlp"
+
+
+async def run_otlp(
+    *,
+    bus: TransactionalBus,
+    settings: OtlpSettings,
+    readiness: Readiness,
+    member: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Write the metrics of every event until cancelled; raises TopicsError without the topic."""
+    requests = Requests(encoding=settings.encoding, attributes=settings.resource_attributes)
+    how = Republishing(
+        name=NAME,
+        group=GROUP,
+        topic=settings.topic,
+        values_of=requests.of,
+        commit_interval_seconds=settings.commit_interval_seconds,
+        newest_ahead_seconds=settings.newest_ahead_seconds,
+        poll_records=settings.poll_records,
+    )
+    await run_republishing(bus=bus, how=how, readiness=readiness, member=member, clock=clock)

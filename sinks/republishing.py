@@ -1,0 +1,226 @@
+"""Write something of every event to another topic of Kafka, exactly once.
+
+Here lives the shell of the sinks that do so. Each poll becomes one transaction a partition: what
+was made of the events, the dead letters, and the offset up to which they were read. The offsets are
+in no other commit. What is made of an event is the kind's business.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
+from gpuledger.records import GpuEvent
+from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.topics import BY_NAME, EVENTS
+from gpuledger.twins import twin_of
+from sinks.consuming import consume
+from sinks.duplicates import SeenTicks
+from sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, RETRIES_TOTAL, SENT_TOTAL
+from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.writers import Writers
+
+_FENCED_SECONDS: Final = 3.0
+"""Time for the group to say who has a partition now: taken back at once, its rightful owner would
+be shut out."""
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Republishing:
+    """What a kind writes, and where."""
+
+    name: str
+    """The kind of sink."""
+    group: str
+    """Its consumer group; its transactional ids begin with it."""
+    topic: str
+    """The topic that is written to."""
+    values_of: Callable[[GpuEvent], Sequence[bytes]]
+    """Makes the values of an event's messages; raises ValueError for an event that is broken."""
+    commit_interval_seconds: float
+    """How long more is waited for between transactions, unless a poll was full."""
+    newest_ahead_seconds: float
+    """Events further in the future are put aside."""
+    poll_records: int
+    """The most events of a poll."""
+
+
+async def run_republishing(
+    *,
+    bus: TransactionalBus,
+    how: Republishing,
+    readiness: Readiness,
+    member: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Write what is made of every event until cancelled; raises TopicsError without the topic."""
+    clock = clock or SystemClock()
+    receiver = readiness.check(f"{how.name}.receiver")
+    receiver.ok("nothing written yet")
+    sink = RepublishingSink(bus=bus, how=how, check=receiver, clock=clock)
+    consuming = Consuming(
+        group=how.group,
+        member=member,
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        poll_records=how.poll_records,
+    )
+    check = readiness.check(f"{how.name}.bus")
+    try:
+        await consume(bus=bus, sink=sink, how=consuming, check=check, clock=clock)
+    finally:
+        await sink.close()
+
+
+class RepublishingSink:
+    """Holds a writer for each partition, and puts every poll into one transaction of it."""
+
+    def __init__(
+        self, *, bus: TransactionalBus, how: Republishing, check: Check, clock: Clock
+    ) -> None:
+        self.name = how.name
+        self._bus, self._how, self._check, self._clock = bus, how, check, clock
+        self._writers = Writers(bus=bus, group=how.group)
+        self._unopened: set[TopicPartition] = set()
+        self._seen = SeenTicks()
+        self._backoff = Backoff()
+        self._partitions = 0
+
+    async def close(self) -> None:
+        """Close what the group did not ask back."""
+        await self._writers.close_all()
+
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+        """Remember that these have yet to be taken over."""
+        self._unopened |= partitions
+
+    async def prepare(self, desk: Desk) -> Partitions:
+        """Take partitions newly held over, and only then go to where they are committed."""
+        wanted = desk.consumer.assignment() & self._unopened
+        if not wanted:
+            return frozenset()
+        self._partitions = await self._count_partitions()
+        await self._writers.open(wanted)
+        for partition in wanted:
+            offset = await desk.consumer.committed(partition) or 0
+            if partition in desk.consumer.assignment():
+                await desk.consumer.seek(partition, offset)
+        self._seen.forget(wanted)
+        # One that was given up meanwhile has no writer, and may have come back since.
+        self._unopened -= {each for each in wanted if each in self._writers}
+        return wanted
+
+    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        """Deliver what was polled of each partition; what is undone is read again."""
+        errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
+        undone = [error for error in errors if error is not None]
+        if undone:
+            await self._pause(undone)
+        elif batches:
+            self._backoff.reset()
+            self._check.ok()
+            if sum(len(batch.items) for batch in batches) < self._how.poll_records:
+                await self._clock.sleep(self._how.commit_interval_seconds)
+
+    async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+        """Let commits under way end; who holds these next goes on from there."""
+        self._unopened -= partitions
+        await self._writers.close(partitions)
+        self._seen.forget(partitions)
+
+    async def _count_partitions(self) -> int:
+        topic = self._how.topic
+        try:
+            return await self._bus.partitions(topic)
+        except TopicsError as error:
+            if topic in BY_NAME:
+                raise
+            raise TopicsError(
+                f"{self.name}.topic: there is no topic {topic} on these brokers, or this user may "
+                f"not see it; it is none of gpuledger's own, so make it with Kafka's tools "
+                f"(kafka-topics.sh --create --topic {topic} …)"
+            ) from error
+
+    async def _deliver(self, batch: Batch, desk: Desk) -> Exception | None:
+        partition = batch.partition
+        if partition not in self._writers:
+            desk.office.drop(partition.partition)  # given up meanwhile: the next owner's to say
+            return None
+        messages = self._messages(batch, desk)
+        place = TopicPartition(self._how.topic, partition.partition % self._partitions)
+        letters = desk.office.drain(partition.partition)
+        try:
+            await self._writers.commit(
+                partition, {place: messages, **letters}, next_offset=batch.next_offset
+            )
+        except (FencedError, BusUnavailableError) as error:
+            self._unopened.add(partition)
+            return error
+        self._tell(batch, len(messages))
+        return None
+
+    def _messages(self, batch: Batch, desk: Desk) -> list[Message]:
+        newest_ns = self._clock.time_ns() + round(self._how.newest_ahead_seconds * 1e9)
+        messages: list[Message] = []
+        for record, event in batch.items:
+            if not self._seen.is_new(batch.partition, event):
+                self._drop("duplicate")
+                continue
+            try:
+                messages += self._made_of(event, newest_ns)
+            except _UnfitError as error:
+                self._drop(error.reason)
+                desk.office.bury(record, reason=error.reason, detail=str(error))
+        return messages
+
+    def _made_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
+        if event.time_ns > newest_ns:
+            seconds = (event.time_ns - newest_ns) / 1e9
+            raise _UnfitError(
+                f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
+                reason="future",
+            )
+        key, timestamp_ms = event.node.encode(), event.time_ns // 1_000_000
+        try:
+            values = self._how.values_of(event)
+            made = [Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values]
+            refuse_too_large(self._how.topic, made)
+        except ValueError as error:
+            raise _UnfitError(str(error), reason="invalid") from error
+        except MessageTooLargeError as error:
+            raise _UnfitError(str(error), reason="too_large") from error
+        return made
+
+    async def _pause(self, undone: Sequence[Exception]) -> None:
+        pause_seconds = self._backoff.next_seconds()
+        if any(isinstance(error, FencedError) for error in undone):
+            pause_seconds = max(pause_seconds, _FENCED_SECONDS)
+        RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
+        self._check.failed(str(undone[0]))
+        _log.warning("undone", sink=self.name, partitions=len(undone), error=str(undone[0]))
+        await self._clock.sleep(pause_seconds)
+
+    def _tell(self, batch: Batch, messages: int) -> None:
+        SENT_TOTAL.labels(sink=self.name).inc(messages)
+        if batch.items:
+            _, newest = batch.items[-1]
+            lag_seconds = (self._clock.time_ns() - newest.time_ns) / 1e9
+            LAG_SECONDS.labels(sink=self.name).set(lag_seconds)
+
+    def _drop(self, reason: str) -> None:
+        DROPPED_TOTAL.labels(sink=self.name, reason=reason).inc()
+
+
+class _UnfitError(Exception):
+    """An event of which nothing can be written; the reason is a word, the message a sentence."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -1,0 +1,104 @@
+"""An event to flat rows: one for each entry, with all that the event says of it.
+
+Here lives that transformation. Pure; the rows are a function of the event alone, so that an event
+that is read again gives the same bytes.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from gpuledger.activity import split_activity
+from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent, PodDescription
+from gpuledger.twins import encode_twin, twin_of
+from sinks.describing import PodIndex, container_name, holder_of
+
+_Row: Final = twin_of(EntryRow)
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
+
+Fields = dict[str, Any]
+
+
+def encoded_rows_of(event: GpuEvent) -> list[bytes]:
+    """Give the event's rows as JSON; raises ValueError where `rows_of` does."""
+    return [encode_twin(row) for row in rows_of(event)]
+
+
+def rows_of(event: GpuEvent) -> list[EntryRow]:
+    """Give one row for each entry of each GPU of the event, numbered through.
+
+    Raises ValueError where an entry names a holder that the event does not list.
+    """
+    tick, pods, rows = _tick(event), PodIndex(event.pods), list[EntryRow]()
+    for books in event.gpus:
+        gpu: Fields = {
+            "gpu_uuid": books.reading.uuid,
+            "gpu_index": books.reading.index,
+            "model": books.reading.model,
+        }
+        activities = split_activity(books, tick["interval_seconds"])
+        for entry, (sm, tensor, dram) in zip(books.entries, activities, strict=True):
+            row = _Row(
+                row=len(rows),
+                **tick,
+                **gpu,
+                **_booked(entry),
+                **_described(entry, pods.pod_of(entry)),
+                **_held(holder_of(entry, event.allocations)),
+                sm_active_seconds=sm,
+                tensor_active_seconds=tensor,
+                dram_active_seconds=dram,
+            )
+            rows.append(row)
+    return rows
+
+
+def _tick(event: GpuEvent) -> Fields:
+    return {
+        "node": event.node,
+        "boot_id": event.boot_id,
+        "seq": event.seq,
+        "time": _written(event.time_ns),
+        "interval_seconds": event.interval_ns / 1e9,
+        "late": bool(event.late),
+        "uncovered_seconds": event.uncovered_seconds,
+    }
+
+
+def _written(time_ns: int) -> str:
+    at = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    return f"{at.isoformat(timespec='microseconds')}Z"
+
+
+def _booked(entry: Entry) -> Fields:
+    return {
+        "account": entry.account,
+        "method": entry.method,
+        "container_id": entry.container_id,
+        "busy_seconds": entry.busy_seconds,
+        "memory_byte_seconds": entry.memory_byte_seconds,
+        "joules": entry.joules,
+    }
+
+
+def _described(entry: Entry, pod: PodDescription | None) -> Fields:
+    if pod is None:
+        return {"pod_uid": entry.pod_uid}
+    return {
+        "pod_uid": entry.pod_uid or pod.uid,
+        "container": container_name(pod, entry),
+        "namespace": pod.namespace,
+        "pod": pod.name,
+        "owner_kind": pod.owner_kind,
+        "owner_name": pod.owner_name,
+        "labels": pod.labels,
+    }
+
+
+def _held(holder: DeviceAllocation | None) -> Fields:
+    if holder is None:
+        return {}
+    return {
+        "holder_namespace": holder.namespace,
+        "holder_pod": holder.pod,
+        "holder_container": holder.container,
+    }

@@ -1,0 +1,282 @@
+"""The shell of the sinks that write to Kafka: each event's values there once, whatever happens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Record, TopicPartition, Transactions
+from gpuledger.codec import encode
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import GpuEvent
+from gpuledger.service import Readiness
+from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
+from sinks.republishing import Republishing, run_republishing
+from tests.unit.sinks.given import (
+    NODE,
+    SECOND_NS,
+    START_NS,
+    HandClock,
+    bus,
+    committed,
+    dead_letters,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+
+GROUP = "gpuledger-test"
+AT, TO = place_of(NODE), place_of(NODE, ROWS.name)
+NODES = [f"node-{number}" for number in range(6)]
+
+
+def two_of(given: GpuEvent) -> list[bytes]:
+    """Make two values of an event, so that half of one would be seen."""
+    if given.node == "node-broken":
+        raise ValueError("allocation: position 9 is not one of the event's allocations")
+    if given.node == "node-large":
+        return [b"small", b"x" * MAX_MESSAGE_BYTES]
+    return [f"{given.node} {given.seq} {part}".encode() for part in "ab"]
+
+
+def republishing(on: MemoryBus, **changes: Any) -> asyncio.Future[None]:  # noqa: ANN401  # as Republishing takes them
+    clock, readiness = changes.pop("clock", HandClock()), changes.pop("readiness", Readiness())
+    values: dict[str, Any] = {
+        "name": "rows",
+        "group": GROUP,
+        "topic": ROWS.name,
+        "values_of": two_of,
+        "commit_interval_seconds": 0.0,
+        "newest_ahead_seconds": 300.0,
+        "poll_records": 7,
+    }
+    how = Republishing(**values | changes)
+    return asyncio.ensure_future(
+        run_republishing(bus=on, how=how, readiness=readiness, clock=clock)
+    )
+
+
+def written(on: MemoryBus, topic: str = ROWS.name) -> list[Record]:
+    return [
+        record
+        for place in sorted(on._logs)
+        if place.topic == topic
+        for record in on._logs[place].read(0, max_records=10_000)
+    ]
+
+
+def texts(on: MemoryBus, topic: str = ROWS.name) -> list[str]:
+    return [(record.value or b"").decode() for record in written(on, topic)]
+
+
+def expected(events: Sequence[GpuEvent]) -> list[str]:
+    return [value.decode() for one in events for value in two_of(one)]
+
+
+def ticks(count: int, *, first: int = 0) -> list[GpuEvent]:
+    return [event(tick, node=node) for tick in range(first, first + count) for node in NODES]
+
+
+async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_time() -> None:
+    on = bus()
+    await publish(on, event(0, node="node-1"), event(1, node="node-1"))
+    async with running(republishing(on)):
+        await eventually(lambda: len(written(on)) == 4)
+
+    place = place_of("node-1", ROWS.name)
+    assert {(record.topic, record.partition) for record in written(on)} == {place}
+    assert {record.key for record in written(on)} == {b"node-1"}
+    assert [record.timestamp_ms for record in written(on)] == [
+        (START_NS + tick * SECOND_NS) // 1_000_000 for tick in (0, 0, 1, 1)
+    ]
+    assert texts(on) == expected([event(0, node="node-1"), event(1, node="node-1")])
+
+
+async def test_offsets_are_committed_with_the_values_and_a_restart_repeats_nothing() -> None:
+    on = bus()
+    await publish(on, event(0), event(1))
+    async with running(republishing(on)):
+        await eventually(lambda: written(on))
+        assert committed(on, GROUP, AT) == 2
+    await publish(on, event(2))
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, AT) == 3)
+
+    assert texts(on) == expected([event(tick) for tick in range(3)])
+
+
+async def test_a_tick_that_was_published_twice_is_written_once() -> None:
+    on = bus()
+    await publish(on, event(0), event(1), event(1), event(0), event(2))
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, AT) == 5)
+
+    assert texts(on) == expected([event(tick) for tick in range(3)])
+
+
+AHEAD_NS = START_NS + 400 * SECOND_NS
+UNFIT: list[tuple[str, GpuEvent | bytes, str]] = [
+    ("undecodable", b"no event", "not JSON"),
+    ("invalid", event(node="node-broken"), "allocation: position 9"),
+    ("too_large", event(node="node-large"), "node-large"),
+    ("future", event(node="node-ahead", time_ns=AHEAD_NS), "100 s further in the future"),
+]
+
+
+@pytest.mark.parametrize(("reason", "unfit", "detail"), UNFIT, ids=[row[0] for row in UNFIT])
+async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
+    reason: str, unfit: GpuEvent | bytes, detail: str
+) -> None:
+    on = bus()
+    node = NODE if isinstance(unfit, bytes) else unfit.node
+    await publish(on, unfit, node=node)
+    at = place_of(node)
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, at) == 1)
+        await publish(on, event(1, node="node-1"))
+        await eventually(lambda: written(on))
+
+    (letter,) = await dead_letters(on)
+    assert (letter.reason, letter.offset, letter.consumer) == (reason, 0, GROUP)
+    assert detail in letter.detail
+    assert texts(on) == expected([event(1, node="node-1")])
+
+
+class Shaken(MemoryBus):
+    """A bus whose commits fail by a plan: before anything is done, or after all of it was."""
+
+    plan: list[str]
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield ShakenTransactions(inner, self.plan)
+
+
+class ShakenTransactions:
+    def __init__(self, inner: Transactions, plan: list[str]) -> None:
+        self._inner, self._plan, self._is_over = inner, plan, False
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        assert not self._is_over, "a writer that failed is not to be used again"
+        step = self._plan.pop(0) if self._plan else "well"
+        self._is_over = step != "well"
+        if step != "before":
+            await self._inner.commit(messages, offsets=offsets, group=group)
+        if self._is_over:
+            raise BusUnavailableError(f"failed {step} the commit")
+
+
+def shaken(*plan: str) -> Shaken:
+    made = Shaken()
+    made.plan = list(plan)
+    made._partitions, made._logs = bus()._partitions, bus()._logs
+    return made
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [("before",), ("after",), ("before", "before", "after"), ("well", "after", "before", "well")],
+    ids=" ".join,
+)
+async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
+    plan: tuple[str, ...],
+) -> None:
+    on, clock, readiness = shaken(*plan), HandClock(), Readiness()
+    events = ticks(4)
+    await publish(on, *events, b"no event")
+    async with running(republishing(on, clock=clock, readiness=readiness)):
+        await eventually(lambda: len(texts(on)) >= 2 * len(events) and not on.plan)
+        await eventually(readiness.is_ready)
+
+    assert sorted(texts(on)) == sorted(expected(events))
+    assert [letter.value_base64 for letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
+    assert sum(clock.slept) > 0
+
+
+async def test_who_was_shut_out_waits_and_then_goes_on_from_what_is_committed() -> None:
+    on, clock = bus(), HandClock()
+    await publish(on, event(0))
+    async with running(republishing(on, clock=clock)):
+        await eventually(lambda: committed(on, GROUP, AT) == 1)
+        async with on.transactions(f"{GROUP}-{AT.partition}") as other:
+            # Another owner does the next event of the partition, before it is ours again.
+            await other.commit(
+                {TO: [Message(None, b"the other's", 0)]}, offsets={AT: 2}, group=GROUP
+            )
+        await publish(on, event(1), event(2))
+        await eventually(lambda: committed(on, GROUP, AT) == 3)
+
+    assert texts(on) == [*expected([event(0)]), "the other's", *expected([event(2)])]
+    assert max(clock.slept) >= 3
+
+
+async def test_two_sinks_share_the_partitions_and_write_each_event_once() -> None:
+    on = bus()
+    events = [*ticks(3), *ticks(6, first=3)]
+    await publish(on, *events[:12])
+    async with running(republishing(on)):
+        await eventually(lambda: texts(on))
+        async with running(republishing(on)):
+            await publish(on, *events[12:40])
+            await eventually(lambda: len(texts(on)) >= 80)
+        await publish(on, *events[40:])
+        await eventually(lambda: len(texts(on)) >= 2 * len(events))
+
+    assert sorted(texts(on)) == sorted(expected(events))
+
+
+@pytest.mark.parametrize(
+    ("topic", "remedy"),
+    [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("otlp_metrics", "kafka-topics.sh --create")],
+)
+async def test_a_topic_that_is_missing_ends_the_sink_with_what_to_do(
+    topic: str, remedy: str
+) -> None:
+    with pytest.raises(TopicsError, match=remedy):
+        await republishing(MemoryBus([EVENTS, DEAD_LETTERS]), topic=topic)
+
+
+async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> None:
+    narrow = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)
+    on, events = MemoryBus([EVENTS, DEAD_LETTERS, narrow]), ticks(3)
+    async with on.producer() as producer:
+        for one in events:
+            at = partition_of_node(one.node, partitions=EVENTS.partitions)
+            await producer.publish(EVENTS.name, at, [Message(None, encode(one), 0)])
+    async with running(republishing(on, topic=narrow.name)):
+        await eventually(lambda: len(written(on, narrow.name)) == 2 * len(events))
+
+    for node in NODES:
+        of_node = [one for one in written(on, narrow.name) if one.key == node.encode()]
+        assert [(one.value or b"").decode() for one in of_node] == expected(
+            [one for one in events if one.node == node]
+        )
+        (place,) = {one.partition for one in of_node}
+        assert place == partition_of_node(node, partitions=EVENTS.partitions) % 3
+
+
+async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:
+    on, clock = bus(), HandClock()
+    await publish(on, *(event(tick) for tick in range(14)))
+    async with running(republishing(on, clock=clock, commit_interval_seconds=0.25)):
+        await eventually(lambda: committed(on, GROUP, AT) == 14)
+        assert clock.slept == []
+        await publish(on, event(14))
+        await eventually(lambda: clock.slept)
+
+    assert clock.slept == [0.25]
