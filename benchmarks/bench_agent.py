@@ -23,6 +23,7 @@ import yaml
 from benchmarks.figure import Figure
 from benchmarks.nvml_stub.build import build_stub
 from benchmarks.parts import run_kafka
+from benchmarks.processes import cpu_seconds
 from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
@@ -37,7 +38,6 @@ _WARM_UP_SECONDS: Final = 20.0
 _SCRAPE_SECONDS: Final = 15.0
 _MOST_RATIO: Final = 0.01
 _MOST_BYTES: Final = 64 * 1024 * 1024
-_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _KIB: Final = 1024
 _LOCK: Final = Path(__file__).parents[1] / "requirements" / "agent.lock"
 # Some libraries import others where they are installed; in the agent's image they are not.
@@ -154,10 +154,10 @@ def _plain(name: str) -> str:
 
 def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:
     _scrape_for(agent, _WARM_UP_SECONDS)
-    cpu, began = _cpu_seconds(agent.pid), time.monotonic()
+    cpu, began = cpu_seconds(agent.pid), time.monotonic()
     early_bytes = _status_bytes(agent.pid, "VmRSS")
     _scrape_for(agent, seconds)
-    ratio = (_cpu_seconds(agent.pid) - cpu) / (time.monotonic() - began)
+    ratio = (cpu_seconds(agent.pid) - cpu) / (time.monotonic() - began)
     rss = _status_bytes(agent.pid, "VmRSS")
     yield Figure(name="agent_cpu_ratio", value=ratio, unit="cores", reference=_MOST_RATIO)
     yield Figure(name="agent_rss_bytes", value=rss, unit="bytes", reference=_MOST_BYTES)
@@ -172,11 +172,6 @@ def _scrape_for(agent: Deployable, seconds: float) -> None:
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _SCRAPE_SECONDS))
         agent.metrics()
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _PER_SECOND
 
 
 def _status(pid: int, name: str) -> int:

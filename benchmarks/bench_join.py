@@ -1,24 +1,27 @@
-"""The join over a real Kafka: ticks per second and core, and what each step costs.
+"""The join over a real Kafka: ticks per second and core, against Quix Streams doing the same join.
 
-8 GPUs and 20 processes a tick, one tick a batch on the wire, as thousands of agents write them.
+8 GPUs and 20 processes a tick, one tick a batch on the wire, as thousands of agents write them;
+100,000 pods cached. Also against the floors without Kafka, and what each step costs.
 """
 
 import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from aiokafka import AIOKafkaProducer
 from prometheus_client import REGISTRY
+from typing_extensions import override
 
 from benchmarks.figure import Figure
+from benchmarks.join_load import cache_pods, publish_one_by_one, publish_pods
 from benchmarks.parts import run_kafka
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.quix import find_quix, measure_quix
+from benchmarks.ticks import Fleet
 from enricher.join.accounting.books import book_tick
 from enricher.join.event import make_event
 from enricher.join.naming.describe import DescriptionCache
-from enricher.join.naming.pods import PodCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
 from gpuledger.bus.administration import create_topics
@@ -26,18 +29,19 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription, TransactionalBus
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
-from gpuledger.records.readings import PARTS
-from gpuledger.service import Readiness
+from gpuledger.service import Check, Readiness
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import EVENTS, PODS, SAMPLES, partition_of_node
+from gpuledger.topics import EVENTS, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
 NAME = "join"
+_CACHED_NODES: Final = 10_000
 _NODES: Final = 400
 _TICKS: Final = 20_000
 _PARTITIONS: Final = SAMPLES.partitions
 _PER_BATCH: Final = 40
-_DEADLINE_SECONDS: Final = 120.0
+_DEADLINE_SECONDS: Final = 180.0
+_RATE: Final = "ticks/s/core"
 _MICROSECONDS: Final = "microseconds/tick"
 _GUARANTEES: Final[Mapping[Guarantee, str]] = {
     "at_least_once": "join_ticks_per_core_second",
@@ -49,31 +53,37 @@ B = TypeVar("B")
 
 
 def run() -> Iterator[Figure]:
-    """Measure the join, its floor without Kafka, and its steps one by one."""
-    fleet = Fleet(nodes=_NODES)
+    """Measure the join, another engine, the floors without Kafka, and the steps one by one."""
+    find_quix()
+    fleet = Fleet(nodes=_CACHED_NODES)
     ticks = [encode(fleet.tick(number % _NODES, number)) for number in range(_TICKS)]
-    gc.freeze()
     steps = _measure_steps(fleet, ticks)
-    floor = 1e6 / (steps["decode"] + steps["join"] + steps["encode"])
+    floors = {
+        "codec_floor": 1e6 / (steps["decode"] + steps["encode"]),
+        "floor": 1e6 / (steps["decode"] + steps["join"] + steps["encode"]),
+    }
     for guarantee, name in _GUARANTEES.items():
         with run_kafka() as kafka:  # a broker each: what one join marked, the other would leave out
             settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
             joined = asyncio.run(_over_kafka(settings, fleet, ticks, guarantee))
             if guarantee == "at_least_once":
                 steps["poll"], steps["send"] = asyncio.run(_measure_bus(settings))
-        yield Figure(name=name, value=joined, unit="ticks/s/core", reference=floor)
-    for name in ("poll", "decode", "join", "encode", "send"):
-        yield Figure(name=f"join.{name}", value=steps[name], unit=_MICROSECONDS)
+            quix = measure_quix(settings, guarantee, nodes=_CACHED_NODES, ticks=_TICKS)
+        yield Figure(name=name, value=joined, unit=_RATE, reference=quix)
+        for floor, rate in floors.items():
+            yield Figure(
+                name=f"join.{guarantee}_of_{floor}", value=joined, unit=_RATE, reference=rate
+            )
+    for step in ("poll", "decode", "join", "encode", "send"):
+        yield Figure(name=f"join.{step}", value=steps[step], unit=_MICROSECONDS)
 
 
 def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:
     """Give the microseconds a tick of decoding, joining and encoding, without any broker."""
-    pods = PodCache()
-    for node in range(_NODES):
-        for pod in fleet.pods(node):
-            pods.put(pod, partition=0)
-    descriptions = DescriptionCache(pods)
-    decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=PARTS)).decode
+    descriptions = DescriptionCache(cache_pods(fleet))
+    gc.collect()
+    gc.freeze()  # as the service does once it has the pods
+    decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
     spent = {"decode": 0.0, "join": 0.0, "encode": 0.0}
     for tick in ticks:  # one after the other, as the join works: nothing is held for long
         sample = _timed(spent, "decode", decode, tick)
@@ -100,14 +110,10 @@ async def _over_kafka(
 ) -> float:
     """Give ticks a second and core of the join."""
     await create_topics(settings)
-    bus = KafkaBus(settings)
-    async with bus.producer() as producer:
-        for node in range(_NODES):
-            messages = [Message(pod.uid.encode(), encode(pod), 0) for pod in fleet.pods(node)]
-            await producer.publish(PODS.name, _place(node), messages)
-    await _publish_one_by_one(settings, ticks)
+    await publish_pods(settings, fleet)
+    await publish_one_by_one(settings, ticks, nodes=_NODES)
     tuning = JoinTuning(processing_guarantee=guarantee)
-    return _TICKS / await _cpu_seconds(lambda: _join_all(bus, JoinSettings(join=tuning)))
+    return _TICKS / await _join_all(KafkaBus(settings), JoinSettings(join=tuning))
 
 
 async def _measure_bus(settings: KafkaSettings) -> tuple[float, float]:
@@ -127,31 +133,31 @@ async def _cpu_seconds(work: Callable[[], Awaitable[object]]) -> float:
     return time.process_time() - begun
 
 
-async def _publish_one_by_one(settings: KafkaSettings, ticks: Sequence[bytes]) -> None:
-    """Write each tick as a batch of its own, which the bus's producer would gather."""
-    producer = AIOKafkaProducer(
-        bootstrap_servers=settings.bootstrap_servers, acks="all", compression_type="zstd"
-    )
-    await producer.start()
-    try:
-        waiting = []
-        for number, tick in enumerate(ticks):
-            batch = producer.create_batch()
-            batch.append(key=node_name(number % _NODES).encode(), value=tick, timestamp=number)
-            place = _place(number % _NODES)
-            waiting.append(await producer.send_batch(batch, SAMPLES.name, partition=place))
-        await asyncio.gather(*waiting)
-    finally:
-        await producer.stop()
+@dataclass
+class _PodsRead(Check):
+    """The check of a join that says when it has read its pods: from then on it takes ticks."""
+
+    at_cpu_seconds: float = 0.0
+
+    @override
+    def ok(self, detail: str = "") -> None:
+        super().ok(detail)
+        self.at_cpu_seconds = time.process_time()
 
 
-async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> None:
-    """Join until all events are acknowledged, and committed where that goes along."""
-    wanted = _events_published() + _TICKS
-    join = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=Readiness()))
+async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> float:
+    """Join until all events are acknowledged, and committed where that goes along.
+
+    Gives the CPU seconds from when the pods are read.
+    """
+    wanted, pods = _events_published() + _TICKS, _PodsRead()
+    readiness = Readiness({"pods": pods})
+    join = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))
     try:
-        while _events_published() < wanted and not join.done():  # noqa: ASYNC110 - a counter tells nobody
-            await asyncio.sleep(0.3)
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while _events_published() < wanted and not join.done():  # noqa: ASYNC110 - a counter tells nobody
+                await asyncio.sleep(0.3)
+        return time.process_time() - pods.at_cpu_seconds
     finally:
         join.cancel()
         await asyncio.gather(join, return_exceptions=True)
@@ -190,7 +196,3 @@ async def _send(bus: Bus, events: Mapping[int, Sequence[Message]]) -> None:
             for start in range(0, len(messages), _PER_BATCH):
                 batch = messages[start : start + _PER_BATCH]
                 await producer.publish(EVENTS.name, partition, batch)
-
-
-def _place(node: int) -> int:
-    return partition_of_node(node_name(node), partitions=_PARTITIONS)

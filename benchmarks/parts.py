@@ -1,14 +1,20 @@
 """Real parts that benchmarks talk to. Nothing is measured here."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpuledger.errors import UnavailableError
+from gpuledger.topics import SAMPLES
+from tests.real.end_to_end.deployables import Deployable
 from tests.real.parts.kafka import Kafka
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
+
+_SHARES_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 
 
 @contextmanager
@@ -25,3 +31,37 @@ def run_kafka() -> Iterator[Kafka]:
             yield part
         finally:
             part.discard()
+
+
+@contextmanager
+def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[Deployable]]:
+    """Start workers of the join as processes, as they are by default; each has its share."""
+    servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    workers = [
+        Deployable(
+            name=f"join-{number}",
+            command=["gpuledger-join"],
+            folder=folder / f"join-{number}",
+            environment=servers,
+        )
+        for number in range(count)
+    ]
+    with ExitStack() as stack:
+        for worker in workers:
+            stack.callback(worker.stop)
+            worker.start()
+        _wait_for_shares(workers)
+        yield workers
+
+
+def _wait_for_shares(workers: Sequence[Deployable]) -> None:
+    deadline = time.monotonic() + _SHARES_SECONDS
+    share = SAMPLES.partitions // len(workers)
+    for worker in workers:
+        worker.wait_until_ready()
+    while any(worker.metric("gpuledger_join_partitions") != share for worker in workers):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"the workers' shares are not even: {workers[0].log_tail()}")
+        time.sleep(_LOOK_SECONDS)
+    for worker in workers:  # those that had more before have read their share anew
+        worker.wait_until_ready()

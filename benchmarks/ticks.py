@@ -1,20 +1,19 @@
 """Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
 
+Ratios have all the digits of a mean, as an agent's have. Nothing says who was given which GPU.
+
 Data for benchmarks only; nothing is measured here.
 """
 
 import random
 import uuid
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass
 
+from gpuledger.codec import encode
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
-    GpuProfiling,
     GpuReading,
-    GpuThrottling,
-    GpuTraffic,
     NodeSample,
     PodContainer,
     PodRecord,
@@ -29,10 +28,24 @@ _USED_BYTES = 3 * _MOST_PROCESS_BYTES
 _START_NS = 1_790_000_000_000_000_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class TickTemplate:
+    """A node's tick but for its number and time: many that differ in nothing else cost little."""
+
+    node: str
+    head: bytes
+    tail: bytes
+
+    def at(self, *, seq: int, time_ns: int) -> bytes:
+        """Give the tick with this number and time, encoded."""
+        return b'%b"seq":%d,"time_ns":%d%b' % (self.head, seq, time_ns, self.tail)
+
+
 class Fleet:
     """Nodes that tick; the same seed gives the same ticks."""
 
     def __init__(self, *, nodes: int, seed: int = 1) -> None:
+        self.nodes = nodes
         self._random = random.Random(seed)  # noqa: S311 - data for a benchmark
         self._gpus = [[self._uuid("GPU-") for _ in range(GPUS)] for _ in range(nodes)]
         self._boots = [self._uuid() for _ in range(nodes)]
@@ -52,6 +65,16 @@ class Fleet:
             allocations=[],
         )
 
+    def template(self, node: int) -> TickTemplate:
+        """Give what all ticks of a node have in common."""
+        tick = self.tick(node, 0)
+        head, found, tail = encode(tick).partition(
+            b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns)
+        )
+        if not found:
+            raise ValueError("a tick's number and time stand side by side no more")
+        return TickTemplate(node=tick.node, head=head, tail=tail)
+
     def pods(self, node: int) -> list[PodRecord]:
         """Give the pods of a node."""
         return [
@@ -64,8 +87,9 @@ class Fleet:
             uuid=uuid_,
             index=index,
             model="NVIDIA H100 80GB HBM3",
-            utilization_ratio=round(chance.random(), 4),
-            memory_utilization_ratio=round(chance.random(), 2),
+            mig_enabled=False,
+            utilization_ratio=chance.random(),
+            memory_utilization_ratio=chance.random(),
             memory_total_bytes=_BYTES,
             memory_used_bytes=_USED_BYTES + chance.randrange(2**30),
             memory_reserved_bytes=600 * 2**20,
@@ -75,23 +99,10 @@ class Fleet:
             temperature_celsius=chance.randrange(30, 90),
             sm_clock_hertz=1_980_000_000,
             memory_clock_hertz=2_619_000_000,
-            performance_state=0,
-            power_instant_watts=round(chance.uniform(100, 700), 3),
-            memory_temperature_celsius=chance.randrange(30, 90),
-            profiling=self._profiling(),
-            traffic=GpuTraffic(
-                **{total.name: chance.randrange(2**50) for total in fields(GpuTraffic)}
-            ),
-            throttling=GpuThrottling(reasons=4, power_seconds_total=chance.uniform(0, 1e5)),
+            sm_active_ratio=chance.random(),
+            tensor_active_ratio=chance.random(),
+            dram_active_ratio=chance.random(),
         )
-
-    def _profiling(self) -> GpuProfiling:
-        chance = self._random
-        ratios = [one.name for one in fields(GpuProfiling) if one.name.endswith("_ratio")]
-        rates = [one.name for one in fields(GpuProfiling) if one.name.endswith("_per_second")]
-        values: dict[str, Any] = {name: round(chance.random(), 6) for name in ratios}
-        values |= {name: float(chance.randrange(10**11)) for name in rates}
-        return GpuProfiling(**values)
 
     def _process(self, place: int) -> GpuProcess:
         chance = self._random
@@ -102,8 +113,7 @@ class Fleet:
             container=place % CONTAINERS,
             kind=ProcessKind.COMPUTE,
             memory_used_bytes=chance.randrange(_MOST_PROCESS_BYTES),
-            sm_utilization_ratio=round(chance.random(), 4),
-            memory_utilization_ratio=round(chance.random(), 4),
+            sm_utilization_ratio=chance.random(),
         )
 
     def _container(self) -> ContainerRef:

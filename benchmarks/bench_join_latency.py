@@ -1,0 +1,148 @@
+"""From a tick's time to its event readable: p99 over several workers, against a second.
+
+Workers of the join as processes, exactly once; agents, broker and reader share the machine. The
+rate rises until the events do not keep up; what is steady before that is held against 10,000.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import quantiles
+from typing import Final
+
+from benchmarks.agents import Agents, Offer, start_agents
+from benchmarks.events_reader import EventsReader, open_events_reader
+from benchmarks.figure import Figure
+from benchmarks.join_load import publish_pods
+from benchmarks.parts import run_kafka, run_workers
+from benchmarks.processes import cpu_seconds
+from benchmarks.ticks import Fleet
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+
+NAME = "join_latency"
+_WORKERS: Final = 4
+_NODES: Final = 10_000
+_RATES: Final = range(1_000, _NODES + 1, 1_000)
+_WARM_UP_SECONDS: Final = 5
+_SECONDS: Final = 20
+_LATEST_SECONDS: Final = 15.0
+"""How long after the last tick is waited for events."""
+_MOST_P99_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What came of an offer."""
+
+    rate: int
+    ages_seconds: Sequence[float]
+    """Of the events of ticks after the warm-up."""
+    missing: int
+    """Ticks without an event in time."""
+    cores: Mapping[str, float]
+    """CPU seconds per second, by who spent them."""
+
+    def percentile(self, number: int) -> float:
+        return quantiles(self.ages_seconds, n=100)[number - 1]
+
+    @property
+    def is_steady(self) -> bool:
+        return not self.missing and self.percentile(99) <= _MOST_P99_SECONDS
+
+
+def run() -> Iterator[Figure]:
+    """Measure rate after rate."""
+    fleet = Fleet(nodes=_NODES)
+    steady: _Measured | None = None
+    with tempfile.TemporaryDirectory(prefix="gpuledger-latency-") as name, run_kafka() as kafka:
+        settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        asyncio.run(create_topics(settings))
+        asyncio.run(publish_pods(settings, fleet))
+        with (
+            start_agents(kafka.bootstrap_servers, nodes=_NODES) as agents,
+            run_workers(kafka, count=_WORKERS, folder=Path(name)) as workers,
+        ):
+            pids = {
+                "workers": [worker.pid for worker in workers],
+                "broker": [kafka.process.pid],
+                "agents": [agents.pid],
+                "reader": [os.getpid()],
+            }
+            for rate in _RATES:
+                measured = asyncio.run(_measure(settings, agents, pids, rate))
+                yield from _figures(measured)
+                if not measured.is_steady:
+                    break
+                agents.wait()
+                steady = measured
+    if steady:
+        yield from _steady_figures(steady)
+
+
+def _figures(measured: _Measured) -> Iterator[Figure]:
+    name = f"join_latency.{measured.rate}"
+    yield Figure(name=f"{name}.p50", value=measured.percentile(50), unit="seconds")
+    yield Figure(
+        name=f"{name}.p99",
+        value=measured.percentile(99),
+        unit="seconds",
+        reference=_MOST_P99_SECONDS,
+    )
+    if measured.missing:
+        yield Figure(name=f"{name}.missing", value=measured.missing, unit="events")
+
+
+def _steady_figures(steady: _Measured) -> Iterator[Figure]:
+    yield Figure(
+        name="join_latency_p99_seconds",
+        value=steady.percentile(99),
+        unit="seconds",
+        reference=_MOST_P99_SECONDS,
+    )
+    yield Figure(
+        name="join_latency.steady_rate", value=steady.rate, unit="ticks/s", reference=_NODES
+    )
+    for who, cores in steady.cores.items():
+        yield Figure(name=f"join_latency.cores.{who}", value=cores, unit="cores")
+
+
+async def _measure(
+    settings: KafkaSettings, agents: Agents, pids: Mapping[str, Sequence[int]], rate: int
+) -> _Measured:
+    """Have the agents offer ticks, and read until each has its event or the time is over."""
+    async with open_events_reader(settings.bootstrap_servers) as reader:
+        offer = Offer(rate, _WARM_UP_SECONDS + _SECONDS)
+        started_ns = await asyncio.to_thread(agents.offer, offer)
+        begin = started_ns // 1_000_000 / 1e3 + _WARM_UP_SECONDS  # as precise as timestamps
+        async with asyncio.TaskGroup() as group:
+            cores = group.create_task(_cores(pids, begin=begin))
+            ages = await _read(reader, begin=begin, count=rate * _SECONDS)
+    missing = rate * _SECONDS - len(ages)
+    return _Measured(rate=rate, ages_seconds=ages, missing=missing, cores=cores.result())
+
+
+async def _read(reader: EventsReader, *, begin: float, count: int) -> list[float]:
+    """Give the ages of the events of ticks since `begin`, at most so many."""
+    ages: list[float] = []
+    while len(ages) < count and time.time() < begin + _SECONDS + _LATEST_SECONDS:
+        events = await reader.read()
+        ages += [age_seconds for tick, age_seconds in events if tick >= begin]
+    return ages
+
+
+async def _cores(pids: Mapping[str, Sequence[int]], *, begin: float) -> dict[str, float]:
+    """Give the CPU seconds per second from `begin` to the last tick."""
+    await asyncio.sleep(begin - time.time())
+    before, began = _spent(pids), time.monotonic()
+    await asyncio.sleep(_SECONDS)
+    after, seconds = _spent(pids), time.monotonic() - began
+    return {who: (after[who] - before[who]) / seconds for who in pids}
+
+
+def _spent(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    return {who: sum(map(cpu_seconds, them)) for who, them in pids.items()}

@@ -1,0 +1,52 @@
+"""Reads events as any consumer of what is committed does, and notes how old each one is.
+
+The age is by this machine's clock, from the tick's time, which is the event's timestamp, to when
+the event is in the reader's hands.
+"""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+
+from gpuledger.topics import EVENTS
+
+_POLL_MS: Final = 200
+_MOST_RECORDS: Final = 500
+
+
+class EventsReader:
+    """A consumer of all events that are committed from now on."""
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+
+    async def read(self) -> list[tuple[float, float]]:
+        """Give what is there: for each event the time of its tick, and its age, in seconds."""
+        polled: Mapping[TopicPartition, Sequence[ConsumerRecord]] = await self._consumer.getmany(
+            timeout_ms=_POLL_MS, max_records=_MOST_RECORDS
+        )
+        now = time.time()
+        return [
+            (record.timestamp / 1e3, now - record.timestamp / 1e3)
+            for records in polled.values()
+            for record in records
+        ]
+
+
+@asynccontextmanager
+async def open_events_reader(servers: str) -> AsyncIterator[EventsReader]:
+    """Give a reader that is in no group."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False
+    )
+    await consumer.start()
+    try:
+        places = [TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
+        consumer.assign(places)
+        await consumer.seek_to_end(*places)
+        yield EventsReader(consumer)
+    finally:
+        await consumer.stop()

@@ -1,0 +1,65 @@
+"""What benchmarks of the join put on its topics, and into its cache. Nothing is measured here."""
+
+import asyncio
+from collections.abc import Sequence
+
+from aiokafka import AIOKafkaProducer
+
+from benchmarks.ticks import Fleet, node_name
+from enricher.join.naming.pods import PodCache
+from enricher.join.naming.slim import Slimmer
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import Decoder, encode
+from gpuledger.records import PodRecord
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import PODS, SAMPLES, partition_of_node
+from gpuledger.twins import twin_of
+
+
+def partition_of(node: int) -> int:
+    """Give where a node's records lie."""
+    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+
+
+def cache_pods(fleet: Fleet) -> PodCache:
+    """Give all pods of the nodes as a worker has them that read their topic."""
+    decode = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+    pods, slimmer = PodCache(), Slimmer()
+    for node in range(fleet.nodes):
+        for pod in fleet.pods(node):
+            pods.put(slimmer.slim(decode(encode(pod))), partition=partition_of(node))
+    return pods
+
+
+async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
+    """Write all pods of the nodes."""
+    messages: dict[int, list[Message]] = {}
+    for node in range(fleet.nodes):
+        for pod in fleet.pods(node):
+            message = Message(pod.uid.encode(), encode(pod), 0)
+            messages.setdefault(partition_of(node), []).append(message)
+    async with KafkaBus(settings).producer() as producer:
+        for partition, all_of_it in messages.items():
+            await producer.publish(PODS.name, partition, all_of_it)
+
+
+async def publish_one_by_one(
+    settings: KafkaSettings, ticks: Sequence[bytes], *, nodes: int
+) -> None:
+    """Write each tick as a batch of its own, which the bus's producer would gather."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=settings.bootstrap_servers, acks="all", compression_type="zstd"
+    )
+    await producer.start()
+    try:
+        waiting = []
+        for number, tick in enumerate(ticks):
+            batch = producer.create_batch()
+            node = number % nodes
+            batch.append(key=node_name(node).encode(), value=tick, timestamp=number)
+            place = partition_of(node)
+            waiting.append(await producer.send_batch(batch, SAMPLES.name, partition=place))
+        await asyncio.gather(*waiting)
+    finally:
+        await producer.stop()

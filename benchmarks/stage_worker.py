@@ -1,0 +1,132 @@
+"""A worker's state and work without its bus, in a process of its own, as its service has them.
+
+The pods are taken in from bytes and then frozen for the collector, as after a take-over; ticks come
+in polls and marks go out with commits as large as the settings' defaults. Only the stage's CPU time
+counts: the ticks' making does not.
+"""
+
+import gc
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Final
+
+from benchmarks.ticks import Fleet, node_name
+from enricher.join.settings import JoinTuning
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import encode
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.topics import PODS, SAMPLES, partition_of_node
+
+_SECOND_NS: Final = 1_000_000_000
+_TUNING: Final = JoinTuning()
+_TICKS: Final = _TUNING.records_per_commit
+
+
+class StageWorker:
+    """The worker, as seen from outside its process."""
+
+    def __init__(self, *, nodes: int, connection: Connection) -> None:
+        self.nodes = nodes
+        self._connection = connection
+
+    def measure(self) -> float:
+        """Let it work through the ticks of one commit; give the microseconds that one took."""
+        self._connection.send(_TICKS)
+        microseconds: float = self._connection.recv()
+        return microseconds
+
+
+@contextmanager
+def start_stage_worker(*, nodes: int) -> Iterator[StageWorker]:
+    """Give a worker that has its pods and has seen each node twice."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(nodes, theirs), daemon=True)
+    process.start()
+    try:
+        ours.recv()
+        yield StageWorker(nodes=nodes, connection=ours)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(nodes: int, connection: Connection) -> None:
+    work = _Work(nodes)
+    work.do(2 * nodes)
+    connection.send(None)
+    while True:
+        count = connection.recv()
+        connection.send(work.do(count) * 1e6 / count)
+
+
+class _Nobody:
+    """The producer of a worker that puts nothing aside."""
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        raise AssertionError(f"{messages} for {topic}-{partition}")
+
+
+class _Work:
+    def __init__(self, nodes: int) -> None:
+        fleet = Fleet(nodes=nodes)
+        self._now_ns = fleet.tick(0, 0).time_ns
+        self._office = DeadLetterOffice(consumer="bench", producer=_Nobody(), partitions=1)
+        self._stage = JoinStage(office=self._office, time_ns=lambda: self._now_ns)
+        self._places = [
+            partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+            for node in range(nodes)
+        ]
+        for node in range(nodes):
+            self._stage.take_pods([self._pod(node, encode(pod)) for pod in fleet.pods(node)])
+        self._templates = [fleet.template(node) for node in range(nodes)]
+        self._ticks = 0
+        del fleet
+        gc.collect()
+        gc.freeze()  # as the service does once it has the pods
+
+    def do(self, count: int) -> float:
+        """Work through the next ticks of all nodes in turn; give the CPU seconds it took."""
+        spent_ns = events = 0
+        for start in range(0, count, _TUNING.records_per_poll):
+            polled = self._poll(min(_TUNING.records_per_poll, count - start))
+            begun_ns = time.thread_time_ns()
+            for records in polled.values():
+                events += len(self._stage.take_samples(records))
+            spent_ns += time.thread_time_ns() - begun_ns
+        begun_ns = time.thread_time_ns()
+        for partition in set(self._places):
+            self._stage.drain_marks(partition)
+        if events != count or self._office.buried:
+            raise AssertionError(f"{count} ticks made {events} events")
+        return (spent_ns + time.thread_time_ns() - begun_ns) / 1e9
+
+    def _poll(self, count: int) -> dict[int, list[Record]]:
+        polled: dict[int, list[Record]] = {}
+        for _ in range(count):
+            record = self._next_tick()
+            polled.setdefault(record.partition, []).append(record)
+        return polled
+
+    def _next_tick(self) -> Record:
+        """Give the next tick; all nodes tick once in a second, one after the other."""
+        second, node = divmod(self._ticks, len(self._templates))
+        self._ticks += 1
+        template = self._templates[node]
+        time_ns = self._now_ns = self._now_ns + _SECOND_NS // len(self._templates)
+        value = template.at(seq=second * 1_000, time_ns=time_ns)
+        return Record(
+            SAMPLES.name,
+            self._places[node],
+            self._ticks,
+            time_ns // 1_000_000,
+            template.node.encode(),
+            value,
+        )
+
+    def _pod(self, node: int, value: bytes) -> Record:
+        return Record(PODS.name, self._places[node], 0, 0, None, value)
