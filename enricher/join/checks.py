@@ -21,8 +21,6 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
         return book_tick(sample)
     except IndexError as error:
         raise InvalidTickError(_explain_position(sample)) from error
-    except ValueError as error:  # of a part that only booking looks at
-        raise InvalidTickError(str(error)) from error
 
 
 def _explain_position(sample: NodeSample) -> str:

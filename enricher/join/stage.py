@@ -37,11 +37,10 @@ from gpuledger.records import (
     PodRecord,
     ProcessRecord,
 )
-from gpuledger.records.readings import PARTS
 from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
-_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=PARTS))
+_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
 _PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
 _MARKS: Final = Decoder(topic=MARKS.name, record=twin_of(NodeMark))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)

@@ -17,7 +17,6 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.records.readings import PARTS
 from gpuledger.service import Backoff, Check, Readiness
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
@@ -54,7 +53,7 @@ async def run_alerts(
         group=GROUP,
         member=member,
         decoders={
-            EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent, unread=PARTS)),
+            EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),
             ATTRIBUTED_INCIDENTS.name: Decoder(
                 topic=ATTRIBUTED_INCIDENTS.name, record=twin_of(AttributedIncident)
             ),

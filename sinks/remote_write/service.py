@@ -14,7 +14,6 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
-from gpuledger.records.readings import PARTS
 from gpuledger.service import Check, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
@@ -49,7 +48,7 @@ async def run_remote_write(
     how = Consuming(
         group=GROUP,
         member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent, unread=PARTS))},
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,
     )
     check = readiness.check("remote_write.bus")

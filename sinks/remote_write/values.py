@@ -5,6 +5,7 @@ Here lives that transformation. Pure; nothing is remembered from one tick to the
 
 from typing import NamedTuple
 
+from gpuledger.activity import Activity, split_activity
 from gpuledger.records import (
     Account,
     DeviceAllocation,
@@ -43,12 +44,13 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
         values[Group(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(books.reading)
         if interval_seconds <= 0:
             continue
-        for entry in books.entries:
+        activities = split_activity(books, interval_seconds)
+        for entry, active in zip(books.entries, activities, strict=True):
             if entry.account is Account.POD:
                 group = _pod_group(entry, gpu, pods.pod_of(entry))
             else:
                 group = _account_group(entry, gpu, holder_of(entry, event.allocations))
-            found = _of_entry(entry, interval_seconds)
+            found = _of_entry(entry, active, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
     return values
 
@@ -91,14 +93,12 @@ def _of_device(reading: GpuReading) -> Values:
     )
 
 
-def _of_entry(entry: Entry, interval_seconds: float) -> Values:
+def _of_entry(entry: Entry, active: Activity, interval_seconds: float) -> Values:
     quantities = (
         entry.busy_seconds,
         entry.memory_byte_seconds,
         entry.joules,
-        entry.sm_active_seconds,
-        entry.tensor_active_seconds,
-        entry.dram_active_seconds,
+        *active,
     )
     return tuple(None if one is None else one / interval_seconds for one in quantities)
 

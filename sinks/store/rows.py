@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import orjson
 
+from gpuledger.activity import split_activity
 from gpuledger.bus.protocol import Record
 from gpuledger.records import DeviceAllocation, Entry, GpuBooks, GpuEvent, PodDescription
 from sinks.describing import PodIndex, container_name, holder_of
@@ -33,7 +34,8 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
     source = (record.partition, record.offset)
     passage = (bool(event.late), event.uncovered_seconds)
     for books in event.gpus:
-        for entry in books.entries:
+        activities = split_activity(books, event.interval_ns / 1e9)
+        for entry, active in zip(books.entries, activities, strict=True):
             yield (
                 *tick,
                 *_gpu(books),
@@ -45,9 +47,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
                 entry.joules,
                 *source,
                 *_holder(holder_of(entry, event.allocations)),
-                entry.sm_active_seconds,
-                entry.tensor_active_seconds,
-                entry.dram_active_seconds,
+                *active,
                 *passage,
             )
 

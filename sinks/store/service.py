@@ -15,7 +15,6 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import UserError
 from gpuledger.records import GpuEvent
-from gpuledger.records.readings import PARTS
 from gpuledger.service import Check, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
@@ -51,7 +50,7 @@ async def run_store(
     how = Consuming(
         group=GROUP,
         member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent, unread=PARTS))},
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,
     )
     await consume(bus=bus, sink=sink, how=how, check=readiness.check("store.bus"), clock=clock)

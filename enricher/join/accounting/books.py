@@ -7,7 +7,6 @@ are the description's business (`describe`), not the books'.
 from collections.abc import Sequence
 from typing import Final
 
-from enricher.join.accounting.activity import split_active
 from enricher.join.accounting.claims import Claim, gather_claims
 from enricher.join.accounting.energy import Drawn, split_joules
 from enricher.join.accounting.holders import Parts, find_holders
@@ -15,6 +14,7 @@ from enricher.join.accounting.idle import idle_entries
 from enricher.join.accounting.instance_energy import drawn_by_rows
 from enricher.join.accounting.instances import own_readings
 from enricher.join.accounting.shares import split_busy, split_memory
+from gpuledger.activity import counters_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 from gpuledger.twins import twin_of
 
@@ -33,8 +33,7 @@ _LINES_BELOW: Final = 3
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
     """Give the books of each GPU of the tick, in the tick's order.
 
-    Raises `IndexError` where a process points to a GPU or a container that the tick has not, and
-    `ValueError` where the counters of a reading are none.
+    Raises `IndexError` where a process points to a GPU or a container that the tick has not.
     """
     seconds = sample.interval_ns / 1e9
     claims = gather_claims(sample)
@@ -69,7 +68,6 @@ def book_gpu(
     busy, worked, method = _busy_column(reading, claims, seconds)
     memory = _memory_column(reading, claims, seconds)
     joules = split_joules(drawn, busy, worked, seconds)
-    (sm, tensor, dram), weights = split_active(reading.profiling, busy, worked, seconds)
     entries = [
         _Entry(
             account=claim.account,
@@ -78,22 +76,21 @@ def book_gpu(
             busy_seconds=time,
             memory_byte_seconds=size,
             joules=energy,
-            sm_active_seconds=None if sm is None else weight * sm,
-            tensor_active_seconds=None if tensor is None else weight * tensor,
-            dram_active_seconds=None if dram is None else weight * dram,
             method=method,
         )
-        for claim, time, size, energy, weight in zip(
-            [*claims, *_BELOW], busy, memory, joules, weights, strict=False
-        )
+        for claim, time, size, energy in zip([*claims, *_BELOW], busy, memory, joules, strict=False)
     ]
-    is_active = weights[-2] and (sm or tensor or dram)
-    if not (busy[-2] or memory[-2] or joules[-2] or is_active):
+    if not (busy[-2] or memory[-2] or joules[-2] or _is_nobodys(reading, busy)):
         entries.pop()
     if not memory[-3]:
         del entries[len(claims)]
     entries += idle_entries((busy[-1], memory[-1], joules[-1]), holders, method)
     return entries
+
+
+def _is_nobodys(reading: GpuReading, busy: _Column) -> bool:
+    """Tell whether the chip was active and nobody was seen to be busy."""
+    return not any(busy[:-1]) and any(counters_of(reading))
 
 
 def _busy_column(

@@ -6,7 +6,7 @@ Pure, and told from the readings alone: nothing here asks how the entries were m
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from enricher.join.accounting.activity import ratios_of
+from gpuledger.activity import counters_of, split_activity
 from gpuledger.records import Entry, GpuBooks, GpuReading, NodeSample
 
 # Below this, two amounts are the same whatever their ratio.
@@ -17,8 +17,7 @@ _Column = list[float | None]
 def conservation_error(books: Sequence[GpuBooks], sample: NodeSample) -> float:
     """Give the largest relative error over quantities and devices: 0 where entries sum to each.
 
-    Costs as much as the booking: for some ticks of many. Raises `ValueError` where the counters of
-    a reading are none.
+    Costs as much as the booking: for some ticks of many.
     """
     seconds = sample.interval_ns / 1e9
     errors = [0.0]
@@ -38,7 +37,7 @@ def _devices(books: Sequence[GpuBooks]) -> Iterable[list[GpuBooks]]:
 
 def _errors(rows: list[GpuBooks], seconds: float) -> Iterator[float]:
     readings = [one.reading for one in rows]
-    columns = [_columns(row.entries) for row in rows]
+    columns = [_columns(row, seconds) for row in rows]
     memory = sum([_sum(column[1]) for column in columns])
     joules = sum([_sum(column[2]) for column in columns])
     yield _error(_memory_bytes(readings) * seconds, memory)
@@ -49,21 +48,21 @@ def _errors(rows: list[GpuBooks], seconds: float) -> Iterator[float]:
             continue
         if any(each is not None for each in busy):
             yield _error(seconds, _sum(busy))
-        if reading.profiling is not None:
-            counters = ratios_of(reading.profiling)
-            for ratio, column in zip(counters, active, strict=True):
-                yield _error((ratio or 0.0) * seconds, _sum(column))
+        for ratio, column in zip(counters_of(reading), active, strict=True):
+            yield _error((ratio or 0.0) * seconds, _sum(column))
 
 
-def _columns(entries: Sequence[Entry]) -> list[_Column]:
+def _columns(books: GpuBooks, seconds: float) -> list[_Column]:
     """Give the quantities of the entries, one column each."""
+    entries: Sequence[Entry] = books.entries
+    sm, tensor, dram = zip(*split_activity(books, seconds), strict=True)
     return [
         [one.busy_seconds for one in entries],
         [one.memory_byte_seconds for one in entries],
         [one.joules for one in entries],
-        [one.sm_active_seconds for one in entries],
-        [one.tensor_active_seconds for one in entries],
-        [one.dram_active_seconds for one in entries],
+        list(sm),
+        list(tensor),
+        list(dram),
     ]
 
 

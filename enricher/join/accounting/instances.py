@@ -18,10 +18,10 @@ _GpuReading: Final = twin_of(GpuReading)
 def own_readings(
     readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
 ) -> Sequence[GpuReading]:
-    """Give, for each row, a reading of only what is its own: memory, busy time, counters.
+    """Give, for each row, a reading of only what is its own: memory and busy time.
 
     On a GPU without instances that is the reading itself. A GPU with instances keeps the memory
-    that no instance has, and no busy time and no counters: those are the instances'. How its energy
+    that no instance has, and no busy time: that is the instances'. How its energy
     is shared out is `instance_energy`'s business.
     """
     if all(reading.parent_uuid is None for reading in readings):
@@ -99,6 +99,4 @@ def _row(
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_reserved_bytes=reserved,
-        # Those of the whole GPU count what its instances' count again.
-        profiling=reading.profiling if is_busy_known else None,
     )

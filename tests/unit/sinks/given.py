@@ -96,6 +96,7 @@ def event(
     node: str = NODE,
     entries: Sequence[Entry] | None = None,
     pods: Sequence[PodDescription] | None = None,
+    of: GpuReading | None = None,
     **changes: object,
 ) -> GpuEvent:
     booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
@@ -105,7 +106,7 @@ def event(
         "seq": 1000 * (tick + 1),
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
-        "gpus": [GpuBooks(reading=reading(), entries=booked)],
+        "gpus": [GpuBooks(reading=of or reading(), entries=booked)],
         "pods": [pod()] if pods is None else list(pods),
         "allocations": [],
     }

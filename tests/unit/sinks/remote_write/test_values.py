@@ -1,12 +1,10 @@
 """What an event's entries become: idle by its holder, activity, and a node's gaps."""
 
-from typing import Any
-
 import pytest
 
 from gpuledger.records import Account, Entry
 from sinks.remote_write.live import LiveSeries
-from tests.unit.sinks.given import SECOND_NS, allocation, entry, event
+from tests.unit.sinks.given import SECOND_NS, allocation, entry, event, reading
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_live import encode, is_stale, named, stale_names
 
@@ -84,24 +82,24 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     assert stale_names(encode(series, event(1, entries=[idle(1.0)]))) == set()
 
 
-ACTIVE: dict[str, Any] = {
-    "sm_active_seconds": 0.5,
-    "tensor_active_seconds": 0.25,
-    "dram_active_seconds": 0.125,
-}
-
-
 def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
-    booked = [entry(**ACTIVE), entry(Account.HOST, sm_active_seconds=0.25), entry(Account.IDLE)]
-    series = encode(LiveSeries(), event(entries=booked, interval_ns=2 * SECOND_NS))
+    counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
+    booked = [
+        entry(busy_seconds=1.0),
+        entry(Account.HOST, busy_seconds=0.5),
+        entry(Account.IDLE, busy_seconds=0.5),
+    ]
+    series = encode(LiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
 
     active = {one.name: one.value for one in series if "_active_" in one.name}
-    assert active == {
-        "gpuledger_pod_gpu_sm_active_ratio": 0.25,
-        "gpuledger_pod_gpu_tensor_active_ratio": 0.125,
-        "gpuledger_pod_gpu_dram_active_ratio": 0.0625,
-        "gpuledger_account_gpu_sm_active_ratio": 0.125,
-    }
+    assert active == pytest.approx(
+        {
+            "gpuledger_pod_gpu_sm_active_ratio": 0.2,
+            "gpuledger_pod_gpu_tensor_active_ratio": 0.1,
+            "gpuledger_account_gpu_sm_active_ratio": 0.1,
+            "gpuledger_account_gpu_tensor_active_ratio": 0.05,
+        }
+    )
 
 
 def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() -> None:

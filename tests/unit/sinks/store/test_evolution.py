@@ -11,7 +11,16 @@ from gpuledger.errors import UserError
 from gpuledger.records import Account
 from sinks.store.columns import COLUMNS, PARTITION_COLUMN, SCHEMA
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import allocation, bus, entry, event, eventually, publish, running
+from tests.unit.sinks.given import (
+    allocation,
+    bus,
+    entry,
+    event,
+    eventually,
+    publish,
+    reading,
+    running,
+)
 from tests.unit.sinks.store.test_store import STREAM, a_row, is_committed, query, store
 
 # The columns of the first version, which every table has.
@@ -50,7 +59,8 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(tmp_pa
     make_first(tmp_path)
     on = bus()
     held: dict[str, Any] = {
-        "entries": [entry(sm_active_seconds=0.25), entry(Account.IDLE, allocation=0)],
+        "of": reading(sm_active_ratio=0.25),
+        "entries": [entry(), entry(Account.IDLE, allocation=0)],
         "allocations": [allocation()],
     }
     await publish(on, event(0), event(1, **held))

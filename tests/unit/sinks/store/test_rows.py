@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from sinks.store.columns import COLUMNS, table_of
 from sinks.store.rows import rows_of
-from tests.unit.sinks.given import START_NS, allocation, entry, event, pod
+from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading
 
 RECORD = Record(
     topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
@@ -95,20 +95,21 @@ def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(positi
         rows(entries=[entry(Account.IDLE, allocation=position)], allocations=[allocation()])
 
 
-ACTIVE: dict[str, Any] = {
-    "sm_active_seconds": 0.5,
-    "tensor_active_seconds": 0.25,
-    "dram_active_seconds": 0.125,
+ACTIVE = ("sm_active_seconds", "tensor_active_seconds", "dram_active_seconds")
+COUNTED: dict[str, Any] = {
+    "sm_active_ratio": 0.5,
+    "tensor_active_ratio": 0.25,
+    "dram_active_ratio": 0.125,
 }
 
 
-@pytest.mark.parametrize("active", [ACTIVE, dict.fromkeys(ACTIVE)])
-def test_activity_is_as_the_entry_says_and_null_without_the_chips_counters(
-    active: dict[str, Any],
+@pytest.mark.parametrize(("counted", "expected"), [(COUNTED, [0.5, 0.25, 0.125]), ({}, [None] * 3)])
+def test_activity_is_apportioned_and_null_without_the_chips_counters(
+    counted: dict[str, Any], expected: list[float | None]
 ) -> None:
-    (row,) = rows(entries=[entry(**active)])
+    (row,) = rows(of=reading(**counted), entries=[entry()])
 
-    assert {name: row[name] for name in ACTIVE} == active
+    assert [row[name] for name in ACTIVE] == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from enricher.join.accounting.books import book_gpu
 from enricher.join.accounting.claims import Claim
 from enricher.join.accounting.energy import drawn_by, idle_watts
 from enricher.join.accounting.holders import find_holders
-from gpuledger.records import Account, DeviceAllocation, GpuProfiling, GpuReading, Method
+from gpuledger.activity import split_activity
+from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB, sample
 
 PAGE: Final = (Path(__file__).parents[5] / "docs" / "attribution.md").read_text()
@@ -38,7 +39,7 @@ def device() -> GpuReading:
         memory_used_bytes=int(used) * GIB,
         memory_reserved_bytes=int(reserved) * GIB,
         energy_joules=float(joules),
-        profiling=GpuProfiling(sm_active_ratio=float(active)),
+        sm_active_ratio=float(active),
     )
 
 
@@ -86,6 +87,7 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
     """Give what the join books, as a table of entries says it, with the sum."""
     (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
     entries = book_gpu(reading, found, SECONDS, drawn=drawn_by(reading, SECONDS), holders=holders)
+    books = GpuBooks(reading=reading, entries=entries)
     rows = {
         (
             str(entry.container_id or entry.account),
@@ -94,9 +96,11 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
             entry.busy_seconds or 0.0,
             (entry.memory_byte_seconds or 0.0) / GIB,
             entry.joules or 0.0,
-            entry.sm_active_seconds or 0.0,
+            sm_active_seconds or 0.0,
         )
-        for entry in entries
+        for entry, (sm_active_seconds, _, _) in zip(
+            entries, split_activity(books, SECONDS), strict=True
+        )
     }
     assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
     return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}

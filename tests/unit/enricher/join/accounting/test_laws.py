@@ -16,12 +16,10 @@ from gpuledger.records import (
     Entry,
     GpuBooks,
     GpuProcess,
-    GpuProfiling,
     GpuReading,
     NodeSample,
     ProcessKind,
 )
-from gpuledger.records.readings import PARTS
 from gpuledger.topics import SAMPLES
 from gpuledger.twins import twin_of
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
@@ -31,16 +29,11 @@ QUANTITIES = [
     "busy_seconds",
     "memory_byte_seconds",
     "joules",
-    "sm_active_seconds",
-    "tensor_active_seconds",
-    "dram_active_seconds",
 ]
 
 ratios = st.none() | st.sampled_from([0.0, 1.0]) | st.floats(0.0, 1.0)
 sizes = st.none() | st.integers(0, 90 * GIB)
-counters = st.none() | st.builds(
-    GpuProfiling, sm_active_ratio=ratios, tensor_active_ratio=ratios, dram_active_ratio=ratios
-)
+COUNTERS = dict.fromkeys(("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"), ratios)
 
 
 def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
@@ -56,7 +49,8 @@ def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
         memory_reserved_bytes=sizes,
         energy_joules=st.none() | st.floats(0.0, 1e5),
         power_watts=st.none() | st.floats(0.0, 2e3),
-        profiling=counters,
+        mig_enabled=st.just(value=count > 0),
+        **COUNTERS,
     )
     parts = [
         st.builds(
@@ -71,7 +65,7 @@ def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
             memory_used_bytes=sizes,
             memory_reserved_bytes=sizes,
             energy_joules=st.none(),
-            profiling=counters,
+            **COUNTERS,
         )
         for place in range(count)
     ]
@@ -144,15 +138,9 @@ def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> Non
 @settings(max_examples=40, deadline=None)
 @given(ticks())
 def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None:
-    """But for activity, of which idle has none."""
     for row in book_tick(tick):
         for quantity in QUANTITIES:
-            is_of_idle = not quantity.endswith("active_seconds")
-            known = {
-                getattr(entry, quantity) is not None
-                for entry in row.entries
-                if is_of_idle or entry.account is not Account.IDLE
-            }
+            known = {getattr(entry, quantity) is not None for entry in row.entries}
             assert len(known) <= 1, quantity
 
 
@@ -198,7 +186,7 @@ def allocations_of(row: GpuBooks) -> Iterator[int]:
 @settings(max_examples=40, deadline=None)
 @given(ticks())
 def test_a_tick_read_from_its_bytes_has_the_same_books(tick: NodeSample) -> None:
-    decoder = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample, unread=PARTS))
+    decoder = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
     assert encode_books(book_tick(decoder.decode(encode(tick)))) == encode_books(book_tick(tick))
 
 
@@ -221,9 +209,8 @@ def entry(account: Account, **quantities: float) -> Entry:
         ({"busy_seconds": 0.9}, 0.1),
         ({"memory_byte_seconds": 60.0 * GIB}, 0.25),
         ({"joules": 330.0}, 0.1),
-        ({"sm_active_seconds": 0.3}, 0.25),
     ],
-    ids=["nothing", "busy", "memory", "joules", "activity"],
+    ids=["nothing", "busy", "memory", "joules"],
 )
 def test_books_that_do_not_balance_are_told_by_how_much(
     wrong: dict[str, float], error: float
@@ -232,8 +219,7 @@ def test_books_that_do_not_balance_are_told_by_how_much(
         "busy_seconds": 1.0,
         "memory_byte_seconds": 80.0 * GIB,
         "joules": 300.0,
-        "sm_active_seconds": 0.4,
     }
-    device = reading(profiling=GpuProfiling(sm_active_ratio=0.4))
+    device = reading()
     books = [GpuBooks(reading=device, entries=[entry(Account.UNATTRIBUTED, **(right | wrong))])]
     assert conservation_error(books, sample(gpus=[device])) == pytest.approx(error)
