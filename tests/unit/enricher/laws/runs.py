@@ -1,12 +1,16 @@
-"""Runs of a node with a random turnover of pods that share its GPUs, watched by an agent.
+"""Runs of nodes with a random turnover of pods on their GPUs, each node watched by an agent.
 
-The agent may be started again in the middle; what it says is in the topics as it says it, some of
-it twice. Beside it stands the truth.
+Pods share GPUs with one another and with processes of the host, or have an instance of one. An
+agent may be started again in the middle; what it says is in the topics as it says it, some of it
+twice, some late. Beside it stands the truth.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
+from random import Random
+from typing import Any, Final
 
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -18,6 +22,7 @@ from gpuledger.codec import encode
 from gpuledger.records import NodeSample
 from gpuledger.topics import PODS, SAMPLES
 from simulator.clock import HandClock
+from simulator.plan import PlannedPod
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
@@ -26,28 +31,44 @@ from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 
 EPOCH_NS: Final = 1_795_000_000_000_000_000
 SECOND_NS: Final = 10**9
-NODE: Final = "gpu-a"
-GPUS: Final = 2
 LEAD_SECONDS: Final = 4.0
 WINDOW_SECONDS: Final = 60.0
-PLACE: Final = PARTITIONS[0]
-
-moments = st.floats(min_value=0.0, max_value=1.0)
+LATEST_SECONDS: Final = 30.0
+"""How late a tick comes at most."""
+MOST_LANES_OF_PODS: Final = 2
+"""A third one on a GPU is the host's."""
+SHARED, CUT, BESIDE = "gpu-shared", "gpu-cut", "gpu-beside"
+NODES: Final = {SHARED: PARTITIONS[0], CUT: PARTITIONS[0], BESIDE: PARTITIONS[1]}
+"""The nodes, and where their records lie."""
+_WHOLE: Final = {"model": "NVIDIA L4", "count": 2}
+_INSTANCES: Final = ["1g.10gb", "3g.40gb", "2g.20gb"]
+_IN_PARTS: Final = {"model": "NVIDIA H100 80GB HBM3", "mig": [{"instances": _INSTANCES}]}
+_APART_SECONDS: Final = 3.0
+"""After which a process that ended is no more in any tick."""
+GPUS: Final[Mapping[str, Mapping[str, Any]]] = {
+    SHARED: _WHOLE,
+    CUT: _IN_PARTS,
+    BESIDE: _WHOLE | {"count": 1},
+}
 
 
 @dataclass(frozen=True)
 class Life:
-    """A pod with one process on one GPU."""
+    """A pod with one process on one GPU, or a process of the host."""
 
     gpu: int
     start_seconds: float
     end_seconds: float
     load: float
+    instance: int | None = None
+    """Its instance's place, on a GPU that is cut."""
+    is_pod: bool = True
+    """Whether it is a pod's."""
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What an agent said of a run, and the truth behind it."""
+    """What an agent said of a node's run, and the truth behind it."""
 
     stretches: list[list[NodeSample]]
     """Its ticks, between its restarts."""
@@ -57,7 +78,8 @@ class Run:
     @override
     def __repr__(self) -> str:
         """Tell the run in short: hypothesis shows this, and refuses to show all."""
-        return f"Run(ticks={[*map(len, self.stretches)]}, pods={len(self.simulation.pods)})"
+        ticks = [*map(len, self.stretches)]
+        return f"Run({self.node.name}, ticks={ticks}, pods={len(self.simulation.pods)})"
 
     def covered_ns(self) -> list[tuple[int, int]]:
         """Give from when to when ticks cover, for each stretch, since the epoch."""
@@ -67,6 +89,10 @@ class Run:
             if ticks
         ]
 
+    def covered_seconds(self) -> float:
+        """Give for how long ticks cover the node."""
+        return sum(end_ns - begin_ns for begin_ns, end_ns in self.covered_ns()) / SECOND_NS
+
     def true_seconds(self) -> dict[str, float]:
         """Give for how long each pod's kernels ran while ticks covered it, by UID."""
         found: dict[str, float] = {}
@@ -75,80 +101,125 @@ class Run:
                 found[used.uid] = found.get(used.uid, 0.0) + used.busy_seconds
         return found
 
-    def device_seconds(self) -> list[float]:
-        """Give for how long each GPU's kernels ran while ticks covered it."""
-        return [
-            sum(
-                gpu.device_busy_ns(begin_ns - EPOCH_NS, end_ns - EPOCH_NS)
-                for begin_ns, end_ns in self.covered_ns()
-            )
-            / SECOND_NS
-            for gpu in self.node.gpus
-        ]
+    def host_seconds(self) -> float:
+        """Give for how long kernels of the host's processes ran while ticks covered it."""
+        return sum(self.simulation.host_truth(*span).busy_seconds for span in self.covered_ns())
+
+    def device_seconds(self) -> dict[str, float]:
+        """Give for how long each GPU's or instance's kernels ran while ticks covered it."""
+        found: dict[str, float] = {}
+        for begin_ns, end_ns in self.covered_ns():
+            begin, end = begin_ns - EPOCH_NS, end_ns - EPOCH_NS
+            whole = (gpu for gpu in self.node.gpus if gpu.cut(begin) is None)
+            devices = {gpu.facts.uuid: gpu.device_busy_ns(begin, end) / SECOND_NS for gpu in whole}
+            parts = self.simulation.instance_truth(begin_ns, end_ns, self.node.name)
+            devices |= {part.uuid: part.usage.busy_seconds for part in parts}
+            for uuid, seconds in devices.items():
+                found[uuid] = found.get(uuid, 0.0) + seconds
+        return found
 
 
-@st.composite
-def lives(draw: st.DrawFn) -> list[Life]:
-    """Draw, for each GPU, one or two lanes of pods that follow one another."""
+def draw_lives(random: Random, node: str) -> list[Life]:
+    """Draw, for each GPU, one or two lanes of pods that follow one another, and the host's.
+
+    In an instance there is one lane, and no two of its pods meet in a tick: the driver tells there
+    of the instance alone, and who used it would be a guess (docs/attribution.md says which).
+    """
     made = []
-    for gpu in range(GPUS):
-        lanes = draw(st.integers(1, 2))
-        for _ in range(lanes):
-            at = draw(st.floats(min_value=0.0, max_value=20.0))
-            while at < LEAD_SECONDS + WINDOW_SECONDS:
-                end = at + draw(st.floats(min_value=2.0, max_value=40.0))
-                made.append(Life(gpu, at, end, draw(st.floats(0.05, 0.95)) / lanes))
-                at = end + draw(st.sampled_from([0.1, 1.3, 9.0])) * (0.1 + draw(moments))
+    if node == CUT:
+        for instance in range(len(_INSTANCES)):
+            made += _draw_lane(random, 0, crowd=1, instance=instance)
+        return made
+    for gpu in range(GPUS[node]["count"]):
+        crowd = random.choice([1, 2, 3])
+        for lane in range(crowd):
+            is_pod = lane < MOST_LANES_OF_PODS
+            drawn = _draw_lane(random, gpu, crowd=crowd)
+            made += [replace(life, is_pod=is_pod) for life in drawn]
     return made
 
 
-@st.composite
-def runs(draw: st.DrawFn) -> Run:
+def _draw_lane(random: Random, gpu: int, *, crowd: int, instance: int | None = None) -> list[Life]:
+    made = []
+    at = random.uniform(0.0, 20.0)
+    while at < LEAD_SECONDS + WINDOW_SECONDS:
+        end = at + random.uniform(2.0, 40.0)
+        made.append(Life(gpu, at, end, random.uniform(0.05, 0.95) / crowd, instance))
+        pause_seconds = random.choice([0.1, 1.3, 9.0]) * random.uniform(0.1, 1.1)
+        at = end + pause_seconds + (0.0 if instance is None else _APART_SECONDS)
+    return made
+
+
+def draw_run(random: Random, name: str) -> Run:
     """Draw a run of 60 covered seconds, less what a restart of the agent leaves uncovered."""
     clock = HandClock(start_ns=EPOCH_NS)
-    scenario = parse_scenario(_scenario(draw(lives())))
+    scenario = parse_scenario(_scenario(name, draw_lives(random, name)))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
-    node = simulation.node(NODE)
-    clock.advance(LEAD_SECONDS * draw(moments))
-    jitters = draw(st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=5))
-    first = draw(st.sampled_from([WINDOW_SECONDS, 25.0, 41.5]))
+    node = simulation.node(name)
+    clock.advance(random.uniform(0.0, LEAD_SECONDS))
+    jitters = [random.uniform(-0.2, 0.2) for _ in range(5)]
+    first = random.choice([WINDOW_SECONDS, 25.0, 41.5])
     stretches = [_watch(node, clock, first, jitters)]
     if first < WINDOW_SECONDS:
-        clock.advance(draw(st.floats(min_value=0.2, max_value=5.0)))
+        clock.advance(random.uniform(0.2, 5.0))
         stretches.append(_watch(node, clock, WINDOW_SECONDS - first, jitters))
     return Run(stretches, simulation, node)
 
 
-@st.composite
-def runs_in_topics(draw: st.DrawFn) -> tuple[Run, Topics]:
-    """Draw a run, and how it lies in the topics: some ticks of each stretch twice."""
-    run = draw(runs())
+Arrival = tuple[int, NodeSample]
+"""When a tick reaches its topic, and the tick."""
+
+
+def draw_arrivals(random: Random, run: Run) -> list[Arrival]:
+    """Draw when a run's ticks reach their topic: some twice, and late after an outage."""
     said: list[NodeSample] = []
     for ticks in run.stretches:
-        end = draw(st.integers(1, len(ticks)))
-        again = ticks[max(0, end - draw(st.integers(0, 8))) : end]
-        said += [*ticks[:end], *again, *ticks[end:]]
-    samples = [
-        Record(SAMPLES.name, PLACE, place, one.time_ns // 10**6, NODE.encode(), encode(one))
-        for place, one in enumerate(said)
-    ]
-    pods = [
-        pod(uid=run.simulation.uid(one), name=one.spec.name, node=NODE, containers=[])
-        for one in run.simulation.pods
-    ]
-    told = [
-        Record(PODS.name, PLACE, place, EPOCH_NS // 10**6, one.uid.encode(), encode(one))
-        for place, one in enumerate(pods)
-    ]
-    empty: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
-    return run, Topics(empty | {PLACE: samples}, empty | {PLACE: told})
+        end = random.randint(1, len(ticks))
+        said += [*ticks[:end], *ticks[max(0, end - random.randint(0, 8)) : end], *ticks[end:]]
+    away_ns = EPOCH_NS + round(random.uniform(0.0, WINDOW_SECONDS) * SECOND_NS)
+    back_ns = away_ns + round(random.uniform(0.0, LATEST_SECONDS) * SECOND_NS)
+    made: list[Arrival] = []
+    for tick in said:
+        arrival_ns = back_ns if away_ns <= tick.time_ns < back_ns else tick.time_ns
+        made.append((max(arrival_ns, made[-1][0] if made else 0), tick))
+    return made
+
+
+def draw_runs(random: Random) -> tuple[list[Run], Topics]:
+    """Draw a run of each node, and how they lie in the topics: as they arrive there."""
+    runs = [draw_run(random, node) for node in NODES]
+    said = {run.node.name: draw_arrivals(random, run) for run in runs}
+    samples: dict[int, list[Record]] = {}
+    pods: dict[int, list[Record]] = {}
+    for partition in PARTITIONS:
+        here = [run for run in runs if NODES[run.node.name] == partition]
+        ticks = sorted(chain(*(said[run.node.name] for run in here)), key=itemgetter(0))
+        samples[partition] = [
+            Record(SAMPLES.name, partition, place, ms, one.node.encode(), encode(one))
+            for place, (ms, one) in enumerate((at // 10**6, one) for at, one in ticks)
+        ]
+        told = [(run, one) for run in here for one in run.simulation.pods]
+        random.shuffle(told)
+        pods[partition] = [_pod_record(partition, place, *one) for place, one in enumerate(told)]
+    return runs, Topics(samples, pods)
+
+
+# Drawn by a seed: what can be drawn of a run is more than what hypothesis likes to make smaller.
+runs_in_topics: Final = st.randoms(use_true_random=True).map(draw_runs)
+
+
+def _pod_record(partition: int, place: int, run: Run, planned: PlannedPod) -> Record:
+    uid, name = run.simulation.uid(planned), planned.spec.name
+    known = pod(uid=uid, name=name, node=run.node.name, containers=[])
+    return Record(PODS.name, partition, place, EPOCH_NS // 10**6, uid.encode(), encode(known))
 
 
 def _watch(
     node: SimulatedNode, clock: HandClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
     """Let an agent that has just been started watch for so long."""
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), Nvml(node.nvml).open()
+    sampler = Sampler(node=node.name, procfs=node.procfs)
+    gpus = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)
     end_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)
     while clock.monotonic_ns() < end_ns:
@@ -164,20 +235,31 @@ def _lengths(jitters: Sequence[float]) -> Iterator[float]:
         yield from (1 + jitter for jitter in jitters)
 
 
-def _scenario(pods: Sequence[Life]) -> dict[str, object]:
+def _scenario(node: str, lives: Sequence[Life]) -> dict[str, object]:
     return {
         "name": "window",
-        "nodes": [{"name": NODE, "gpus": {"model": "NVIDIA L4", "count": GPUS}}],
+        "nodes": [{"name": node, "gpus": GPUS[node]}],
         "pods": [
             {
                 "namespace": "research",
-                "name": f"pod-{number}",
-                "node": NODE,
+                "name": f"{node}-{number}",
+                "node": node,
                 "start_seconds": life.start_seconds,
                 "end_seconds": life.end_seconds,
                 "containers": [{"name": "main", "processes": [_process(life)]}],
             }
-            for number, life in enumerate(pods)
+            for number, life in enumerate(lives)
+            if life.is_pod
+        ],
+        "host_processes": [
+            _process(life)
+            | {
+                "node": node,
+                "start_seconds": life.start_seconds,
+                "end_seconds": life.end_seconds,
+            }
+            for life in lives
+            if not life.is_pod
         ],
     }
 
@@ -186,6 +268,7 @@ def _process(life: Life) -> dict[str, object]:
     return {
         "command": "python",
         "gpus": [life.gpu],
+        "instance": life.instance,
         "load": {"busy_ratio": life.load, "kernel_seconds": 0.007},
         "memory_bytes": 2**30,
     }

@@ -1,6 +1,7 @@
 """Over a minute of turnover and sharing, each pod is booked what its kernels used, to 1 %.
 
-Whatever is restarted meanwhile, repeated or late: agent, workers, ticks, pods.
+On whole GPUs and in instances, beside processes of the host, on several nodes. Whatever is
+restarted meanwhile, repeated or late: agents, workers, ticks, pods.
 """
 
 from collections import defaultdict
@@ -16,23 +17,26 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
 from gpuledger.topics import EVENTS
-from tests.unit.enricher.laws.runs import GPUS, PLACE, SECOND_NS, Run, runs_in_topics
-from tests.unit.enricher.laws.topics import Topics
+from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
+from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
 
 ROUNDING_RATIO: Final = 0.005
 """Half of a whole percent: how NVML rounds a device's utilization."""
+COUNTED_SECONDS: Final = 1e-6
+"""What the chip's own counters of an instance leave: they have no whole percents."""
 WINDOW_SECONDS: Final = 1 / 6
 """What NVML averages over: a stretch of ticks begins and ends within one."""
 # Hypothesis warns before it shows a counterexample as large as these, and would show the warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 _EVENTS: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
 
+partitions = st.sampled_from(PARTITIONS)
 steps = st.lists(
     st.one_of(
-        st.builds(Work, st.just(PLACE), st.integers(1, 30), st.sampled_from(Death)),
-        st.builds(Tell, st.just(PLACE), st.integers(1, 3)),
-        st.builds(Move, st.just(PLACE), st.integers(0, WORKERS - 1)),
+        st.builds(Work, partitions, st.integers(1, 30), st.sampled_from(Death)),
+        st.builds(Tell, partitions, st.integers(1, 3)),
+        st.builds(Move, partitions, st.integers(0, WORKERS - 1)),
     ),
     max_size=10,
 )
@@ -50,30 +54,39 @@ def booked(messages: Sequence[Message]) -> list[GpuEvent]:
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(runs_in_topics(), steps)
+@given(runs_in_topics, steps)
 def test_each_pod_is_booked_what_it_used_to_one_percent_of_the_window(
-    given_run: tuple[Run, Topics], given_steps: list[Step]
+    given_runs: tuple[list[Run], Topics], given_steps: list[Step]
 ) -> None:
-    run, in_topics = given_run
+    runs, in_topics = given_runs
     workers = Workers(in_topics)
     workers.follow(given_steps)
     events = booked(workers.events)
 
-    covered_seconds = sum(event.interval_ns for event in events) / SECOND_NS
-    assert covered_seconds == pytest.approx(
-        sum(end_ns - begin_ns for begin_ns, end_ns in run.covered_ns()) / SECOND_NS
-    )
+    for run in runs:
+        of_node = [event for event in events if event.node == run.node.name]
+        covered_seconds = sum(event.interval_ns for event in of_node) / SECOND_NS
+        assert covered_seconds == pytest.approx(run.covered_seconds())
+        seconds, devices = used_in(of_node)
+        one_percent = 0.01 * covered_seconds
+        for uid, true_seconds in run.true_seconds().items():
+            assert seconds[uid] == pytest.approx(true_seconds, abs=one_percent)
+        assert seconds[None] == pytest.approx(run.host_seconds(), abs=one_percent)
+        edges_seconds = WINDOW_SECONDS * len(run.stretches)
+        for uuid, true_seconds in run.device_seconds().items():
+            rounding_seconds = ROUNDING_RATIO * covered_seconds + edges_seconds
+            bound_seconds = COUNTED_SECONDS if uuid.startswith("MIG-") else rounding_seconds
+            assert devices[uuid] == pytest.approx(true_seconds, abs=bound_seconds)
+
+
+def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[str, float]]:
+    """Give the busy seconds of each pod (of none: the host's), and of each device."""
     seconds: defaultdict[str | None, float] = defaultdict(float)
-    busy = [0.0] * GPUS
+    devices: defaultdict[str, float] = defaultdict(float)
     for event in events:
         for books in event.gpus:
             for entry in books.entries:
                 if entry.account is not Account.IDLE:
                     seconds[entry.pod_uid] += entry.busy_seconds or 0.0
-                    busy[books.reading.index] += entry.busy_seconds or 0.0
-    for uid, true_seconds in run.true_seconds().items():
-        assert seconds[uid] == pytest.approx(true_seconds, abs=0.01 * covered_seconds)
-    assert busy == pytest.approx(
-        run.device_seconds(),
-        abs=ROUNDING_RATIO * covered_seconds + WINDOW_SECONDS * len(run.stretches),
-    )
+                    devices[books.reading.uuid] += entry.busy_seconds or 0.0
+    return seconds, devices
