@@ -3,7 +3,8 @@
 import time
 import tracemalloc
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import fields
+from typing import Any, Final
 
 from agent.exposition.page import NodePage
 from agent.exposition.settings import ExpositionSettings
@@ -12,19 +13,30 @@ from agent.kubelet.names import ContainerNames
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet
 from gpuledger.clock import SystemClock
-from gpuledger.records import GpuFacts, Inventory, NodeSample
+from gpuledger.records import (
+    GpuDetails,
+    GpuFacts,
+    GpuProfiling,
+    GpuThrottling,
+    GpuTraffic,
+    Inventory,
+    NodeReadings,
+    NodeSample,
+)
 
 NAME = "page"
 _SCRAPES: Final = 200
+_Tick = tuple[NodeSample, NodeReadings]
 
 
 def run() -> Iterator[Figure]:
     """Yield the cost of a page with both of DCGM's names, our own, and single processes."""
     settings = ExpositionSettings(names="both", process_series=True)
     fleet, clock = Fleet(nodes=1), SystemClock()
-    ticks = [fleet.tick(0, second) for second in range(_SCRAPES)]
-    view = make_view(settings, clock=clock, tick_seconds=1.0, names=_names(ticks, clock))
-    view.equip(_inventory(ticks[0]))
+    samples = [fleet.tick(0, second) for second in range(_SCRAPES)]
+    ticks = [(sample, _beside(sample)) for sample in samples]
+    view = make_view(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
+    view.equip(_inventory(samples[0]))
     page = NodePage(view, settings=settings, clock=clock)
     yield Figure(name=f"{NAME}.bytes", value=_bytes(view, page, ticks[0]), unit="bytes/scrape")
     yield Figure(name=f"{NAME}.cpu", value=_seconds(view, page, ticks), unit="seconds/scrape")
@@ -33,20 +45,20 @@ def run() -> Iterator[Figure]:
     yield Figure(name=f"{NAME}.growth", value=growth, unit=f"bytes/{_SCRAPES} scrapes")
 
 
-def _bytes(view: NodeView, page: NodePage, tick: NodeSample) -> int:
-    view.show(tick)
+def _bytes(view: NodeView, page: NodePage, tick: _Tick) -> int:
+    view.show(*tick)
     return len(page())
 
 
-def _seconds(view: NodeView, page: NodePage, ticks: list[NodeSample]) -> float:
+def _seconds(view: NodeView, page: NodePage, ticks: list[_Tick]) -> float:
     began = time.process_time()
     for tick in ticks:
-        view.show(tick)
+        view.show(*tick)
         page()
     return (time.process_time() - began) / len(ticks)
 
 
-def _memory(view: NodeView, page: NodePage, ticks: list[NodeSample]) -> tuple[int, int]:
+def _memory(view: NodeView, page: NodePage, ticks: list[_Tick]) -> tuple[int, int]:
     """Give the most that writing held, and what all scrapes left behind."""
     tracemalloc.start()
     _seconds(view, page, ticks[:2])
@@ -56,6 +68,33 @@ def _memory(view: NodeView, page: NodePage, ticks: list[NodeSample]) -> tuple[in
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak - before, after - before
+
+
+def _beside(sample: NodeSample) -> NodeReadings:
+    """Give what the GPUs read beside a tick: what comes with each of them."""
+    measured = [one.name for one in fields(GpuProfiling) if not one.name.endswith("_ratios")]
+    values: dict[str, Any] = dict.fromkeys(measured, 0.123456)
+    counted = {one.name: 2**50 + place for place, one in enumerate(fields(GpuTraffic))}
+    details = [
+        GpuDetails(
+            uuid=gpu.uuid,
+            power_instant_watts=412.345,
+            memory_temperature_celsius=61,
+            performance_state=0,
+            profiling=GpuProfiling(**values),
+            traffic=GpuTraffic(**counted),
+            throttling=GpuThrottling(reasons=4, power_seconds_total=1234.5),
+        )
+        for gpu in sample.gpus
+    ]
+    return NodeReadings(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        gpus=details,
+    )
 
 
 def _names(ticks: list[NodeSample], clock: SystemClock) -> ContainerNames:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,9 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
-from gpuledger.records import NodeSample, ProcessRecord
+from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import PROCESSES, SAMPLES
+from gpuledger.topics import PROCESSES, READINGS, SAMPLES
 from tests.real.end_to_end.deployables import Deployable
 
 if TYPE_CHECKING:
@@ -42,24 +43,38 @@ def agent_of(kafka: Kafka, folder: Path, **settings: str) -> Deployable:
     )
 
 
-async def read_all(kafka: Kafka) -> tuple[list[NodeSample], list[ProcessRecord]]:
+@dataclass
+class Read:
+    """What the agent has published."""
+
+    samples: list[NodeSample] = field(default_factory=list)
+    readings: list[NodeReadings] = field(default_factory=list)
+    processes: list[ProcessRecord] = field(default_factory=list)
+
+    def take(self, topic: str, value: bytes | None) -> None:
+        if topic == SAMPLES.name:
+            self.samples.append(decoder_of(topic, NodeSample).decode(value))
+        elif topic == READINGS.name:
+            self.readings.append(decoder_of(topic, NodeReadings).decode(value))
+        else:
+            self.processes.append(decoder_of(topic, ProcessRecord).decode(value))
+
+
+async def read_all(kafka: Kafka) -> Read:
     bus = KafkaBus(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
-    samples: list[NodeSample] = []
-    processes: list[ProcessRecord] = []
-    subscription = Subscription(group="test", topics=[SAMPLES.name, PROCESSES.name])
+    read = Read()
+    topics = [SAMPLES.name, READINGS.name, PROCESSES.name]
+    subscription = Subscription(group="test", topics=topics)
     end_seconds = time.monotonic() + 30
     async with bus.consumer(subscription) as consumer:
         while time.monotonic() < end_seconds:
             batches = await consumer.poll(timeout_seconds=2, max_records=500)
-            if samples and not batches:
+            if read.samples and not batches:
                 break
             for record in (one for batch in batches.values() for one in batch):
                 assert record.key == NODE.encode()
-                if record.topic == SAMPLES.name:
-                    samples.append(decoder_of(SAMPLES.name, NodeSample).decode(record.value))
-                else:
-                    processes.append(decoder_of(PROCESSES.name, ProcessRecord).decode(record.value))
-    return samples, processes
+                read.take(record.topic, record.value)
+    return read
 
 
 def dropped(agent: Deployable) -> float:
@@ -81,14 +96,16 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
     agent.wait_until_ready()
     assert dropped(agent) == 0
     assert agent.stop() == 0, agent.log_tail()
-    samples, processes = await read_all(kafka)
+    read = await read_all(kafka)
     # Killed in mid-answer, a broker may hold a batch twice; readers know a tick by its seq.
-    once = list({sample.seq: sample for sample in samples}.values())
+    once = list({sample.seq: sample for sample in read.samples}.values())
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
     assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 4
     for before, after in pairwise(once):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=5_000_000)
-    assert {record.node for record in processes} == {NODE}
+    assert {record.node for record in read.processes} == {NODE}
+    assert list(dict.fromkeys(record.seq for record in read.readings)) == [one.seq for one in once]
+    assert all(gpu.throttling for record in read.readings for gpu in record.gpus)
 
 
 async def test_without_a_broker_the_oldest_ticks_are_dropped_and_counted_and_the_end_is_clean(

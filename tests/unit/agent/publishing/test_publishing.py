@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.metrics import MESSAGES_OF_THE_FUTURE, MESSAGES_TOO_LARGE, QUEUE_TICKS, TICKS_DROPPED
+from agent.metrics import (
+    MESSAGES_OF_THE_FUTURE,
+    MESSAGES_TOO_LARGE,
+    QUEUE_TICKS,
+    READING_RECORDS_PUBLISHED,
+    TICKS_DROPPED,
+)
 from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
 from agent.publishing.publisher import Publisher, flush
@@ -201,6 +207,27 @@ async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> N
     await publish_all(bus, outbox)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
     assert bus.producers == 2
+
+
+async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_again() -> None:
+    """As where the readings' topic is missing after an upgrade."""
+    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == READINGS.name and refused:
+            raise refused.pop()
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
+    message = Message(key=NODE.encode(), value=b"0", timestamp_ms=0)
+    published = READING_RECORDS_PUBLISHED._value.get()
+    outbox.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
+    await publish_all(bus, outbox, check)
+    assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, READINGS.name, PROCESSES.name]
+    assert READING_RECORDS_PUBLISHED._value.get() == published + 1
+    assert bus.producers == 4
+    assert check.is_ok
 
 
 async def test_the_last_chance_is_bounded() -> None:
