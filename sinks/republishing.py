@@ -102,19 +102,11 @@ class RepublishingSink:
         self._unopened |= partitions
 
     async def prepare(self, desk: Desk) -> Partitions:
-        """Take partitions newly held over, and only then go to where they are committed."""
+        """Take over what is newly held, and what was undone, and go to where that is committed."""
         wanted = desk.consumer.assignment() & self._unopened
-        if not wanted:
-            return frozenset()
-        self._partitions = await self._count_partitions()
-        await self._writers.open(wanted)
-        for partition in wanted:
-            offset = await desk.consumer.committed(partition) or 0
-            if partition in desk.consumer.assignment():
-                await desk.consumer.seek(partition, offset)
-        self._seen.forget(wanted)
-        # One that was given up meanwhile has no writer, and may have come back since.
-        self._unopened -= {each for each in wanted if each in self._writers}
+        if wanted:
+            await self._take_over(wanted, desk)
+        self._check.ok()
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -125,7 +117,6 @@ class RepublishingSink:
             await self._pause(undone)
         elif batches:
             self._backoff.reset()
-            self._check.ok()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
                 await self._clock.sleep(self._how.commit_interval_seconds)
 
@@ -134,6 +125,18 @@ class RepublishingSink:
         self._unopened -= partitions
         await self._writers.close(partitions)
         self._seen.forget(partitions)
+
+    async def _take_over(self, wanted: Partitions, desk: Desk) -> None:
+        self._partitions = await self._count_partitions()
+        await self._writers.open(wanted)
+        # Only now: until its id was taken, somebody else could have committed for a partition.
+        for partition in wanted:
+            offset = await desk.consumer.committed(partition) or 0
+            if partition in desk.consumer.assignment():
+                await desk.consumer.seek(partition, offset)
+        self._seen.forget(wanted)
+        # One that was given up meanwhile has no writer, and may have come back since.
+        self._unopened -= {each for each in wanted if each in self._writers}
 
     async def _count_partitions(self) -> int:
         topic = self._how.topic

@@ -2,100 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 
-from gpuledger.bus.administration import create_topics
-from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Message
-from gpuledger.codec import encode
-from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, partition_of_node
+from gpuledger.topics import DEAD_LETTERS
 from sinks.store.reading import count_rows, entries_sql
 from tests.real.parts import web
-from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Process
-from tests.unit.sinks.given import SECOND_NS, entry, event
+from tests.real.sinks.running_sinks import NODES, SINK, Sink, make_topics, publish, ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from gpuledger.records import GpuEvent
     from tests.real.parts.kafka import Kafka
     from tests.real.parts.kcat import Kcat
     from tests.real.parts.prometheus import PrometheusApi
-
-NODES = [f"node-{number}" for number in range(8)]
-SINK = Path(sys.executable).with_name("gpuledger-sink")
-
-
-class Sink(Process):
-    def __init__(self, kind: str, kafka: Kafka, folder: Path, **settings: str) -> None:
-        port = free_ports(1)[0]
-        self.health = f"http://127.0.0.1:{port}"
-        super().__init__(
-            name=kind,
-            argv=[SINK, kind],
-            folder=folder,
-            environment={
-                "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-                "GPULEDGER_KAFKA__SESSION_TIMEOUT_SECONDS": "6",
-                "GPULEDGER_HTTP__LISTEN": f"127.0.0.1:{port}",
-                **{f"GPULEDGER_{name.upper()}": value for name, value in settings.items()},
-            },
-        )
-
-    def is_ready(self) -> bool:
-        return web.fetch(f"{self.health}/readyz").status == 200
-
-
-@pytest.fixture
-def start_sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
-    """Start a sink that does not outlive the test."""
-    started: list[Sink] = []
-
-    def start(kind: str, kafka: Kafka, **settings: str) -> Sink:
-        sink = Sink(kind, kafka, tmp_path, **settings)
-        started.append(sink)
-        sink.start()
-        return sink
-
-    yield start
-    for sink in started:
-        sink.kill()
-
-
-@pytest.fixture
-def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
-    return start_kafka()
-
-
-async def publish(to: Kafka, events: Iterable[GpuEvent | bytes]) -> None:
-    settings = KafkaSettings(bootstrap_servers=to.bootstrap_servers)
-    async with KafkaBus(settings).producer() as producer:
-        for one in events:
-            node, value = (NODES[0], one) if isinstance(one, bytes) else (one.node, encode(one))
-            at = partition_of_node(node, partitions=EVENTS.partitions)
-            message = Message(key=node.encode(), value=value, timestamp_ms=time.time_ns() // 10**6)
-            await producer.publish(EVENTS.name, at, [message])
-
-
-async def make_topics(on: Kafka) -> None:
-    await create_topics(KafkaSettings(bootstrap_servers=on.bootstrap_servers))
-
-
-def ticks(count: int, *, first: int = 0) -> list[GpuEvent]:
-    start_ns = time.time_ns() - 60 * SECOND_NS
-    return [
-        event(number, node=node, time_ns=start_ns + number * SECOND_NS, entries=[entry()])
-        for number in range(first, first + count)
-        for node in NODES
-    ]
 
 
 def stored(folder: Path) -> tuple[Any, ...]:
@@ -162,7 +86,7 @@ async def test_samples_reach_prometheus_from_kafka(
     ("arguments", "line"),
     [
         (["stor"], "gpuledger-sink: kind: there is no sink 'stor'; did you mean 'store'?"),
-        ([], "kind: say which sink to run: gpuledger-sink remote_write|alerts|store"),
+        ([], "kind: say which sink to run: gpuledger-sink remote_write|alerts|store|rows|otlp"),
     ],
 )
 def test_a_wrong_kind_is_one_line_that_names_the_right_one(

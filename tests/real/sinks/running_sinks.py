@@ -1,0 +1,72 @@
+"""Sinks as processes of their own, and events for them on a real Kafka."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
+from tests.real.parts import web
+from tests.real.parts.ports import free_ports
+from tests.real.parts.process import Process
+from tests.unit.sinks.given import SECOND_NS, entry, event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuledger.records import GpuEvent
+    from tests.real.parts.kafka import Kafka
+
+NODES = [f"node-{number}" for number in range(8)]
+SINK = Path(sys.executable).with_name("gpuledger-sink")
+
+
+class Sink(Process):
+    def __init__(self, kind: str, kafka: Kafka, folder: Path, **settings: str) -> None:
+        port = free_ports(1)[0]
+        self.health = f"http://127.0.0.1:{port}"
+        super().__init__(
+            name=f"{kind}-{port}",
+            argv=[SINK, kind],
+            folder=folder,
+            environment={
+                "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+                "GPULEDGER_KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+                "GPULEDGER_HTTP__LISTEN": f"127.0.0.1:{port}",
+                **{f"GPULEDGER_{name.upper()}": value for name, value in settings.items()},
+            },
+        )
+
+    def is_ready(self) -> bool:
+        return web.fetch(f"{self.health}/readyz").status == 200
+
+
+async def publish(to: Kafka, events: Iterable[GpuEvent | bytes]) -> None:
+    settings = KafkaSettings(bootstrap_servers=to.bootstrap_servers)
+    async with KafkaBus(settings).producer() as producer:
+        for one in events:
+            node, value = (NODES[0], one) if isinstance(one, bytes) else (one.node, encode(one))
+            at = partition_of_node(node, partitions=EVENTS.partitions)
+            message = Message(key=node.encode(), value=value, timestamp_ms=time.time_ns() // 10**6)
+            await producer.publish(EVENTS.name, at, [message])
+
+
+async def make_topics(on: Kafka, *others: Topic) -> None:
+    settings = KafkaSettings(bootstrap_servers=on.bootstrap_servers)
+    await create_topics(settings, [*TOPICS, *others])
+
+
+def ticks(count: int, *, first: int = 0) -> list[GpuEvent]:
+    start_ns = time.time_ns() - 60 * SECOND_NS
+    return [
+        event(number, node=node, time_ns=start_ns + number * SECOND_NS, entries=[entry()])
+        for number in range(first, first + count)
+        for node in NODES
+    ]
