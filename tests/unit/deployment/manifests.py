@@ -16,7 +16,7 @@ from tests.unit.deployment.deployables import ROOT, Stage
 
 Manifest = dict[str, Any]
 
-FOLDERS: Final = (ROOT / "k8s" / "base", ROOT / "k8s" / "topics")
+FOLDERS: Final = tuple(ROOT / "k8s" / name for name in ("base", "topics", "sink-rows", "sink-otlp"))
 BASE: Final = FOLDERS[0]
 
 

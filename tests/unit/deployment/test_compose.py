@@ -22,6 +22,7 @@ from tests.unit.deployment.deployables import ROOT
 COMPOSE = ROOT / "deploy" / "compose"
 SERVICES = {service.name: service for service in compose_file.services()}
 DEPLOYED = {service.name: service for service in compose_file.deployed()}
+OPTIONAL = {name for name, service in SERVICES.items() if "profiles" in service.spec}
 SettingsOf = Callable[[str], dict[str, Any]]
 EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
 
@@ -206,8 +207,16 @@ def test_the_broker_listens_where_its_clients_ask() -> None:
     assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
-def test_prometheus_scrapes_every_deployable_on_its_port(settings_of: SettingsOf) -> None:
+def test_prometheus_scrapes_every_deployable_that_always_runs_on_its_port(
+    settings_of: SettingsOf,
+) -> None:
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
     scraped = {target for group in job["static_configs"] for target in group["targets"]}
+    always = DEPLOYED.keys() - OPTIONAL
 
-    assert scraped == {f"{name}:{deployables.listen_port(settings_of(name))}" for name in DEPLOYED}
+    assert scraped == {f"{name}:{deployables.listen_port(settings_of(name))}" for name in always}
+
+
+def test_nothing_waits_for_what_is_off_unless_asked_for() -> None:
+    for service in SERVICES.values():
+        assert not OPTIONAL & set(service.spec.get("depends_on", {})), service.name

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from sinks.settings import KINDS
 from tests.unit.deployment import deployables, manifests
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.manifests import Manifest, Workload
@@ -74,7 +75,8 @@ def test_every_file_of_a_folder_is_listed(place: Path) -> None:
 def test_the_kustomizations_use_only_what_these_tests_understand() -> None:
     used = [set(manifests.kustomization(folder)) - STANDARD for folder in manifests.FOLDERS]
 
-    assert used == [{"namespace", "resources", "configMapGenerator"}, {"resources"}]
+    assert used[0] == {"namespace", "resources", "configMapGenerator"}
+    assert all(keys <= {"namespace", "resources"} for keys in used[1:])
 
 
 @pytest.mark.parametrize("manifest", manifests.load(), ids=manifests.title)
@@ -101,14 +103,27 @@ def test_a_deployable_takes_its_arguments_files_and_environment(
     ]
 
 
-def test_the_three_sinks_differ_in_kind(folder: Path) -> None:
+def test_there_is_a_sink_of_each_kind(folder: Path) -> None:
     sinks = [workload for workload in SERVICES.values() if workload.stage.name == "sinks"]
 
-    assert [sink.settings(folder)["kind"] for sink in sinks] == [
-        "remote_write",
-        "alerts",
-        "store",
+    assert [sink.settings(folder)["kind"] for sink in sinks] == list(KINDS)
+
+
+def test_a_sink_that_writes_to_kafka_again_is_not_of_the_base() -> None:
+    resources = manifests.kustomization(manifests.BASE)["resources"]
+
+    assert [name for name in resources if name.startswith("sink")] == [
+        "sink-remote-write.yaml",
+        "sink-alerts.yaml",
+        "sink-store.yaml",
     ]
+
+
+@pytest.mark.parametrize("name", ["gpuledger-sink-rows", "gpuledger-sink-otlp"])
+def test_a_sink_beside_the_base_has_the_bases_brokers(name: str) -> None:
+    environment = WORKLOADS[name].environment()
+
+    assert environment == manifests.config_map("gpuledger-kafka")
 
 
 def test_the_topics_are_made_by_a_command_that_there_is() -> None:
