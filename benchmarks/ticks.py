@@ -41,6 +41,14 @@ class TickTemplate:
         return b'%b"seq":%d,"time_ns":%d%b' % (self.head, seq, time_ns, self.tail)
 
 
+def template_of(tick: NodeSample) -> TickTemplate:
+    """Give a tick without its number and time."""
+    head, found, tail = encode(tick).partition(b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns))
+    if not found:
+        raise ValueError("a tick's number and time stand side by side no more")
+    return TickTemplate(node=tick.node, head=head, tail=tail)
+
+
 class Fleet:
     """Nodes that tick; the same seed gives the same ticks."""
 
@@ -67,13 +75,7 @@ class Fleet:
 
     def template(self, node: int) -> TickTemplate:
         """Give what all ticks of a node have in common."""
-        tick = self.tick(node, 0)
-        head, found, tail = encode(tick).partition(
-            b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns)
-        )
-        if not found:
-            raise ValueError("a tick's number and time stand side by side no more")
-        return TickTemplate(node=tick.node, head=head, tail=tail)
+        return template_of(self.tick(node, 0))
 
     def pods(self, node: int) -> list[PodRecord]:
         """Give the pods of a node."""

@@ -12,9 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message
-from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.topics import SAMPLES, partition_of_node
 
@@ -37,8 +36,7 @@ class Agent:
 
     node: str
     boot_id: str
-    head: bytes
-    tail: bytes
+    template: TickTemplate
     partition: int
     phase_seconds: float
     """When in each second it ticks."""
@@ -47,7 +45,7 @@ class Agent:
     def message(self, *, started_ns: int) -> Message:
         """Give the next tick."""
         time_ns = started_ns + int((self.seq + self.phase_seconds) * _NS_PER_SECOND)
-        value = b'%b"seq":%d,"time_ns":%d%b' % (self.head, self.seq, time_ns, self.tail)
+        value = self.template.at(seq=self.seq, time_ns=time_ns)
         return Message(self.node.encode(), value, time_ns // 1_000_000)
 
 
@@ -68,15 +66,11 @@ def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partiti
         replace(container, pod_uid=None if place % 2 else uid)
         for place, container in enumerate(tick.containers)
     ]
-    whole = encode(replace(tick, containers=containers, interval_ns=_NS_PER_SECOND))
-    head, found, tail = whole.partition(b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns))
-    if not found:
-        raise ValueError("a tick's number and time stand side by side no more")
+    tick = replace(tick, containers=containers, interval_ns=_NS_PER_SECOND)
     return Agent(
         node=tick.node,
         boot_id=tick.boot_id,
-        head=head,
-        tail=tail,
+        template=template_of(tick),
         partition=partition_of_node(node_name(number), partitions=partitions),
         phase_seconds=phase_seconds,
     )
