@@ -5,6 +5,7 @@ rate rises until the events do not keep up; what is steady before that is held a
 """
 
 import asyncio
+import math
 import os
 import tempfile
 import time
@@ -27,12 +28,14 @@ from gpuledger.settings import KafkaSettings
 NAME = "join_latency"
 _WORKERS: Final = 4
 _NODES: Final = 10_000
-_RATES: Final = range(1_000, _NODES + 1, 1_000)
+_RATES: Final = (500, 1_000, 1_500, 2_000, 2_500, 3_000, 4_000, 5_000, 6_000, 8_000, _NODES)
+_TRIES: Final = 2
 _WARM_UP_SECONDS: Final = 5
 _SECONDS: Final = 20
 _LATEST_SECONDS: Final = 15.0
 """How long after the last tick is waited for events."""
 _MOST_P99_SECONDS: Final = 1.0
+_LEAST_EVENTS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ class _Measured:
     """CPU seconds per second, by who spent them."""
 
     def percentile(self, number: int) -> float:
+        if len(self.ages_seconds) < _LEAST_EVENTS:
+            return math.inf
         return quantiles(self.ages_seconds, n=100)[number - 1]
 
     @property
@@ -74,14 +79,31 @@ def run() -> Iterator[Figure]:
                 "reader": [os.getpid()],
             }
             for rate in _RATES:
-                measured = asyncio.run(_measure(settings, agents, pids, rate))
+                measured = _try(settings, agents, pids, rate)
                 yield from _figures(measured)
                 if not measured.is_steady:
                     break
-                agents.wait()
                 steady = measured
     if steady:
         yield from _steady_figures(steady)
+
+
+def _try(
+    settings: KafkaSettings,
+    agents: Agents,
+    pids: Mapping[str, Sequence[int]],
+    rate: int,
+    *,
+    tries: int = _TRIES,
+) -> _Measured:
+    """Measure a rate, and again where it was too slow once: a neighbour may have been at work."""
+    measured = asyncio.run(_measure(settings, agents, pids, rate))
+    if measured.missing:
+        return measured
+    agents.wait()
+    if measured.is_steady or tries == 1:
+        return measured
+    return _try(settings, agents, pids, rate, tries=tries - 1)
 
 
 def _figures(measured: _Measured) -> Iterator[Figure]:
