@@ -13,13 +13,8 @@ from enricher.join import metrics
 from enricher.join.audit import Audit
 from enricher.join.checks import InvalidTickError, book_valid_tick
 from enricher.join.event import make_event
-from enricher.join.naming.describe import (
-    DescriptionCache,
-    Said,
-    describe_pods,
-    find_foreign,
-    identity_of,
-)
+from enricher.join.naming.describe import DescriptionCache, Said, find_foreign, identity_of
+from enricher.join.naming.incidents import describe_incident
 from enricher.join.naming.pods import PodCache
 from enricher.join.naming.slim import Slimmer
 from enricher.join.timing.marks import NodeMarks
@@ -129,7 +124,7 @@ class JoinStage:
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
-        """Attribute incidents to the pods of the processes that were on the GPU."""
+        """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found = []
         for record, incident in self._office.decode(_INCIDENTS, records):
             if foreign := self._foreign_in(incident):
@@ -194,9 +189,7 @@ class JoinStage:
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
-        identities = map(identity_of, incident.processes)
-        pods = describe_pods(identities, self.pods, node=incident.node, time_ns=incident.time_ns)
-        return _AttributedIncident(incident=incident, pods=pods)
+        return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 
 def _book(sample: NodeSample, said: Said, mark: Mark | None, *, reached_ns: int | None) -> GpuEvent:

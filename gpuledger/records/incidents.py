@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpuledger.records.base import Natural, SmallNatural, record
 from gpuledger.records.events import PodDescription
+from gpuledger.records.samples import DeviceAllocation
 
 
 class Severity(StrEnum):
@@ -69,6 +70,9 @@ class Incident:
     """One sentence for people."""
     processes: list[IncidentProcess]
     """The processes on the GPU at that time."""
+    allocations: list[DeviceAllocation] | None = None
+    """What the kubelet had given to whom of that GPU, or of that instance; absent where nobody held
+    it, or where the kubelet did not answer."""
 
 
 @record
@@ -78,4 +82,5 @@ class AttributedIncident:
     incident: Incident
     """What happened."""
     pods: list[PodDescription]
-    """The pods of the incident's processes."""
+    """The pods of the incident's processes, then those that held the GPU without one. Of a pod that
+    is only known by the kubelet's word, name and namespace are told and the state is `pending`."""

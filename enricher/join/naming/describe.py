@@ -140,7 +140,7 @@ def describe_pods(
             found[key] = pod
         containers.setdefault(key, []).extend([container_id] if container_id else [])
     known = [
-        _known(found[uid], ids, time_ns) if uid in found else _pending(uid, ids)
+        describe_known(found[uid], ids, time_ns=time_ns) if uid in found else _pending(uid, ids)
         for uid, ids in containers.items()
     ]
     return known + unknown
@@ -154,7 +154,8 @@ def _pending(uid: str | None, container_ids: list[str]) -> PodDescription:
     return _PodDescription(uid=uid, container_ids=container_ids, state=PodState.PENDING)
 
 
-def _known(known: KnownPod, container_ids: list[str], time_ns: int) -> PodDescription:
+def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
+    """Describe a pod by the version of it that was in force at a time."""
     pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
     return _PodDescription(
         uid=pod.uid,

@@ -55,6 +55,12 @@ class KnownPod(msgspec.Struct, gc=False):
         changes = [past.until_ns for past in self.past]
         return changes if deleted_ns is None else [*changes, deleted_ns]
 
+    def nearness(self, time_ns: int) -> tuple[bool, bool, int]:
+        """Rank it among pods of one name: there already, there still, and then the newest first."""
+        created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
+        is_there_still = deleted_ns is None or time_ns < deleted_ns
+        return created_ns <= time_ns, is_there_still, created_ns
+
     def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
         """Give the names of those of these containers that the pod has or had."""
         names = self.former | ids_of(self.record)
@@ -62,12 +68,13 @@ class KnownPod(msgspec.Struct, gc=False):
 
 
 class NodePods:
-    """How many pods a node has, and the number of its last change."""
+    """Which pods a node has, by UID, and the number of its last change."""
 
-    __slots__ = ("count", "version")
+    __slots__ = ("uids", "version")
 
     def __init__(self) -> None:
-        self.count = self.version = 0
+        self.uids: set[str] = set()
+        self.version = 0
 
 
 class PodCache:
@@ -107,7 +114,7 @@ class PodCache:
         for name in (*known.former, *_names_of(known.record)):
             self._claim(name, known.record)
         node = self._nodes.setdefault(known.record.node, NodePods())
-        node.count += 1
+        node.uids.add(pod.uid)
         self._touch(node)
 
     def remove(self, uid: str) -> None:
@@ -119,9 +126,9 @@ class PodCache:
             if self._uid_of.get(name) == uid:
                 del self._uid_of[name]
         node = self._nodes[known.record.node]
-        node.count -= 1
+        node.uids.discard(uid)
         self._touch(node)
-        if not node.count:
+        if not node.uids:
             del self._nodes[known.record.node]
 
     def remove_partition(self, partition: int) -> None:
@@ -141,6 +148,16 @@ class PodCache:
         if uid is None:
             return None
         return self._pods.get(uid) or self._pods.get(self._uid_of.get(_hash_on(node, uid), ""))
+
+    def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
+        """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
+        here = self._nodes.get(node)
+        named = [
+            known
+            for known in map(self._pods.__getitem__, here.uids if here else ())
+            if known.record.name == name and known.record.namespace == namespace
+        ]
+        return max(named, key=lambda known: known.nearness(time_ns), default=None)
 
     def _claim(self, name: str, pod: PodRecord) -> None:
         """Have a name lead to this pod.

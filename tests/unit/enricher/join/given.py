@@ -3,7 +3,6 @@
 from prometheus_client import REGISTRY
 
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
@@ -62,11 +61,6 @@ class Given:
         """Give what was put aside."""
         await self.office.flush()
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
-
-
-def incident_record(value: object) -> Record:
-    """Give an incident as it is read."""
-    return record(value, topic="gpuledger.incidents.v1")
 
 
 def value_of(name: str) -> float:

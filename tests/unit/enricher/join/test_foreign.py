@@ -2,20 +2,11 @@
 
 import pytest
 
-from gpuledger.codec import Decoder
-from gpuledger.records import (
-    AttributedIncident,
-    ContainerRef,
-    Incident,
-    IncidentProcess,
-    PodState,
-    Severity,
-)
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
-from tests.unit.enricher.join.given import Given, incident_record, value_of
+from gpuledger.records import ContainerRef, PodState
+from tests.unit.enricher.join.given import Given, value_of
+from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
 
-ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 HASH = "a" * 32
 NAMED = [
     ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0]),
@@ -86,22 +77,6 @@ async def test_the_time_of_a_tick_that_was_put_aside_is_a_gap(given: Given) -> N
     assert given.take(containers=[]).uncovered_seconds == 1.0
 
 
-def incident(**changes: object) -> Incident:
-    """Give an incident of a GPU on which the first pod has a process."""
-    values: dict[str, object] = {
-        "node": "node-a",
-        "boot_id": "boot",
-        "gpu_uuid": "GPU-a",
-        "time_ns": 10 * SECOND_NS,
-        "kind": "xid",
-        "source": "nvml",
-        "severity": Severity.CRITICAL,
-        "message": "The GPU has fallen off the bus.",
-        "processes": [IncidentProcess(pid=1, pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])],
-    }
-    return Incident(**(values | changes))  # type: ignore[arg-type]  # the names are an Incident's
-
-
 async def test_an_incident_that_names_another_nodes_pod_is_put_aside(given: Given) -> None:
     """It would alert the wrong people."""
     name = "gpuledger_join_incidents_total"
@@ -110,15 +85,3 @@ async def test_an_incident_that_names_another_nodes_pod_is_put_aside(given: Give
     assert given.stage.take_incidents([incident_record(incident())]) == []
     assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
     assert value_of(name) == before
-
-
-def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
-    """With the owner that the pod had, and the processes that were there."""
-    given.read_pod(pod(owner_name="before"), seen_time_ns=5 * SECOND_NS)
-    given.read_pod(
-        pod(owner_name="after", deleted_time_ns=20 * SECOND_NS), seen_time_ns=15 * SECOND_NS
-    )
-    (message,) = given.stage.take_incidents([incident_record(incident())])
-    found = ATTRIBUTED.decode(message.value)
-    assert [(each.owner_name, each.deleted_time_ns) for each in found.pods] == [("before", None)]
-    assert [each.pid for each in found.incident.processes] == [1]

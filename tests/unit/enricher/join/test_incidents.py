@@ -1,0 +1,128 @@
+"""Who the pods of an incident are: those with a process on the GPU, and those that hold it idle."""
+
+import pytest
+
+from gpuledger.codec import Decoder
+from gpuledger.records import (
+    AttributedIncident,
+    DeviceAllocation,
+    Incident,
+    PodContainer,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
+from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.incidents import incident, incident_record
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod
+
+ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
+
+
+@pytest.fixture
+def given() -> Given:
+    """Give a stage that has read nothing."""
+    return Given()
+
+
+def attributed(given: Given, happened: Incident) -> AttributedIncident:
+    """Have an incident taken up, and give what leaves."""
+    (message,) = given.stage.take_incidents([incident_record(happened)])
+    return ATTRIBUTED.decode(message.value)
+
+
+def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
+    """Give what the kubelet says where these pods hold a part of the GPU each."""
+    return [
+        DeviceAllocation(
+            gpu_uuid="GPU-a",
+            device_id=f"GPU-a::{place}",
+            resource_name="nvidia.com/gpu",
+            namespace="research",
+            pod=name,
+            container=container,
+        )
+        for place, name in enumerate(names)
+    ]
+
+
+def on_idle_gpu(given: Given, *names: str) -> list[PodDescription]:
+    """Give the pods of an incident on a GPU that these hold and nobody uses."""
+    happened = incident(processes=[], allocations=held_by(*names))
+    return attributed(given, happened).pods
+
+
+def test_an_incident_is_described_by_its_own_time(given: Given) -> None:
+    """With the owner that the pod had, and the processes that were there."""
+    given.read_pod(pod(owner_name="before"), seen_time_ns=5 * SECOND_NS)
+    given.read_pod(
+        pod(owner_name="after", deleted_time_ns=20 * SECOND_NS), seen_time_ns=15 * SECOND_NS
+    )
+    found = attributed(given, incident())
+    assert [(each.owner_name, each.deleted_time_ns) for each in found.pods] == [("before", None)]
+    assert [each.pid for each in found.incident.processes] == [1]
+
+
+def test_a_pod_that_holds_the_gpu_without_a_process_is_named(given: Given) -> None:
+    """With its owner, and the container that the kubelet gave it to."""
+    sidecar = PodContainer(name="proxy", container_id=CONTAINER_IDS[1], restarts=0)
+    given.read_pod(pod(containers=[*pod().containers, sidecar]), seen_time_ns=0)
+    (found,) = on_idle_gpu(given, "train-0")
+    assert (found.uid, found.state, found.owner_name) == (UIDS[0], PodState.KNOWN, "train")
+    assert found.container_names == {CONTAINER_IDS[0]: "main"}
+
+
+def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> None:
+    """The first pod of an incident is the one that is alerted."""
+    for number in range(3):
+        given.read_pod(pod(number))
+    held = held_by("train-2", "train-0", "train-2", "train-1")
+    found = attributed(given, incident(allocations=held))
+    assert [each.name for each in found.pods] == ["train-0", "train-2", "train-1"]
+    assert found.incident.allocations == held
+
+
+def test_a_holder_whose_record_has_not_come_has_the_kubelets_name_for_it(given: Given) -> None:
+    """Better than nobody; whose it is, nobody has said."""
+    (found,) = on_idle_gpu(given, "train-0")
+    assert found == PodDescription(
+        container_ids=[], state=PodState.PENDING, namespace="research", name="train-0"
+    )
+
+
+def test_a_holder_is_looked_for_on_its_own_node_alone(given: Given) -> None:
+    """A node that names another one's pod alerts nobody of that one's owners."""
+    given.read_pod(pod(node="node-b"))
+    (found,) = on_idle_gpu(given, "train-0")
+    assert (found.uid, found.owner_name, found.state) == (None, None, PodState.PENDING)
+
+
+def life(number: int, born: int, gone: int | None) -> PodRecord:
+    """Give one of the pods that had the same name, by when it came and went."""
+    deleted_time_ns = None if gone is None else gone * SECOND_NS
+    created_time_ns = born * SECOND_NS
+    return pod(
+        number, name="db-0", created_time_ns=created_time_ns, deleted_time_ns=deleted_time_ns
+    )
+
+
+# The incident is of second 10.
+OF_ONE_NAME = [
+    ("one after the other", [life(0, 1, 8), life(1, 9, None)], 1),
+    ("read in any order", [life(1, 9, None), life(0, 1, 8)], 1),
+    ("the next came after it", [life(0, 1, 11), life(1, 12, None)], 0),
+    ("both are gone by now", [life(0, 1, 5), life(1, 6, 20)], 1),
+    ("the API server let go of it before its node", [life(0, 1, 9)], 0),
+    ("the API server's clock is ahead", [life(0, 11, None)], 0),
+]
+
+
+@pytest.mark.parametrize(("case", "lives", "number"), OF_ONE_NAME)
+def test_of_pods_of_one_name_the_one_of_that_time_is_meant(
+    given: Given, case: str, lives: list[PodRecord], number: int
+) -> None:
+    """As those of a StatefulSet on one node."""
+    for each in lives:
+        given.read_pod(each, seen_time_ns=0)
+    assert [each.uid for each in on_idle_gpu(given, "db-0")] == [UIDS[number]], case
