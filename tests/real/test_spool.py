@@ -73,11 +73,12 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     assert agent.stop() == 0, agent.log_tail()
     assert list((tmp_path / "spool" / NODE).glob("*.spool")) == []
 
-    samples, _ = await read_all(kafka)
+    read = await read_all(kafka)
     # What was acknowledged and not yet noted down when the process was killed comes twice.
-    once = list({sample.seq: sample for sample in samples}.values())
+    once = list({sample.seq: sample for sample in read.samples}.values())
     assert len({sample.boot_id for sample in once}) == 1
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
+    assert list(dict.fromkeys(one.seq for one in read.readings)) == [one.seq for one in once]
     assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 12
     gaps = [
         (after.time_ns - before.time_ns - after.interval_ns) / 1e9
@@ -110,6 +111,7 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     # The last of them is followed by no pause; the first ones were sent before the count.
     at_least_seconds = (waiting - 60) * TICK_SECONDS / 8
     assert at_least_seconds <= took_seconds <= waiting * TICK_SECONDS + 2, waiting
-    samples, _ = await read_all(kafka)
-    for before, after in pairwise(samples):
+    read = await read_all(kafka)
+    assert [one.seq for one in read.readings] == [one.seq for one in read.samples]
+    for before, after in pairwise(read.samples):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=5_000_000)
