@@ -10,8 +10,9 @@ import structlog
 
 from agent.exposition.view import NodeView
 from agent.hardware import Hardware
-from agent.incidents.watch import IncidentWatch
+from agent.incidents.watch import AllocationsOn, IncidentWatch
 from agent.kubelet.allocations import Allocations
+from agent.kubelet.holdings import find_on
 from agent.machine import Machine
 from agent.metrics import ATTRIBUTION
 from agent.nvml.driver import Driver
@@ -31,6 +32,7 @@ from agent.ticking import Ticking
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
+from gpuledger.records import DeviceAllocation
 from gpuledger.service import Backoff, Check, Readiness
 
 _log = structlog.get_logger(__name__)
@@ -90,6 +92,7 @@ async def _run(
     """Run everything that looks at the node; the driver is let go of at the end."""
     sampler = _sampler(settings, machine.procfs, readiness.check("procfs"))
     hardware = Hardware(node=settings.node_name, boot_id=read_boot_id(machine.procfs))
+    allocations = _allocations(machine, settings, readiness)
     watch = IncidentWatch(
         node=settings.node_name,
         boot_id=read_boot_id(machine.procfs),
@@ -97,11 +100,11 @@ async def _run(
         clock=machine.clock,
         tell=outlets.tell_incident,
         processes_on=sampler.processes_on,
+        allocations_on=_on(hardware, allocations),
         open_kmsg=machine.open_kmsg,
         kmsg_check=readiness.check("kmsg") if machine.open_kmsg else None,
     )
     driver = _driver(machine, watch, settings, readiness)
-    allocations = _allocations(machine, settings, readiness)
     ticking = Ticking(
         driver=driver,
         sampler=sampler,
@@ -161,6 +164,14 @@ def _allocations(
         backoff=Backoff(),
         settings=settings.kubelet,
     )
+
+
+def _on(hardware: Hardware, allocations: Allocations | None) -> AllocationsOn:
+    def find(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
+        held = allocations.current(hardware.devices) if allocations else ()
+        return find_on(held, gpu_uuid, gpu_instance)
+
+    return find
 
 
 def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:

@@ -7,7 +7,7 @@ driver's own start and end. No NVML here, and no clock.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gpuledger.records import Incident, IncidentProcess, Severity
+from gpuledger.records import DeviceAllocation, Incident, IncidentProcess, Severity
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, Xid, find_xid
 
 XID: Final = "xid"
@@ -67,6 +67,7 @@ def make_incident(
     severity: Severity | None = None,
     detail: str | None = None,
     processes: Sequence[IncidentProcess] = (),
+    allocations: Sequence[DeviceAllocation] = (),
 ) -> Incident:
     """Fill in an incident of one of `KINDS`; raises KeyError for another kind.
 
@@ -91,6 +92,7 @@ def make_incident(
         action=action or advice,
         message=f"{words}: {detail}" if detail else words,
         processes=list(processes),
+        allocations=list(allocations) or None,
     )
 
 

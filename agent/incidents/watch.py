@@ -2,7 +2,7 @@
 
 Sightings come from the driver's events (in their own thread), from the kernel's log, from the
 readings and from the driver's own start and end. Here they become incidents, each once, with the
-processes on the GPU at that time.
+processes on the GPU at that time and those to whom the kubelet has given it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from agent.incidents.making import make_incident
 from agent.incidents.sighting import Sighting
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import Clock
-from gpuledger.records import GpuHealth, Incident, IncidentProcess
+from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess
 from gpuledger.service import Backoff, Check
 
 SOURCE: Final = "agent"
@@ -38,11 +38,13 @@ _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
 
 ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
 """Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
+"""Takes the same."""
 
 _log = structlog.get_logger(__name__)
 
 
-def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> Sequence[IncidentProcess]:
+def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> tuple[()]:
     return ()
 
 
@@ -61,16 +63,18 @@ class IncidentWatch:
         clock: Clock,
         tell: Callable[[Incident], None],
         processes_on: ProcessesOn = _nobody,
+        allocations_on: AllocationsOn = _nobody,
         open_kmsg: Callable[[], Kmsg] | None = None,
         kmsg_check: Check | None = None,
     ) -> None:
-        """Take the parts; `processes_on` gives who is on a GPU, or on a GPU instance, now."""
+        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it."""
         self._node = node
         self._boot_id = boot_id
         self._library = library
         self._clock = clock
         self._tell = tell
         self._processes_on = processes_on
+        self._allocations_on = allocations_on
         self._buses: Mapping[str, str] = {}
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
@@ -171,6 +175,7 @@ class IncidentWatch:
             severity=seen.severity,
             detail=seen.detail,
             processes=_with_named(self._processes_on(seen.gpu_uuid, seen.gpu_instance), seen),
+            allocations=self._allocations_on(seen.gpu_uuid, seen.gpu_instance),
         )
         self._lately.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()

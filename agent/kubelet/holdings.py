@@ -63,6 +63,21 @@ def allocate(
     return allocations, unresolved
 
 
+def find_on(
+    allocations: Iterable[DeviceAllocation], gpu_uuid: str, gpu_instance: int | None
+) -> list[DeviceAllocation]:
+    """Give what is allocated of a GPU, or of that instance alone where one is named.
+
+    Who holds the GPU as a whole holds the instance too.
+    """
+    return [
+        each
+        for each in allocations
+        if each.gpu_uuid == gpu_uuid
+        and (gpu_instance is None or each.gpu_instance in (None, gpu_instance))
+    ]
+
+
 def _from_plugins(pod: Pod, container: Container, is_gpu: re.Pattern[str]) -> Iterator[Holding]:
     for devices in container.devices:
         if is_gpu.match(devices.resource_name):

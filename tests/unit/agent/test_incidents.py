@@ -27,6 +27,12 @@ FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {
     "name": "faults",
     "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": 2}}],
+    "pods": [
+        {
+            "namespace": "research", "name": "notebook-0", "node": "node-a",
+            "containers": [{"name": "main", "devices": [{"gpu": 0}]}],
+        }
+    ],
     "host_processes": [
         {"node": "node-a", "command": "/opt/train --fast", "gpus": [1], "memory_bytes": 1 << 30}
     ],
@@ -87,8 +93,10 @@ class Agent:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it waits for events, and knows who is on the GPUs."""
-        return self._waits.is_set() and any(sample.processes for sample in self._samples)
+        """Whether it waits for events, and knows who is on the GPUs and who holds them."""
+        return self._waits.is_set() and any(
+            sample.processes and sample.allocations for sample in self._samples
+        )
 
     async def until(self, done: Callable[[], bool], *, step_seconds: float) -> None:
         """Move time on, a step at a time, until it is done."""
@@ -147,3 +155,7 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
     assert (first.gpu_uuid, first.severity) == (node.gpus[1].facts.uuid, Severity.CRITICAL)
     assert (asked.source, asked.action, asked.processes) == ("kmsg", "RESTART_BM", [])
     assert asked.gpu_uuid == node.gpus[0].facts.uuid
+    assert first.allocations is None
+    assert [(one.namespace, one.pod) for one in asked.allocations or []] == [
+        ("research", "notebook-0")
+    ]

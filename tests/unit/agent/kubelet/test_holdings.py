@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from agent.kubelet.devices import DeviceIndex, Unresolved
-from agent.kubelet.holdings import Holding, allocate, find_holdings
+from agent.kubelet.holdings import Holding, allocate, find_holdings, find_on
 from agent.kubelet.messages import Claim, ClaimedDevice, Container, ContainerDevices, Pod
 from agent.settings import KubeletSettings
 from gpuledger.records import DeviceAllocation, GpuFacts
@@ -91,6 +91,40 @@ def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
     )
     assert allocations == [plain, claimed]
     assert not unresolved
+
+
+HELD = [
+    DeviceAllocation(
+        gpu_uuid=gpu_uuid,
+        gpu_instance=gpu_instance,
+        device_id=device_id,
+        resource_name="nvidia.com/gpu",
+        namespace="serving",
+        pod="chat",
+        container="server",
+    )
+    for device_id, gpu_uuid, gpu_instance in [
+        ("whole", GPU, None),
+        ("first", GPU, 1),
+        ("second", GPU, 2),
+        ("other", "GPU-other", 1),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("gpu_uuid", "gpu_instance", "found"),
+    [
+        (GPU, None, ["whole", "first", "second"]),
+        (GPU, 1, ["whole", "first"]),
+        (GPU, 7, ["whole"]),
+        ("PCI:0000:1b:00", None, []),
+    ],
+)
+def test_who_holds_an_instance_holds_it_or_the_whole_gpu(
+    gpu_uuid: str, gpu_instance: int | None, found: list[str]
+) -> None:
+    assert [each.device_id for each in find_on(HELD, gpu_uuid, gpu_instance)] == found
 
 
 def test_a_device_that_leads_nowhere_is_counted_and_left_out() -> None:
