@@ -11,8 +11,12 @@ import duckdb
 import pytest
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Account, EntryRow, GpuEvent
+from gpuledger.schemas import schema_of
+from gpuledger.topics import ROWS
+from sinks.otlp import naming
 from sinks.remote_write.families import FAMILIES
+from sinks.rows.rows import encoded_rows_of
 from sinks.store.columns import COLUMNS
 from sinks.store.reading import entries_sql
 from sinks.store.rows import rows_of
@@ -55,6 +59,35 @@ def columns() -> Iterator[list[str]]:
         yield [f"`{column.name}`", TYPES[shown], "yes" if column.nullable else ""]
 
 
+def row_columns() -> Iterator[list[str]]:
+    record = schema_of(ROWS)["$defs"][EntryRow.__name__]
+    yield ["column", "type", "absent"]
+    yield ["---"] * 3
+    for name, schema in record["properties"].items():
+        kind = {"object": "object of strings"}.get(schema.get("type"), schema.get("type", "string"))
+        yield [f"`{name}`", kind, "" if name in record["required"] else "yes"]
+
+
+def otlp_metrics() -> Iterator[list[str]]:
+    yield ["metric", "unit", "type", "series of remote-write"]
+    yield ["---"] * 4
+    for metric in (metric for family in FAMILIES for metric in family.metrics):
+        made = naming.instrument_of(metric)
+        kind = "sum" if made.is_counter else "gauge"
+        yield [f"`{made.name}`", made.unit, kind, f"`{metric.name}`"]
+
+
+def otlp_attributes() -> Iterator[list[str]]:
+    yield ["attribute", "of the", "label of remote-write"]
+    yield ["---"] * 3
+    for label, attribute in naming.RESOURCE_ATTRIBUTES.items():
+        yield [f"`{attribute}`", "resource", f"`{label}`"]
+    for kind, attribute in naming.OWNERS.items():
+        yield [f"`{attribute}`", "resource", f"`owner_name` of a {kind}"]
+    for label, attribute in naming.POINT_ATTRIBUTES.items():
+        yield [f"`{attribute}`", "point", f"`{label}`"]
+
+
 def as_markdown(rows: Iterator[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -65,6 +98,33 @@ def test_the_page_lists_the_series_that_are_sent() -> None:
 
 def test_the_page_lists_the_columns_of_the_table() -> None:
     assert table("store.md", "columns") == list(columns()), as_markdown(columns())
+
+
+def test_the_page_lists_the_columns_of_a_row() -> None:
+    assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
+
+
+def test_the_page_lists_the_metrics_that_are_written_as_otlp() -> None:
+    assert table("otlp.md", "metrics") == list(otlp_metrics()), as_markdown(otlp_metrics())
+
+
+def test_the_page_lists_the_attributes_that_are_written_as_otlp() -> None:
+    expected = list(otlp_attributes())
+
+    assert table("otlp.md", "attributes") == expected, as_markdown(otlp_attributes())
+
+
+def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [value for tick in range(2) for value in encoded_rows_of(event(tick))]
+    Path("rows.json").write_bytes(b"\n".join(rows))
+    (query,) = [
+        one
+        for one in re.findall(r"```sql\n(.*?)```", (DOCS / "rows.md").read_text(), re.DOTALL)
+        if "read_json" in one
+    ]
+
+    assert ask(query) == [("research", "train-0", "vision", 1.0)]
 
 
 def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
