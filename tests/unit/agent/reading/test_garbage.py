@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pynvml
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,7 @@ from agent.nvml.answers import LastSeen
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.library import Nvml
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
-from gpuledger.codec import encode
+from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuDetails, GpuReading
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
@@ -110,8 +109,8 @@ def value_of(tick: GpuTick, name: str) -> Any:
 
 
 def check_plausible(tick: GpuTick) -> None:
-    msgspec.json.decode(encode(tick.reading), type=GpuReading)
-    msgspec.json.decode(encode(tick.details), type=GpuDetails)
+    Decoder(topic="readings", record=GpuReading).decode(encode(tick.reading))
+    Decoder(topic="readings", record=GpuDetails).decode(encode(tick.details))
     for readings in CATALOGUE.values():
         for one in readings:
             field, value = one.name.rpartition(".")[2], value_of(tick, one.name)
