@@ -109,6 +109,8 @@ class Following:
         self.reflector = reflector
         self.asked = asked
         self.steps: list[Step] = []
+        self.listed_version = 0
+        """At which version the last list was."""
         self._namespace = namespace
         self._more = asyncio.Event()
 
@@ -118,6 +120,8 @@ class Following:
             async for step in steps:
                 if not isinstance(step, Seen | Deleted) or step.pod.namespace == self._namespace:
                     self.steps.append(step)
+                if step is Mark.LISTED:
+                    self.listed_version = int(self.reflector.version or 0)
                 self._more.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -29,8 +29,10 @@ class PodwatchContract:
             last = await cluster.create_pod("last")
             await found.until_seen(last)
         end = found.steps.index(Mark.LISTED)
-        listed = [step.pod.uid for step in found.steps[:end] if isinstance(step, Seen)]
-        assert (set(listed), len(listed)) == (uids, 5)
+        listed = [step.pod for step in found.steps[:end] if isinstance(step, Seen)]
+        assert ({pod.uid for pod in listed}, len(listed)) == (uids, 5)
+        # Whom such a list does not have is deleted as of its version: above all records of it.
+        assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
         # A watch that lists is one request; pages of two, and the watch after them, are several.
         assert (len(found.asked) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
@@ -51,6 +53,8 @@ class PodwatchContract:
         assert int(running.resource_version) > int(fresh.resource_version)
         gone = [step.pod for step in found.steps if isinstance(step, Deleted)]
         assert [(pod.uid, pod.phase) for pod in gone] == [(uid, "Running")]
+        # So that no record from before can be taken for newer than the deletion.
+        assert int(gone[0].resource_version) > int(running.resource_version)
 
     async def test_a_pod_without_a_node_is_not_seen(self, cluster: Cluster) -> None:
         await cluster.create_pod("unscheduled", node=None)

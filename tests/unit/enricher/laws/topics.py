@@ -147,7 +147,7 @@ def node_pods(draw: st.DrawFn, node: str) -> list[PodRecord | str]:
             first,
             containers=[replace(first.containers[0], container_id=container_of(node, number))],
         )
-        later = replace(named, labels={"team": "another"})
+        later = replace(named, labels={"team": "another"}, resource_version="8")
         versions = [named, later][: draw(st.integers(0, 2))]
         told += versions + versions[: draw(st.integers(0, 1))]
         if draw(st.booleans()):
