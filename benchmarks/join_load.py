@@ -1,6 +1,7 @@
 """What benchmarks of the join put on its topics, and into its cache. Nothing is measured here."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from aiokafka import AIOKafkaProducer
@@ -54,10 +55,12 @@ async def publish_one_by_one(
     await producer.start()
     try:
         waiting = []
+        # What is older than the topic keeps may be deleted before it was read.
+        now_ms = time.time_ns() // 1_000_000
         for number, tick in enumerate(ticks):
             batch = producer.create_batch()
             node = number % nodes
-            batch.append(key=node_name(node).encode(), value=tick, timestamp=number)
+            batch.append(key=node_name(node).encode(), value=tick, timestamp=now_ms)
             place = partition_of(node)
             waiting.append(await producer.send_batch(batch, SAMPLES.name, partition=place))
         await asyncio.gather(*waiting)
