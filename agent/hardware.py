@@ -4,7 +4,7 @@ Here ids of devices find their GPU, and the inventory is made.
 """
 
 from agent.kubelet.devices import DeviceIndex
-from agent.nvml.driver import NodeFacts
+from agent.nvml.answers import NodeFacts
 from gpuledger.records import Inventory
 
 

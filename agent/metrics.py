@@ -57,6 +57,17 @@ ACCOUNTS_LATE: Final = Counter(
     "gpuledger_agent_accounts_late",
     "The driver's accounts of processes that came when the process's end had been told without.",
 )
+ENDS_UNTOLD: Final = Counter(
+    "gpuledger_agent_ends_untold",
+    "The driver's accounts of processes that no tick tells of, so that nothing is settled by them,"
+    " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
+    " or use), `older` (it began before this agent did), `too_many` (wait to be told).",
+    ["reason"],
+)
+GLANCES_LATE: Final = Counter(
+    "gpuledger_agent_glances_late",
+    "Looks at the driver's accounts between two ticks that were not answered at once.",
+)
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",
     "Ticks that a GPU did not answer in time; they hold the other GPUs only.",

@@ -4,16 +4,16 @@ Here the parts of a tick are put together. It waits for nothing: who asks the GP
 decided elsewhere.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
 from agent.nvml.answers import GpuAnswers, LastSeen
-from agent.processes.endings import Endings
-from agent.processes.entries import Containers, describe
+from agent.processes.census import Census
+from agent.processes.past import Covered
 from agent.processes.procfs import Procfs, read_boot_id
-from agent.processes.table import ProcessTable, Roll
+from agent.processes.table import Roll
 from agent.reading.beside import read_beside
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from agent.reading.rows import find_cut_anew, find_vanished, gpu_instances_of, lay_out, layout_of
@@ -72,20 +72,24 @@ class Sampler:
     def __init__(self, *, node: str, procfs: Procfs, reads_processes: bool = True) -> None:
         """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
-        self.reads_processes = reads_processes
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
-        self._table = ProcessTable(procfs=procfs, node=node, boot_id=self.boot_id)
-        self._endings = Endings(procfs=procfs, node=node, boot_id=self.boot_id)
+        self._census = Census(
+            node=node, boot_id=self.boot_id, procfs=procfs, reads_processes=reads_processes
+        )
         self._states: Mapping[str, GpuState] = {}
         self._layout: Mapping[str, frozenset[str]] = {}
         self._gpu_instances: Mapping[str, int] = {}
         self._cut_anew: list[str] = []
         self._before: Moment | None = None
         self._health_before: Mapping[str, Mapping[str, Any]] = {}
-        self._untold: list[ProcessRecord] = []
         self._seq = 0
         self._lag_ns: int | None = None
+
+    @property
+    def reads_processes(self) -> bool:
+        """Whether ticks name processes."""
+        return self._census.reads_processes
 
     def last_seen(self) -> Mapping[str, LastSeen]:
         """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
@@ -100,7 +104,11 @@ class Sampler:
         instances = self._layout.get(gpu_uuid, frozenset())
         hit = {uuid for uuid in instances if self._gpu_instances.get(uuid, -1) == gpu_instance}
         # Where the instance is not known, everybody on the GPU may be meant.
-        return self._table.on(hit or {gpu_uuid, *instances})
+        return self._census.on(hit or {gpu_uuid, *instances})
+
+    def see(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
+        """Look up who is new on the GPUs between two ticks: at the next one it may be gone."""
+        self._census.see(pids, seen_boottime_ns=seen_boottime_ns)
 
     def sample(
         self,
@@ -123,7 +131,13 @@ class Sampler:
         ticks = self._read(answers, interval_ns=interval_ns, now_ns=at.monotonic_ns)
         vanished = self._follow_layout(answers)
         self._keep(ticks, vanished)
-        roll = self._call_roll(ticks, vanished, asked_boottime_ns=asked_boottime_ns, at=at)
+        roll = self._census.call(
+            ticks,
+            vanished,
+            asked_boottime_ns=asked_boottime_ns,
+            time_ns=at.time_ns,
+            boottime_ns=at.boottime_ns,
+        )
         if not before:
             return None
         return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
@@ -171,29 +185,6 @@ class Sampler:
             # Found once and kept, so that each tick begins where the one before ended.
             self._lag_ns = _lag_ns(ticks)
 
-    def _call_roll(
-        self,
-        ticks: Sequence[GpuTick],
-        vanished: Collection[str],
-        *,
-        asked_boottime_ns: int,
-        at: Moment,
-    ) -> Roll:
-        """Find out whose processes they are, and who has ended; without attribution, nobody's."""
-        read = ticks if self.reads_processes else []
-        listed = {tick.reading.uuid: tick.state.processes.keys() for tick in read}
-        roll = self._table.call(
-            {**dict.fromkeys(vanished, ()), **listed},
-            lingering={pid for tick in read for pid in tick.state.gone},
-            listed_boottime_ns=asked_boottime_ns,
-            time_ns=at.time_ns,
-        )
-        accounts = {tick.reading.uuid: tick.accounts for tick in read}
-        self._untold += self._endings.settle(
-            roll, accounts, time_ns=at.time_ns, boottime_ns=at.boottime_ns
-        )
-        return roll
-
     def _tick(
         self,
         ticks: Sequence[GpuTick],
@@ -205,32 +196,32 @@ class Sampler:
         late: bool,
     ) -> Tick:
         self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
-        containers = Containers()
-        processes = [
-            process
-            for place, tick in enumerate(ticks)
-            for usage in (tick.usages if self.reads_processes else ())
-            for process in describe(place, usage, roll, containers)
-        ]
+        lag_ns = self._lag_ns or 0
+        covered = Covered(
+            seq=self._seq,
+            begin_ns=at.boottime_ns - lag_ns - interval_ns,
+            end_ns=at.boottime_ns - lag_ns,
+            time_ns=at.time_ns - lag_ns,
+        )
+        counted = self._census.describe(ticks, roll, covered)
         TICKS.inc()
         sample = NodeSample(
             node=self._node,
             boot_id=self.boot_id,
             seq=self._seq,
-            time_ns=at.time_ns - (self._lag_ns or 0),
+            time_ns=covered.time_ns,
             interval_ns=interval_ns,
             late=True if late else None,
             gpus=[tick.reading for tick in ticks],
-            containers=containers.refs(),
-            processes=processes,
+            containers=counted.containers,
+            processes=counted.processes,
             allocations=list(allocations),
         )
-        records, self._untold = self._untold, []
         cut_anew, self._cut_anew = self._cut_anew, []
         return Tick(
             sample=sample,
             readings=read_beside(sample, ticks),
-            processes=records,
+            processes=self._census.drain(),
             cut_anew=cut_anew,
         )
 

@@ -57,11 +57,25 @@ class Ticking:
             await self.clock.sleep(first_ns / 1e9)
         wait_seconds = schedule.restart(self.clock.monotonic_ns(), first_ns)
         while True:
-            await self.clock.sleep(wait_seconds)
+            await self._rest(wait_seconds)
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
             await self._try_to_take(late=late)
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next tick; where the driver keeps accounts, look meanwhile who comes."""
+        end_ns, pause_seconds = (
+            self.clock.monotonic_ns() + seconds * 1e9,
+            self.settings.glance_seconds,
+        )
+        while (
+            self.driver.keeps_accounts and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
+        ):
+            await self.clock.sleep(pause_seconds)
+            seen_ns = self.clock.boottime_ns()
+            self.sampler.see(await self.driver.glance(), seen_boottime_ns=seen_ns)
+        await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
 
     async def _try_to_take(self, *, late: bool = False) -> bool:
         """Take one tick; what goes wrong in it costs that tick, and is told once."""

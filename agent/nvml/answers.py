@@ -4,7 +4,7 @@ Here live the value types between the seam to NVML and the pure core. Nothing is
 Those that are made hundreds of times a tick are structs, five times cheaper to make.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -180,3 +180,13 @@ class GpuAnswers:
     """Which instance it is, where these are an instance's answers."""
     instance_profiling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the chip's counters measured of each instance, by its UUID: fields of `GpuAnswers`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """What an inventory says of a node's driver and GPUs."""
+
+    versions: Mapping[str, str | None]
+    """The versions by the fields of `Inventory`."""
+    gpus: Sequence[GpuFacts]
+    """The GPUs in the driver's order, those included that are lost."""

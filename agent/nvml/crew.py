@@ -38,6 +38,11 @@ class Crew:
         return {thread.gpu.uuid for thread in self._threads}
 
     @property
+    def accounting_gpus(self) -> list[Gpu]:
+        """The GPUs whose driver keeps accounts of processes."""
+        return [thread.gpu for thread in self._threads if thread.gpu.keeps_accounts]
+
+    @property
     def is_silent(self) -> bool:
         """Whether there are GPUs, and none of them answers."""
         return bool(self._threads) and all(thread.is_silent for thread in self._threads)

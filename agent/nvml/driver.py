@@ -6,18 +6,19 @@ process alive. What to ask and what an answer means is decided elsewhere.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
 import structlog
 
 from agent.metrics import DRIVER_UP
-from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.nvml.answers import GpuAnswers, LastSeen, NodeFacts
 from agent.nvml.calls import DriverNotLoadedError, NvmlLostError
 from agent.nvml.crew import Crew
+from agent.nvml.glancer import Glancer
 from agent.nvml.gpu import Gpu
 from agent.nvml.gpu_thread import slow_backoff
 from agent.nvml.library import Nvml
@@ -32,16 +33,6 @@ from gpuledger.service import Backoff, Check
 _log = structlog.get_logger(__name__)
 # How long an unbinding gets before the driver is asked for again.
 _UNBINDING_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeFacts:
-    """What an inventory says of a node's driver and GPUs."""
-
-    versions: Mapping[str, str | None]
-    """The versions by the fields of `Inventory`."""
-    gpus: Sequence[GpuFacts]
-    """The GPUs in the driver's order, those included that are lost."""
 
 
 class Driver:
@@ -69,6 +60,7 @@ class Driver:
         self._crew = Crew(
             losses=self._losses, deadline_seconds=deadline_seconds, health_seconds=health_seconds
         )
+        self._glancer = Glancer()
         self._start_retry = Retry(backoff)
         self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
         self._opening: Future[Sequence[Gpu]] | None = None
@@ -113,6 +105,15 @@ class Driver:
         self._report({answer.uuid for answer in answers})
         self._restart_where_it_helps()
         return answers
+
+    @property
+    def keeps_accounts(self) -> bool:
+        """Whether there is something to glance at."""
+        return self._closed is None and bool(self._crew.accounting_gpus)
+
+    async def glance(self) -> Collection[int]:
+        """Give the pids that are new in the driver's accounts since the last glance."""
+        return await self._glancer.look(self._crew.accounting_gpus)
 
     def inventory(self) -> NodeFacts | None:
         """Give what the node is built of, where that is news."""
@@ -207,7 +208,7 @@ class Driver:
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        is_stuck = self._crew.is_stuck or self._keeper.is_stuck
+        is_stuck = self._crew.is_stuck or self._keeper.is_stuck or self._glancer.is_stuck
         if not self._start_retry.is_due(now_ns):
             return
         if self._closed is not None:

@@ -75,6 +75,15 @@ class Gpu:
             given |= self.answers_of(group, last_seen)
         return GpuAnswers(uuid=self.uuid, index=self.index, **given)
 
+    @property
+    def keeps_accounts(self) -> bool:
+        """Whether its driver keeps accounts of processes, by the last answer."""
+        return self._accounting.is_kept
+
+    def accounted_pids(self) -> frozenset[int]:
+        """Give who is in the accounts now, from any thread; raises UnavailableError."""
+        return self._accounting.pids()
+
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
         self._gpm.close()

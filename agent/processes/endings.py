@@ -1,6 +1,6 @@
 """Ends of processes with what they used over their lives, where the driver keeps accounts.
 
-Pure but for a look at `/proc`. A record of an end waits some ticks for the accounts of its GPUs. An
+Pure but for looks at `/proc`. A record of an end waits some ticks for the accounts of its GPUs. An
 account of a process that no list ever showed makes a record of its start and one of its end. The
 driver keeps the latest account of a pid only, so one that began after its process was listed last
 is another process's.
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.metrics import ACCOUNTS_LATE
+from agent.processes.cgroup import Location
+from agent.processes.lives import SLACK_NS, Account, Closed, Life
 from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
-from agent.processes.table import KnownProcess, Roll
+from agent.processes.sightings import Sightings
+from agent.processes.table import Roll
 from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
 
 _PATIENCE_TICKS: Final = 5
@@ -20,47 +23,9 @@ _PATIENCE_TICKS: Final = 5
 _TOLD_TICKS: Final = 10
 _RECENT_ENDS: Final = 256
 _EARLIER_CLOCKS: Final = 8
-# The kernel counts starts in hundredths of a second, and the wall clock may be set in between.
-_SLACK_NS: Final = 1_000_000_000
 
-Account = tuple[int, GpuTotals]
-"""A pid, and what it used of one GPU."""
 Accounts = Mapping[str, Sequence[Account] | None]
 """By GPU; `None` where its driver keeps none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Life:
-    """Between which instants a process was on GPUs, since boot."""
-
-    pid: int
-    """Its pid."""
-    from_ns: int
-    """It did not start earlier."""
-    until_ns: int
-    """It was listed until then."""
-
-    @classmethod
-    def of(cls, known: KnownProcess) -> "Life":
-        """Give the life of a process in the table."""
-        return cls(
-            pid=known.pid,
-            from_ns=known.facts.started_boottime_ns or 0,
-            until_ns=known.certain_boottime_ns,
-        )
-
-    def fits(self, account: Account, boots: Iterable[int]) -> bool:
-        """Whether an account can be this process's; `boots` is when the node booted.
-
-        That has several answers where the wall clock was set: an account's start is by the clock
-        as it was then.
-        """
-        pid, totals = account
-        started_ns = totals.started_time_ns
-        if pid != self.pid or started_ns is None:
-            return pid == self.pid
-        earliest_ns, latest_ns = self.from_ns - _SLACK_NS, self.until_ns + _SLACK_NS // 10
-        return any(earliest_ns <= started_ns - boot_ns <= latest_ns for boot_ns in boots)
 
 
 @dataclass(kw_only=True)
@@ -89,6 +54,16 @@ class Endings:
     _parts: dict[Life, list[GpuTotals]] = field(default_factory=dict)
     _told: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
     _boots: list[int] = field(default_factory=list)
+    _closed: list[Closed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sightings = Sightings(procfs=self.procfs)
+        """Who was seen between the ticks."""
+
+    def drain(self) -> list[Closed]:
+        """Give who is done with a GPU since the last call, as far as there are accounts of it."""
+        closed, self._closed = self._closed, []
+        return closed
 
     def settle(
         self, roll: Roll, accounts: Accounts, *, time_ns: int, boottime_ns: int
@@ -111,7 +86,7 @@ class Endings:
 
     def _note_boot(self, boot_ns: int) -> None:
         """Note when the node booted by the wall clock; what is far from it is by an earlier one."""
-        earlier = [one for one in self._boots if abs(boot_ns - one) >= _SLACK_NS // 10]
+        earlier = [one for one in self._boots if abs(boot_ns - one) >= SLACK_NS // 10]
         self._boots = [*earlier[-_EARLIER_CLOCKS:], boot_ns]
 
     def _wait(self, record: ProcessRecord, life: Life, kept: set[str]) -> None:
@@ -136,6 +111,7 @@ class Endings:
             if now and (life := Life.of(now)).fits(account, self._boots):
                 # Done with this GPU, still at work on another one.
                 self._parts.setdefault(replace(life, until_ns=0), []).append(totals)
+                self._close(account, now.certain_facts, life)
             elif any(life.fits(account, self._boots) for life in self._recent):
                 ACCOUNTS_LATE.inc()
             else:
@@ -159,6 +135,7 @@ class Endings:
             if totals.gpu_uuid in waiting.missing and waiting.life.fits(account, self._boots):
                 waiting.missing.discard(totals.gpu_uuid)
                 waiting.totals.append(totals)
+                self._close(account, _facts_of(waiting.record), waiting.life)
                 return True
         return False
 
@@ -176,11 +153,29 @@ class Endings:
     ) -> list[ProcessRecord]:
         records = []
         for pid, totals in unknown.items():
-            starts = [one.started_time_ns for one in totals if one.started_time_ns is not None]
-            facts = self._look(pid, min(starts, default=0) - self._boots[-1])
+            facts = self._whose(pid, totals)
+            for one in totals:
+                self._close((pid, one), facts, None)
             seen = self._record(pid, facts, totals, time_ns)
             records += [seen, with_totals(replace(seen, change=ProcessChange.ENDED), totals)]
         return records
+
+    def _whose(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
+        """Give whose it was: who was seen in time, else who has the pid now and had it then."""
+        for one in totals:
+            if facts := self.sightings.find((pid, one), self._boots):
+                return facts
+        starts = [one.started_time_ns for one in totals if one.started_time_ns is not None]
+        return self._look(pid, min(starts, default=0) - self._boots[-1])
+
+    def _close(self, account: Account, facts: ProcessFacts, life: Life | None) -> None:
+        if facts.started_boottime_ns is None:
+            facts = self.sightings.find(account, self._boots) or facts
+        pid, totals = account
+        opened_ns = life.opened_boottime_ns(account, self._boots) if life else None
+        if opened_ns is None and totals.started_time_ns is not None:
+            opened_ns = totals.started_time_ns - self._boots[-1]
+        self._closed.append(Closed(pid, facts, totals, opened_ns))
 
     def _look(self, pid: int, opened_boottime_ns: int) -> ProcessFacts:
         """Look the process up, which may live on; one that started later has only its pid."""
@@ -218,3 +213,8 @@ def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRe
         busy_seconds=sum(busy) if busy else None,
         max_memory_bytes=max(held, default=None),
     )
+
+
+def _facts_of(record: ProcessRecord) -> ProcessFacts:
+    where = Location(container_id=record.container_id, pod_uid=record.pod_uid)
+    return ProcessFacts(started_boottime_ns=record.started_boottime_ns, location=where)

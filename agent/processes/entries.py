@@ -1,5 +1,6 @@
 """The processes of a tick as its record holds them, and the table of their containers."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agent.processes.cgroup import Location
@@ -25,6 +26,18 @@ class Containers:
     def refs(self) -> list[ContainerRef]:
         """Give the table."""
         return [ContainerRef(container_id=one, pod_uid=uid) for one, uid in self._places]
+
+
+def describe_all(
+    usages: Iterable[Sequence[ProcessUsage]], roll: Roll, containers: Containers
+) -> list[GpuProcess]:
+    """Give the entries of all processes; `usages` are those of each GPU in the tick's order."""
+    return [
+        process
+        for gpu, on_it in enumerate(usages)
+        for usage in on_it
+        for process in describe(gpu, usage, roll, containers)
+    ]
 
 
 def describe(gpu: int, usage: ProcessUsage, roll: Roll, containers: Containers) -> list[GpuProcess]:

@@ -5,6 +5,7 @@ seconds as the name says. An optional field that is not known is absent, never z
 """
 
 from gpuledger.records.dead_letters import DeadLetter
+from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.events import (
     Account,
     Entry,
@@ -66,6 +67,7 @@ __all__ = [
     "PodRecord",
     "PodState",
     "ProcessChange",
+    "ProcessEnd",
     "ProcessKind",
     "ProcessRecord",
     "Severity",

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.processes.endings import Account, Endings
+from agent.processes.endings import Endings
+from agent.processes.lives import Account
 from agent.processes.table import ProcessTable
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs

@@ -1,0 +1,157 @@
+"""Processes that are done with a GPU, as the tick tells it that covers their end.
+
+Here the driver's account of a process is held against what ticks said of it. Pure but for metrics.
+What is booked for it is decided elsewhere. An end waits until ticks cover it, as these run behind
+the driver's clock; what cannot be told rightly is left out and counted.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+from agent.metrics import ENDS_UNTOLD
+from agent.processes.entries import Containers
+from agent.processes.lives import Closed
+from agent.processes.past import Covered, GpuPast, Stay, by_gpu
+from gpuledger.records import GpuProcess, GpuReading, ProcessEnd
+
+_NS: Final = 1_000_000_000
+# The driver tells of whole sampling windows, so a process shows in ticks up to a window around it.
+_WINDOW_NS: Final = 166_667_000
+_MOST_WAITING: Final = 4096
+
+
+@dataclass(kw_only=True)
+class Closing:
+    """The ends of one node's processes, and what its last ticks said of each GPU."""
+
+    _pasts: dict[str, GpuPast] = field(default_factory=dict)
+    _waiting: list[tuple[Closed, Stay]] = field(default_factory=list)
+    _begin_ns: int | None = None
+
+    def take(self, closed: Iterable[Closed]) -> None:
+        """Take who is done with a GPU; those who cannot be told of are counted."""
+        for one in closed:
+            stay = _stay_of(one)
+            reason = self._reason_to_drop(one, stay)
+            if reason is None and stay is not None:
+                self._waiting.append((one, stay))
+            else:
+                ENDS_UNTOLD.labels(reason=reason).inc()
+
+    def tell(
+        self,
+        covered: Covered,
+        *,
+        gpus: Sequence[GpuReading],
+        processes: Sequence[GpuProcess],
+        accounted: Collection[str],
+        containers: Containers,
+    ) -> list[ProcessEnd] | None:
+        """Give the ends that ticks cover by now, if any; `accounted` are the GPUs with accounts.
+
+        Notes what this tick says. `containers` gets what the ends name.
+        """
+        if not accounted and not self._pasts:
+            return None
+        self._begin_ns = covered.begin_ns if self._begin_ns is None else self._begin_ns
+        self._note(covered, gpus, processes, accounted)
+        due = [one for one in self._waiting if one[1].end_ns <= covered.end_ns]
+        self._waiting = [one for one in self._waiting if one[1].end_ns > covered.end_ns]
+        ends = [
+            end for uuid in sorted(self._pasts) for end in self._end(uuid, due, covered, containers)
+        ]
+        return ends or None
+
+    def _note(
+        self,
+        covered: Covered,
+        gpus: Sequence[GpuReading],
+        processes: Sequence[GpuProcess],
+        accounted: Collection[str],
+    ) -> None:
+        on = by_gpu(processes)
+        there: Mapping[str, int] = {one.uuid: place for place, one in enumerate(gpus)}
+        for uuid in {*self._pasts, *(accounted & there.keys())}:
+            place = there.get(uuid)
+            reading = None if place is None or gpus[place].mig_enabled else gpus[place]
+            past = self._pasts.setdefault(uuid, GpuPast())
+            past.note(covered, reading, on.get(place, []) if place is not None else [])
+
+    def _reason_to_drop(self, one: Closed, stay: Stay | None) -> str | None:
+        if one.facts.started_boottime_ns is None:
+            return "unidentified"
+        if stay is None:
+            return "undated"
+        if self._begin_ns is None or stay.begin_ns + _WINDOW_NS < self._begin_ns:
+            return "older"
+        return "too_many" if len(self._waiting) >= _MOST_WAITING else None
+
+    def _end(
+        self,
+        uuid: str,
+        due: Sequence[tuple[Closed, Stay]],
+        covered: Covered,
+        containers: Containers,
+    ) -> list[ProcessEnd]:
+        """Give the ends on one GPU; they share what is nobody's there."""
+        past = self._pasts[uuid]
+        here = [one for one in due if one[0].totals.gpu_uuid == uuid]
+        told = [past.pop_ticked(_key(one)) for one, _ in here]
+        stays = [
+            stay._replace(untold_seconds=max(0.0, stay.untold_seconds - seconds))
+            for (_, stay), (seconds, _) in zip(here, told, strict=True)
+        ]
+        parts = zip(here, told, stays, past.set_aside(stays), strict=True)
+        return [
+            _process_end(
+                one,
+                container=containers.place(one.facts.location),
+                ticked_seconds=seconds,
+                unclaimed_seconds=unclaimed,
+                met=_in_order(first, *past.met(stay)) or [covered],
+            )
+            for (one, _), (seconds, first), stay, unclaimed in parts
+        ]
+
+
+def _stay_of(closed: Closed) -> Stay | None:
+    """Give the time on the GPU, a sampling window around it included."""
+    totals, opened_ns = closed.totals, closed.opened_boottime_ns
+    if opened_ns is None or totals.lived_seconds is None or totals.busy_seconds is None:
+        return None
+    closed_ns = opened_ns + round(totals.lived_seconds * _NS)
+    return Stay(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_seconds)
+
+
+def _in_order(*ticks: Covered | None) -> list[Covered]:
+    return sorted([one for one in ticks if one], key=attrgetter("seq"))
+
+
+def _key(closed: Closed) -> tuple[int, int]:
+    return closed.pid, closed.facts.started_boottime_ns or 0
+
+
+def _process_end(
+    closed: Closed,
+    *,
+    container: int | None,
+    ticked_seconds: float,
+    unclaimed_seconds: float,
+    met: Sequence[Covered],
+) -> ProcessEnd:
+    return ProcessEnd(
+        gpu_uuid=closed.totals.gpu_uuid,
+        pid=closed.pid,
+        started_boottime_ns=closed.facts.started_boottime_ns or 0,
+        container=container,
+        lived_seconds=closed.totals.lived_seconds or 0.0,
+        busy_seconds=closed.totals.busy_seconds or 0.0,
+        ticked_busy_seconds=ticked_seconds,
+        unclaimed_busy_seconds=unclaimed_seconds,
+        from_seq=met[0].seq,
+        from_time_ns=met[0].from_time_ns,
+        until_seq=met[-1].seq,
+        until_time_ns=met[-1].time_ns,
+    )

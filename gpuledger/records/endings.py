@@ -1,0 +1,41 @@
+"""What a node says of a process that is done with a GPU: all that it used, and what ticks said.
+
+Here lives the record that a tick carries of it. What is booked for it is the join's business.
+"""
+
+from gpuledger.records.base import Natural, record
+
+
+@record
+class ProcessEnd:
+    """A process that is done with a GPU, with the driver's account of it.
+
+    The tick that carries it is the first that covers all of the process's time on the GPU.
+    """
+
+    gpu_uuid: str
+    """The GPU; it may be gone from the tick's `gpus`."""
+    pid: Natural
+    """Process id in the node's own pid namespace."""
+    started_boottime_ns: Natural
+    """Start of the process since the node's boot."""
+    container: Natural | None = None
+    """Position of its container in the tick's `containers`; absent for a process of the host."""
+    lived_seconds: float
+    """For how long it held the GPU open, by the driver's accounting."""
+    busy_seconds: float
+    """Time in which its kernels ran, by the driver's accounting: percents of `lived_seconds`."""
+    ticked_busy_seconds: float
+    """What ticks have said of it: where its container was alone on the GPU, the process's part of
+    the device's busy time, else what its own samples said."""
+    unclaimed_busy_seconds: float
+    """What of the device's busy time is set aside for it: of ticks in which no process was seen on
+    the GPU, and set aside for no other process."""
+    from_seq: Natural
+    """The first tick that covers a part of its time on the GPU, as far as the agent remembers."""
+    from_time_ns: Natural
+    """Where that tick's interval begins, nanoseconds since the epoch."""
+    until_seq: Natural
+    """The last tick that covers a part of it."""
+    until_time_ns: Natural
+    """Where that tick's interval ends, nanoseconds since the epoch."""

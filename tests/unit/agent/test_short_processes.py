@@ -1,0 +1,42 @@
+"""Processes that open a GPU and are gone before any tick lists them."""
+
+import pytest
+
+from agent.settings import AgentSettings
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.codec import decoder_of
+from gpuledger.records import ProcessChange, ProcessRecord
+from gpuledger.topics import PROCESSES
+from tests.unit.agent.given import short_lives, watch
+
+# Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
+BETWEEN_TICKS = (2.4, 3.0)
+
+
+async def told(bus: MemoryBus) -> list[ProcessRecord]:
+    """Give the ends of processes on the bus."""
+    async with bus.consumer(Subscription(group="test", topics=[PROCESSES.name])) as consumer:
+        batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
+        decode = decoder_of(PROCESSES.name, ProcessRecord).decode
+        records = [decode(one.value) for batch in batches.values() for one in batch]
+        return [one for one in records if one.change is ProcessChange.ENDED]
+
+
+@pytest.mark.parametrize(
+    ("glance_seconds", "is_known"),
+    [(0.1, True), (0.5, True), (60.0, False)],
+)
+async def test_one_that_no_tick_lists_is_known_where_it_was_glanced_at(
+    glance_seconds: float, *, is_known: bool
+) -> None:
+    settings = AgentSettings(node_name="gpu-a", glance_seconds=glance_seconds)
+    (end,) = await told(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
+    assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
+    assert (end.container_id is not None) == is_known
+
+
+async def test_without_accounts_nobody_is_glanced_at_and_nothing_is_told() -> None:
+    settings = AgentSettings(node_name="gpu-a")
+    scenario = short_lives([BETWEEN_TICKS], accounting="off")
+    assert await told(await watch(scenario, settings, seconds=6)) == []
