@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from benchmarks.figure import Figure
 from gpuledger.records import (
     Account,
+    ContainerRef,
     Entry,
     GpuBooks,
     GpuEvent,
@@ -106,6 +107,10 @@ def _event(tick: int) -> GpuEvent:
         time_ns=1_790_000_000_000_000_000 + tick * 1_000_000_000,
         interval_ns=1_000_000_000,
         gpus=[_books(number, tick) for number in range(_GPUS)],
+        containers=[
+            ContainerRef(container_id=f"{one:064x}", pod_uid=f"uid-{one}")
+            for one in range(_GPUS * _CONTAINERS_A_GPU)
+        ],
         pods=pods,
         allocations=[],
     )
@@ -121,10 +126,7 @@ def _books(number: int, tick: int) -> GpuBooks:
         method=Method.PROCESS_UTILIZATION,
     )
     containers = range(number * _CONTAINERS_A_GPU, (number + 1) * _CONTAINERS_A_GPU)
-    booked = [
-        replace(entry, account=Account.POD, pod_uid=f"uid-{one}", container_id=f"{one:064x}")
-        for one in containers
-    ]
+    booked = [replace(entry, account=Account.POD, container=one) for one in containers]
     reading = GpuReading(
         uuid=f"GPU-{number:08d}-2222-3333-4444-555555555555",
         index=number,

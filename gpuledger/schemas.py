@@ -5,7 +5,7 @@ The files are for readers in other languages; this project itself validates whil
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, cast, get_args, get_type_hints
@@ -16,7 +16,9 @@ import orjson
 from gpuledger.docstrings import class_docstring, field_docstrings
 from gpuledger.errors import UserError
 from gpuledger.generating import generate
+from gpuledger.records.base import is_array
 from gpuledger.topics import TOPICS, Topic
+from gpuledger.twins import twin_of
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 SUFFIX: Final = ".schema.json"
@@ -24,7 +26,7 @@ SUFFIX: Final = ".schema.json"
 
 def schema_of(topic: Topic) -> dict[str, Any]:
     """Give the JSON Schema (draft 2020-12) of a topic's records."""
-    made = msgspec.json.schema(topic.record)
+    made = msgspec.json.schema(twin_of(topic.record))
     described = _described(made["$defs"], _classes_in(topic.record))
     return {
         "$schema": DIALECT,
@@ -56,18 +58,30 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
     definitions: dict[str, Any] = {}
     for name, definition in made.items():
         cls = classes[name]
-        definitions[name] = definition | {"description": class_docstring(cls)}
-        if is_dataclass(cls):
+        titled = {"title": definition["title"], "description": class_docstring(cls)}
+        definitions[name] = titled | definition
+        if is_array(cls):
+            definitions[name]["prefixItems"] = _places(cls, definition["prefixItems"])
+        elif is_dataclass(cls):
             definitions[name]["properties"] = _properties(cls, definition["properties"])
     return definitions
 
 
+def _places(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Give the places of a record that is an array, each with its field's name as its title."""
+    named = zip(field_docstrings(record).items(), made, strict=True)
+    return [
+        {"title": name, "description": meaning}
+        | {k: v for k, v in schema.items() if k != "default"}
+        for (name, meaning), schema in named
+    ]
+
+
 def _properties(record: type, made: Mapping[str, Any]) -> dict[str, Any]:
-    meanings = field_docstrings(record)
     optional = {field.name for field in fields(cast("Any", record)) if field.default is not MISSING}
     return {
-        name: (_present(schema) if name in optional else schema) | {"description": meanings[name]}
-        for name, schema in made.items()
+        name: (_present(made[name]) if name in optional else made[name]) | {"description": meaning}
+        for name, meaning in field_docstrings(record).items()
     }
 
 

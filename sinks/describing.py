@@ -3,35 +3,58 @@
 Here live these look-ups, for sinks that write names. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
 
-from gpuledger.records import DeviceAllocation, Entry, PodDescription
-
-
-class PodIndex:
-    """The pod descriptions of one event, by UID and by container."""
-
-    def __init__(self, pods: Iterable[PodDescription]) -> None:
-        self._by_uid: dict[str, PodDescription] = {}
-        self._by_container: dict[str, PodDescription] = {}
-        for pod in pods:
-            if pod.uid is not None:
-                self._by_uid[pod.uid] = pod
-            for container_id in pod.container_ids:
-                self._by_container[container_id] = pod
-
-    def pod_of(self, entry: Entry) -> PodDescription | None:
-        """Give the description of the entry's pod; `None` on other accounts than a pod's."""
-        if entry.container_id is not None and entry.container_id in self._by_container:
-            return self._by_container[entry.container_id]
-        return self._by_uid.get(entry.pod_uid) if entry.pod_uid is not None else None
+from gpuledger.records import ContainerRef, DeviceAllocation, Entry, GpuEvent, PodDescription
 
 
-def container_name(pod: PodDescription | None, entry: Entry) -> str | None:
-    """Give the name of the entry's container, where the pod's record names it."""
-    if pod is None or pod.container_names is None or entry.container_id is None:
-        return None
-    return pod.container_names.get(entry.container_id)
+class Debtor(NamedTuple):
+    """On whom an entry is booked, as far as the event says it; all absent where on no pod."""
+
+    pod: PodDescription | None = None
+    """The pod's description."""
+    pod_uid: str | None = None
+    """The pod's UID."""
+    container_id: str | None = None
+    """The container's id."""
+    container: str | None = None
+    """The container's name."""
+
+
+_NO_POD: Final = Debtor()
+T = TypeVar("T")
+
+
+class Debtors:
+    """The pods and containers of one event."""
+
+    def __init__(self, event: GpuEvent) -> None:
+        self._containers = event.containers
+        self._found: dict[int, Debtor] = {}
+        self._by_uid = {pod.uid: pod for pod in event.pods if pod.uid is not None}
+        self._by_container = {each: pod for pod in event.pods for each in pod.container_ids}
+
+    def of(self, entry: Entry) -> Debtor:
+        """Give on whom the entry is booked.
+
+        Raises ValueError where the entry names a position that the event's containers do not have.
+        """
+        position = entry.container
+        if position is None:
+            return _NO_POD
+        found = self._found.get(position)
+        if found is None:
+            ref: ContainerRef = _at("container", position, self._containers)
+            found = self._found[position] = self._look_up(ref)
+        return found
+
+    def _look_up(self, ref: ContainerRef) -> Debtor:
+        pod = self._by_container.get(ref.container_id or "") or self._by_uid.get(ref.pod_uid or "")
+        if pod is None:
+            return Debtor(None, ref.pod_uid, ref.container_id)
+        name = (pod.container_names or {}).get(ref.container_id or "")
+        return Debtor(pod, ref.pod_uid or pod.uid, ref.container_id, name)
 
 
 def holder_of(entry: Entry, allocations: Sequence[DeviceAllocation]) -> DeviceAllocation | None:
@@ -40,11 +63,13 @@ def holder_of(entry: Entry, allocations: Sequence[DeviceAllocation]) -> DeviceAl
     Raises ValueError where the entry names a position that the event's allocations do not have.
     """
     position = entry.allocation
-    if position is None:
-        return None
-    if position >= len(allocations):
+    return None if position is None else _at("allocation", position, allocations)
+
+
+def _at(name: str, position: int, table: Sequence[T]) -> T:
+    if position >= len(table):
         raise ValueError(
-            f"allocation: position {position} is not one of the event's allocations, "
-            f"of which there are {len(allocations)}"
+            f"{name}: position {position} is not one of the event's {name}s, "
+            f"of which there are {len(table)}"
         )
-    return allocations[position]
+    return table[position]

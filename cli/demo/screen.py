@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.demo.tally import Tally, describe_containers, owner_of
+from cli.demo.tally import Tally, owner_of
 from gpuledger.records import (
     Account,
     DeviceAllocation,
@@ -21,6 +21,7 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
+from sinks.describing import Debtor, Debtors
 
 _GIB: Final = 2**30
 _STYLES: Final = {
@@ -84,15 +85,15 @@ def draw(tally: Tally, *, headline: str) -> RenderableType:
 
 def rows_of(event: GpuEvent) -> Iterator[Row]:
     """Give a row for each entry, GPU by GPU; node and GPU are named on the first row only."""
-    described = describe_containers(event.pods)
+    debtors = Debtors(event)
     seconds = event.interval_ns / 1e9
     node = event.node
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
-            description = described.get(entry.container_id or entry.pod_uid or "")
-            who = _pod(entry, description) or _account(entry, event.allocations)
-            yield _row(entry, description, who=who, node=node, gpu=index, seconds=seconds)
+            debtor = debtors.of(entry)
+            who = _pod(entry, debtor) or _account(entry, event.allocations)
+            yield _row(entry, debtor.pod, who=who, node=node, gpu=index, seconds=seconds)
             node = index = ""
 
 
@@ -137,11 +138,12 @@ def _account(entry: Entry, allocations: Sequence[DeviceAllocation]) -> str:
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 
 
-def _pod(entry: Entry, description: PodDescription | None) -> str | None:
+def _pod(entry: Entry, debtor: Debtor) -> str | None:
     if entry.account is not Account.POD:
         return None
+    description = debtor.pod
     if description is None or description.state is PodState.PENDING:
-        return f"pending {(entry.pod_uid or entry.container_id or '')[:8]}"
+        return f"pending {(debtor.pod_uid or debtor.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription
+from sinks.describing import Debtor, Debtors
 
 _SECOND_NS = 1_000_000_000
 
@@ -68,19 +69,19 @@ class Tally:
         self.events += 1
         self.latest[event.node] = event
         self._cover(event)
-        described = describe_containers(event.pods)
+        debtors = Debtors(event)
         for gpu in event.gpus:
             self.entries += len(gpu.entries)
             for entry in gpu.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, described.get(entry.container_id or entry.pod_uid or ""))
+                    self._book(entry, debtors.of(entry))
         for rows in boards(event.gpus):
             self._check(rows, event.interval_ns / _SECOND_NS)
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _book(self, entry: Entry, description: PodDescription | None) -> None:
-        uid = (description and description.uid) or entry.pod_uid or entry.container_id or ""
+    def _book(self, entry: Entry, debtor: Debtor) -> None:
+        description, uid = debtor.pod, debtor.pod_uid or debtor.container_id or ""
         total = self.pods.setdefault(uid, PodTotal(uid=uid))
         total.add(entry)
         if description:
@@ -125,12 +126,6 @@ def device_sums(rows: list[GpuBooks], seconds: float) -> Iterator[tuple[float, f
         joules = reading.power_watts * seconds
     if joules is not None:
         yield joules, sum(entry.joules or 0.0 for entry in entries)
-
-
-def describe_containers(pods: list[PodDescription]) -> dict[str, PodDescription]:
-    """Give the description behind each container id and UID of an event."""
-    found = {pod.uid: pod for pod in pods if pod.uid is not None}
-    return found | {each: pod for pod in pods for each in pod.container_ids}
 
 
 def owner_of(description: PodDescription) -> str | None:

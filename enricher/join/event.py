@@ -27,6 +27,7 @@ def make_event(
         late=True if late else None,
         uncovered_seconds=uncovered_seconds,
         gpus=books,
+        containers=sample.containers,
         pods=cast("list[PodDescription]", said.pods),
         allocations=sample.allocations,
     )

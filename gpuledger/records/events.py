@@ -7,9 +7,9 @@ follows from an entry and its reading is not written again: who worked how much 
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import Natural, array_record, record
 from gpuledger.records.readings import GpuReading
-from gpuledger.records.samples import DeviceAllocation
+from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
 
 class Account(StrEnum):
@@ -39,16 +39,16 @@ class PodState(StrEnum):
     PENDING = "pending"
 
 
-@record
+@array_record
 class Entry:
     """What one account used of one GPU in one tick."""
 
     account: Account
     """The kind of account."""
-    pod_uid: str | None = None
-    """On a pod's account: its UID, where the cgroup path or the pod's record names it."""
-    container_id: str | None = None
-    """On a pod's account: the container's id, where the cgroup path names it."""
+    method: Method
+    """How the busy seconds were found."""
+    container: Natural | None = None
+    """On a pod's account: position in the event's `containers` of the one it ran in."""
     busy_seconds: float | None = None
     """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."""
     memory_byte_seconds: float | None = None
@@ -58,8 +58,6 @@ class Entry:
     allocation: Natural | None = None
     """On `idle`: position in the event's `allocations` of what held this part unused; absent where
     nobody held it."""
-    method: Method
-    """How the busy seconds were found."""
 
 
 @record
@@ -119,6 +117,8 @@ class GpuEvent:
     """Time right before the interval, and after the tick booked before, that no tick covers."""
     gpus: list[GpuBooks]
     """The books of each GPU that answered."""
+    containers: list[ContainerRef]
+    """The containers on which entries are booked, as the node gave them."""
     pods: list[PodDescription]
     """Who the pods are on whom the entries are booked."""
     allocations: list[DeviceAllocation]

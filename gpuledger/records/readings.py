@@ -7,7 +7,7 @@ tick, health and limits every few seconds. Totals count since the driver was loa
 is named in `resets`.
 """
 
-from gpuledger.records.base import Integer, Natural, SmallNatural, record
+from gpuledger.records.base import Integer, Natural, SmallNatural, array_record, record
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 
 
@@ -73,7 +73,7 @@ class GpuTraffic:
     """To the GPU over all NVLinks, data without headers."""
 
 
-@record
+@array_record
 class GpuReading:
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 

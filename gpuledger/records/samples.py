@@ -7,7 +7,7 @@ path, names are the join's business.
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, SmallNatural, record
+from gpuledger.records.base import Natural, SmallNatural, array_record, record
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
@@ -19,7 +19,7 @@ class ProcessKind(StrEnum):
     MPS = "mps"
 
 
-@record
+@array_record
 class ContainerRef:
     """A container as a cgroup path shows it; processes of the tick point to it."""
 
@@ -29,7 +29,7 @@ class ContainerRef:
     """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
 
 
-@record
+@array_record
 class GpuProcess:
     """One process on one GPU in a tick."""
 
@@ -37,12 +37,12 @@ class GpuProcess:
     """Position of the GPU, or of the MIG instance, in the tick's `gpus`."""
     pid: Natural
     """Process id in the node's own pid namespace."""
+    kind: ProcessKind
+    """The driver's list in which it was found; `compute` where it is in more than one."""
     started_boottime_ns: Natural | None = None
     """Start of the process since the node's boot; with node, boot id and pid its identity."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
-    kind: ProcessKind
-    """The driver's list in which it was found; `compute` where it is in more than one."""
     memory_used_bytes: Natural | None = None
     """Device memory it holds at the tick."""
     sm_utilization_ratio: float | None = None

@@ -12,9 +12,8 @@ from gpuledger.records import (
     Entry,
     GpuEvent,
     GpuReading,
-    PodDescription,
 )
-from sinks.describing import PodIndex, container_name, holder_of
+from sinks.describing import Debtor, Debtors, holder_of
 from sinks.remote_write.families import ACCOUNT, DEVICE, NODE, POD, Family
 
 Values = tuple[float | None, ...]
@@ -37,7 +36,7 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
     values: dict[Group, Values] = {}
     if event.uncovered_seconds is not None:
         values[Group(NODE, ())] = (event.uncovered_seconds,)
-    pods = PodIndex(event.pods)
+    debtors = Debtors(event)
     interval_seconds = event.interval_ns / 1e9
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
@@ -47,7 +46,7 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
         activities = split_activity(books, interval_seconds)
         for entry, active in zip(books.entries, activities, strict=True):
             if entry.account is Account.POD:
-                group = _pod_group(entry, gpu, pods.pod_of(entry))
+                group = _pod_group(entry, gpu, debtors.of(entry))
             else:
                 group = _account_group(entry, gpu, holder_of(entry, event.allocations))
             found = _of_entry(entry, active, interval_seconds)
@@ -60,19 +59,20 @@ def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceAllocation 
     return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
 
 
-def _pod_group(entry: Entry, gpu: tuple[str, str], pod: PodDescription | None) -> Group:
-    names = _names(entry, pod)
+def _pod_group(entry: Entry, gpu: tuple[str, str], debtor: Debtor) -> Group:
+    names = _names(debtor)
     return Group(POD, (*gpu, *(name or "" for name in names), entry.method.value))
 
 
-def _names(entry: Entry, pod: PodDescription | None) -> tuple[str | None, ...]:
+def _names(debtor: Debtor) -> tuple[str | None, ...]:
+    pod = debtor.pod
     if pod is None:
-        return None, None, entry.pod_uid, None, None, None
+        return None, None, debtor.pod_uid, None, None, None
     return (
         pod.namespace,
         pod.name,
-        entry.pod_uid or pod.uid,
-        container_name(pod, entry),
+        debtor.pod_uid,
+        debtor.container,
         pod.owner_kind,
         pod.owner_name,
     )

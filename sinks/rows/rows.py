@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gpuledger.activity import split_activity
-from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent, PodDescription
+from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent
 from gpuledger.twins import encode_twin, twin_of
-from sinks.describing import PodIndex, container_name, holder_of
+from sinks.describing import Debtor, Debtors, holder_of
 
 _Row: Final = twin_of(EntryRow)
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
@@ -28,7 +28,7 @@ def rows_of(event: GpuEvent) -> list[EntryRow]:
 
     Raises ValueError where an entry names a holder that the event does not list.
     """
-    tick, pods, rows = _tick(event), PodIndex(event.pods), list[EntryRow]()
+    tick, debtors, rows = _tick(event), Debtors(event), list[EntryRow]()
     for books in event.gpus:
         gpu: Fields = {
             "gpu_uuid": books.reading.uuid,
@@ -42,7 +42,7 @@ def rows_of(event: GpuEvent) -> list[EntryRow]:
                 **tick,
                 **gpu,
                 **_booked(entry),
-                **_described(entry, pods.pod_of(entry)),
+                **_described(debtors.of(entry)),
                 **_held(holder_of(entry, event.allocations)),
                 sm_active_seconds=sm,
                 tensor_active_seconds=tensor,
@@ -73,19 +73,19 @@ def _booked(entry: Entry) -> Fields:
     return {
         "account": entry.account,
         "method": entry.method,
-        "container_id": entry.container_id,
         "busy_seconds": entry.busy_seconds,
         "memory_byte_seconds": entry.memory_byte_seconds,
         "joules": entry.joules,
     }
 
 
-def _described(entry: Entry, pod: PodDescription | None) -> Fields:
+def _described(debtor: Debtor) -> Fields:
+    identity = {"pod_uid": debtor.pod_uid, "container_id": debtor.container_id}
+    pod = debtor.pod
     if pod is None:
-        return {"pod_uid": entry.pod_uid}
-    return {
-        "pod_uid": entry.pod_uid or pod.uid,
-        "container": container_name(pod, entry),
+        return identity
+    return identity | {
+        "container": debtor.container,
         "namespace": pod.namespace,
         "pod": pod.name,
         "owner_kind": pod.owner_kind,

@@ -10,8 +10,8 @@ import orjson
 
 from gpuledger.activity import split_activity
 from gpuledger.bus.protocol import Record
-from gpuledger.records import DeviceAllocation, Entry, GpuBooks, GpuEvent, PodDescription
-from sinks.describing import PodIndex, container_name, holder_of
+from gpuledger.records import DeviceAllocation, GpuBooks, GpuEvent
+from sinks.describing import Debtor, Debtors, holder_of
 
 Row = tuple[Any, ...]
 _DAY_NS: Final = 86_400 * 10**9
@@ -22,7 +22,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
 
     Raises ValueError where an entry names a holder that the event does not list.
     """
-    pods = PodIndex(event.pods)
+    debtors = Debtors(event)
     tick = (
         event.time_ns // _DAY_NS,
         event.node,
@@ -41,7 +41,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
                 *_gpu(books),
                 entry.account.value,
                 entry.method.value,
-                *_pod(entry, pods.pod_of(entry)),
+                *_pod(debtors.of(entry)),
                 entry.busy_seconds,
                 entry.memory_byte_seconds,
                 entry.joules,
@@ -56,13 +56,14 @@ def _gpu(books: GpuBooks) -> Row:
     return books.reading.uuid, books.reading.index, books.reading.model
 
 
-def _pod(entry: Entry, pod: PodDescription | None) -> Row:
+def _pod(debtor: Debtor) -> Row:
+    pod = debtor.pod
     if pod is None:
-        return entry.pod_uid, entry.container_id, None, None, None, None, None, None
+        return debtor.pod_uid, debtor.container_id, None, None, None, None, None, None
     return (
-        entry.pod_uid or pod.uid,
-        entry.container_id,
-        container_name(pod, entry),
+        debtor.pod_uid,
+        debtor.container_id,
+        debtor.container,
         pod.namespace,
         pod.name,
         pod.owner_kind,

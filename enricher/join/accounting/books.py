@@ -71,8 +71,7 @@ def book_gpu(
     entries = [
         _Entry(
             account=claim.account,
-            pod_uid=claim.pod_uid,
-            container_id=claim.container_id,
+            container=claim.container,
             busy_seconds=time,
             memory_byte_seconds=size,
             joules=energy,

@@ -18,10 +18,8 @@ class Claim(msgspec.Struct, gc=False):
 
     account: Account
     """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
-    pod_uid: str | None = None
-    """The pod's UID as the cgroup shows it."""
-    container_id: str | None = None
-    """The container's id as the cgroup shows it."""
+    container: int | None = None
+    """On a pod's: position of its container in the tick's `containers`."""
     sm_ratio: float | None = None
     """Sum of its processes' SM utilization; absent where the driver gave none of them."""
     memory_bytes: int | None = None
@@ -46,8 +44,9 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     whose start could not be read either was gone before it could be looked at: nobody's. Raises
     `IndexError` where a process points to a GPU or a container that the tick does not have.
     """
-    containers = sample.containers
-    homes = [_HOST if _shows_nothing(each) else place for place, each in enumerate(containers)]
+    homes = [
+        _HOST if _shows_nothing(each) else place for place, each in enumerate(sample.containers)
+    ]
     found: list[dict[int, Claim]] = [{} for _ in sample.gpus]
     for process in sample.processes:
         container = process.container
@@ -58,7 +57,7 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
         on_gpu = found[process.gpu]
         claim = on_gpu.get(home)
         if claim is None:
-            on_gpu[home] = _open(home, containers, process)
+            on_gpu[home] = _open(home, process)
         else:
             claim.add(process)
     return [list(on_gpu.values()) for on_gpu in found]
@@ -73,18 +72,12 @@ def _shows_nothing(container: ContainerRef) -> bool:
     return container.container_id is None and container.pod_uid is None
 
 
-def _open(home: int, containers: list[ContainerRef], first: GpuProcess) -> Claim:
+def _open(home: int, first: GpuProcess) -> Claim:
     """Open a claim with what is known of its first process, as most have no second one."""
-    if home >= 0:
-        container = containers[home]
-        account, pod_uid, container_id = _POD, container.pod_uid, container.container_id
-    else:
-        account, pod_uid, container_id = _ACCOUNTS[home], None, None
     ended = first.ended is True
     return Claim(
-        account,
-        pod_uid,
-        container_id,
+        _POD if home >= 0 else _ACCOUNTS[home],
+        home if home >= 0 else None,
         first.sm_utilization_ratio,
         None if ended else first.memory_used_bytes,
         ended,

@@ -12,12 +12,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gpuledger.records import PodState
+from gpuledger.explaining import follow
+from gpuledger.records import GpuEvent, PodState
+from gpuledger.twins import twin_of
 
 _DESCRIPTION: Final = "pods"
 _LATE: Final = "late"
 _NO_BOOKS: Final = frozenset({_DESCRIPTION, _LATE})
 _ABSENT: Final = "(absent)"
+_EVENT: Final = twin_of(GpuEvent)
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -89,7 +92,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[Change]:  # noqa:
         for place, (one, other) in enumerate(zip(was, is_, strict=True)):
             yield from _changes_within(f"{path}[{place}]", one, other)
     elif was != is_:
-        yield Change(path, was, is_)
+        yield Change(follow(_EVENT, path)[0], was, is_)
 
 
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from simulator.clock import HandClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
+from tests.unit.debtors import pod_of
 
 SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -43,8 +44,10 @@ class Run:
 
     def busy_by_pod(self) -> dict[str | None, float]:
         busy: dict[str | None, float] = defaultdict(float)
-        for entry in self.entries():
-            busy[entry.pod_uid] += entry.busy_seconds or 0.0
+        for tick in self.ticks:
+            for gpu in book_tick(tick.sample):
+                for entry in gpu.entries:
+                    busy[pod_of(entry, tick.sample)] += entry.busy_seconds or 0.0
         return busy
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.energy import idle_watts
-from gpuledger.records import Account
 from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
+from tests.unit.debtors import pod_of
 
 EPOCH_NS = 1_795_000_000_000_000_000
 MODEL = "NVIDIA H200"
@@ -53,7 +53,7 @@ def test_a_pod_is_debited_with_what_its_kernels_drew_and_idle_draw_for_their_tim
     for sample in samples:
         for row in book_tick(sample):
             for entry in row.entries:
-                name = entry.pod_uid if entry.account is Account.POD else str(entry.account)
+                name = pod_of(entry, sample) or str(entry.account)
                 joules[name] += entry.joules or 0.0
 
     watts = idle_watts(MODEL)

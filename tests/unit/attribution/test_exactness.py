@@ -20,6 +20,7 @@ from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
+from tests.unit.debtors import pod_of
 
 EPOCH_NS = 1_795_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -73,7 +74,7 @@ class Run:
         for sample in self.samples:
             for books in book_tick(sample):
                 for entry in books.entries:
-                    found[entry.pod_uid] += entry.busy_seconds or 0.0
+                    found[pod_of(entry, sample)] += entry.busy_seconds or 0.0
         return found
 
 

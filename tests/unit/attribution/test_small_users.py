@@ -13,6 +13,7 @@ from simulator.clock import HandClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
+from tests.unit.debtors import pod_of
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
 EPOCH_NS: Final = 1_795_000_000_000_000_000
@@ -66,7 +67,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     for sample in samples:
         for row in book_tick(sample):
             for entry in row.entries:
-                booked[entry.pod_uid] += entry.busy_seconds or 0.0
+                booked[pod_of(entry, sample)] += entry.busy_seconds or 0.0
     start_ns = samples[0].time_ns - samples[0].interval_ns
     truth = {one.pod: one for one in simulation.truth(start_ns, samples[-1].time_ns)}
     return booked[truth["small"].uid] / truth["small"].busy_seconds

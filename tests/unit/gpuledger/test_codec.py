@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
 from gpuledger.codec import Decoder, decoder_of, encode
 from gpuledger.errors import UndecodableError
-from gpuledger.records import GpuReading, NodeSample, PodRecord
+from gpuledger.records import ContainerRef, GpuDetails, GpuReading, NodeSample, PodRecord
 from gpuledger.twins import twin_of
 
 Make = Callable[[type[Any]], type[Any]]
@@ -19,7 +20,7 @@ SAMPLE: dict[str, object] = {
     "seq": 1,
     "time_ns": 1,
     "interval_ns": 1,
-    "gpus": [{"uuid": "u", "index": 0}],
+    "gpus": [["u", 0]],
     "containers": [],
     "processes": [],
     "allocations": [],
@@ -46,17 +47,17 @@ BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
     ({"seq": None}, "field seq: Expected `int`, got `null`; value None"),
     ({"gpus": {}}, "field gpus: Expected `array`, got `object`; value {}"),
     (
-        {"gpus": [{"uuid": "u", "index": 0}, {"uuid": "v", "index": "x"}]},
+        {"gpus": [["u", 0], ["v", "x"]]},
         "field gpus[1].index: Expected `int`, got `str`; value 'x'",
     ),
     (
         # The store keeps it in 32 bits: one that decodes must never stop a sink.
-        {"gpus": [{"uuid": "u", "index": 2**31}]},
+        {"gpus": [["u", 2**31]]},
         "field gpus[0].index: Expected `int` <= 2147483647; value 2147483648",
     ),
-    ({"gpus": [{"uuid": "u"}]}, "field gpus[0].index: missing; value {'uuid': 'u'}"),
+    ({"gpus": [["u"]]}, "field gpus[0].index: missing; value ['u']"),
     (
-        {"processes": [{"gpu": 0, "pid": 1, "kind": "nope"}]},
+        {"processes": [[0, 1, "nope"]]},
         "field processes[0].kind: Invalid enum value 'nope'; value 'nope'",
     ),
 ]
@@ -118,10 +119,10 @@ def test_bytes_that_are_no_record_are_explained(make: Make, value: bytes | None,
 @both
 @pytest.mark.parametrize("number", [2**63, 2**64, 10**40, -(2**64)])
 def test_a_number_that_could_not_be_encoded_again_is_refused(make: Make, number: int) -> None:
-    decoder = Decoder(topic="a.topic", record=make(GpuReading))
+    decoder = Decoder(topic="a.topic", record=make(GpuDetails))
 
-    with pytest.raises(UndecodableError, match="field memory_total_bytes"):
-        decoder.decode(b'{"uuid":"u","index":0,"memory_total_bytes":%d}' % number)
+    with pytest.raises(UndecodableError, match="field memory_temperature_celsius"):
+        decoder.decode(b'{"uuid":"u","memory_temperature_celsius":%d}' % number)
 
 
 def test_a_long_value_is_shown_in_part() -> None:
@@ -133,16 +134,32 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 
 def test_what_is_absent_gets_no_key_and_reads_as_none() -> None:
-    reading = GpuReading(uuid="u", index=0, power_watts=None, temperature_celsius=0)
+    details = GpuDetails(uuid="u", power_instant_watts=None, memory_temperature_celsius=0)
 
-    assert encode(reading) == b'{"uuid":"u","index":0,"temperature_celsius":0}'
-    assert reading.power_watts is None
+    assert encode(details) == b'{"uuid":"u","memory_temperature_celsius":0}'
+    assert details.power_instant_watts is None
+
+
+def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None:
+    container = ContainerRef(pod_uid="u")
+
+    assert encode(container) == b'[null,"u"]'
+    assert Decoder(topic="a.topic", record=ContainerRef).decode(b'[null,"u"]') == container
+    assert Decoder(topic="a.topic", record=ContainerRef).decode(b"[]") == ContainerRef()
+
+
+@pytest.mark.parametrize(
+    "record", [GpuDetails(uuid="u", performance_state=-1), GpuReading(uuid="u", index=-1)]
+)
+def test_what_nobody_could_read_is_not_written(record: object) -> None:
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` >= 0"):
+        encode(record)
 
 
 def test_a_null_of_another_writer_reads_as_absent() -> None:
-    decoder = Decoder(topic="a.topic", record=GpuReading)
+    decoder = Decoder(topic="a.topic", record=GpuDetails)
 
-    assert decoder.decode(b'{"uuid":"u","index":0,"model":null}') == GpuReading(uuid="u", index=0)
+    assert decoder.decode(b'{"uuid":"u","limits":null}') == GpuDetails(uuid="u")
 
 
 def test_there_is_one_decoder_for_a_topic_and_its_record() -> None:

@@ -14,7 +14,7 @@ from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.topics import DEAD_LETTERS
 from tests.fakes.producer import KeepingProducer
 
-GOOD = b'{"uuid":"u","index":0}'
+GOOD = b'["u",0]'
 DECODER = Decoder(topic="a.topic", record=GpuReading)
 READ_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 NOW_NS = 1_700_000_000_123_456_789

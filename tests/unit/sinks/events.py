@@ -3,10 +3,13 @@
 from hypothesis import strategies as st
 
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, Method
-from tests.unit.sinks.given import SECOND_NS, START_NS, allocation, event, pod, reading
+from tests.unit.sinks.given import SECOND_NS, START_NS, allocation, container, event, pod, reading
 
-_CONTAINERS = ("c" * 64, "d" * 64, None)
-_UIDS = ("uid-train", "uid-stranger", None)
+_CONTAINER = st.builds(
+    container,
+    pod_uid=st.sampled_from(["uid-train", "uid-stranger", None]),
+    container_id=st.sampled_from(["c" * 64, "d" * 64, None]),
+)
 _QUANTITY = st.none() | st.floats(0, 1e15, allow_nan=False)
 _RATIO = st.none() | st.floats(0, 1, allow_nan=False)
 
@@ -18,8 +21,7 @@ def _entries(draw: st.DrawFn) -> Entry:
     return Entry(
         account=account,
         method=draw(st.sampled_from(Method)),
-        pod_uid=draw(st.sampled_from(_UIDS)) if is_pod else None,
-        container_id=draw(st.sampled_from(_CONTAINERS)) if is_pod else None,
+        container=draw(_CONTAINER) if is_pod else None,
         busy_seconds=draw(_QUANTITY),
         memory_byte_seconds=draw(_QUANTITY),
         joules=draw(_QUANTITY),

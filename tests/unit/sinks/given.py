@@ -11,6 +11,7 @@ from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import (
     Account,
+    ContainerRef,
     DeadLetter,
     DeviceAllocation,
     Entry,
@@ -47,7 +48,25 @@ def reading(**changes: object) -> GpuReading:
     return GpuReading(**values)
 
 
-def entry(account: Account = Account.POD, **changes: object) -> Entry:
+CONTAINERS = [ContainerRef(container_id="c" * 64, pod_uid="uid-train")]
+"""All containers that the tests speak of: the table of each event."""
+
+
+def container(*, pod_uid: str | None, container_id: str | None) -> int:
+    """Give a container's place in the table of all events."""
+    ref = ContainerRef(container_id=container_id, pod_uid=pod_uid)
+    if ref not in CONTAINERS:
+        CONTAINERS.append(ref)
+    return CONTAINERS.index(ref)
+
+
+def entry(
+    account: Account = Account.POD,
+    *,
+    pod_uid: str | None = "uid-train",
+    container_id: str | None = "c" * 64,
+    **changes: object,
+) -> Entry:
     values: dict[str, Any] = {
         "account": account,
         "busy_seconds": 0.5,
@@ -56,7 +75,7 @@ def entry(account: Account = Account.POD, **changes: object) -> Entry:
         "method": Method.PROCESS_UTILIZATION,
     }
     if account is Account.POD:
-        values |= {"pod_uid": "uid-train", "container_id": "c" * 64}
+        values["container"] = container(pod_uid=pod_uid, container_id=container_id)
     values.update(changes)
     return Entry(**values)
 
@@ -107,6 +126,7 @@ def event(
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
         "gpus": [GpuBooks(reading=of or reading(), entries=booked)],
+        "containers": list(CONTAINERS),
         "pods": [pod()] if pods is None else list(pods),
         "allocations": [],
     }

@@ -2,6 +2,7 @@
 
 from gpuledger.records import (
     Account,
+    ContainerRef,
     DeviceAllocation,
     Entry,
     GpuBooks,
@@ -49,8 +50,7 @@ def entry(
     of_pod = account is Account.POD
     return Entry(
         account=account,
-        pod_uid="uid-1" if of_pod else None,
-        container_id=CONTAINER_ID if of_pod else None,
+        container=0 if of_pod else None,
         busy_seconds=busy_seconds,
         memory_byte_seconds=gib * GIB,
         joules=joules,
@@ -86,6 +86,7 @@ def event(
                 ],
             )
         ],
+        containers=[ContainerRef(container_id=CONTAINER_ID, pod_uid="uid-1")],
         pods=[KNOWN] if pods is None else pods,
         allocations=allocations or [],
     )

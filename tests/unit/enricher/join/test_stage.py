@@ -7,7 +7,7 @@ import pytest
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
     AttributedIncident,
@@ -127,7 +127,7 @@ BROKEN = [
     (sample(seq=1, interval_ns=0), "invalid"),
     (sample(seq=1, containers=MANY_CONTAINERS), "too_large"),
     (sample(seq=1, processes=[process(gpu=1)]), "invalid"),
-    (sample(processes=[process(gpu=-1)]), "undecodable"),
+    (encode(sample(processes=[process(pid=77)])).replace(b"[0,77,", b"[-1,77,"), "undecodable"),
     (sample(seq=1, processes=[process(container=8)]), "invalid"),
 ]
 

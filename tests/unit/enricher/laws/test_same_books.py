@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from enricher.join.replaying.agreement import Agreement, compare_events
 from enricher.join.replaying.comparison import EventId
 from enricher.join.replaying.replay import Replay, TimeRange
-from gpuledger.records import NodeSample
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
 
@@ -47,12 +46,11 @@ def replay(given_topics: Topics) -> dict[EventId, bytes]:
 
 def ids_in(given_topics: Topics) -> set[EventId]:
     """Give the identity of every tick."""
-    ticks = [
-        msgspec.json.decode(record.value or b"", type=NodeSample)
+    return {
+        id_of(record.value or b"")
         for records in given_topics.samples.values()
         for record in records
-    ]
-    return {EventId(tick.node, tick.boot_id, tick.seq) for tick in ticks}
+    }
 
 
 @settings(max_examples=100, deadline=None)

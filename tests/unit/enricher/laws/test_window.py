@@ -17,6 +17,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
 from gpuledger.topics import EVENTS
+from tests.unit.debtors import pod_of
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
@@ -87,6 +88,6 @@ def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[s
         for books in event.gpus:
             for entry in books.entries:
                 if entry.account is not Account.IDLE:
-                    seconds[entry.pod_uid] += entry.busy_seconds or 0.0
+                    seconds[pod_of(entry, event)] += entry.busy_seconds or 0.0
                     devices[books.reading.uuid] += entry.busy_seconds or 0.0
     return seconds, devices

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-import msgspec
 from hypothesis import strategies as st
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
-from gpuledger.codec import encode
+from gpuledger.codec import decoder_of, encode
 from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, NodeSample, PodRecord
 from gpuledger.topics import PODS, SAMPLES
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, process, reading, sample
@@ -180,7 +179,7 @@ def topics(draw: st.DrawFn) -> Topics:
 
 
 def _named(record: Record) -> str:
-    one = msgspec.json.decode(record.value or b"", type=NodeSample)
+    one = decoder_of(SAMPLES.name, NodeSample).decode(record.value)
     return f"{one.node}/{one.boot_id}/{one.seq}"
 
 

@@ -27,6 +27,10 @@ def table(name: str) -> list[list[str]]:
     return rows[2:]
 
 
+NAMES: Final = [name for name, *_ in table("claims")]
+"""The page's containers, by their place in the tick."""
+
+
 def device() -> GpuReading:
     """Give the page's device."""
     ((model, utilization, active, total, used, reserved, joules),) = table("device")
@@ -64,8 +68,7 @@ def claims(*ended: str) -> list[Claim]:
     return [
         Claim(
             Account.HOST if name == "host" else Account.POD,
-            pod_uid=None if name == "host" else f"uid-{name}",
-            container_id=None if name == "host" else name,
+            None if name == "host" else NAMES.index(name),
             sm_ratio=float(ratio),
             memory_bytes=None if name in ended else int(held) * GIB,
             has_ended=name in ended,
@@ -90,7 +93,7 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
     books = GpuBooks(reading=reading, entries=entries)
     rows = {
         (
-            str(entry.container_id or entry.account),
+            str(entry.account) if entry.container is None else NAMES[entry.container],
             "" if entry.allocation is None else str(entry.allocation),
         ): (
             entry.busy_seconds or 0.0,

@@ -22,10 +22,10 @@ def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[En
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
-    """Sum the busy seconds of each account; pods by the first letter of their container."""
+    """Sum the busy seconds of each account; pods by the place of their container."""
     found: dict[str, float] = {}
     for entry in entries:
-        name = entry.container_id[0] if entry.container_id else str(entry.account)
+        name = str(entry.account if entry.container is None else entry.container)
         found[name] = found.get(name, 0.0) + (entry.busy_seconds or 0.0)
     return found
 
@@ -110,10 +110,10 @@ def test_busy_seconds_go_to_whoever_ran_kernels(
 
 METHODS = [
     ([], Method.EXCLUSIVE),
-    ([Claim(POD, "u", "a", sm_ratio=0.3)], Method.EXCLUSIVE),
-    ([Claim(POD, "u", "a", sm_ratio=0.3), Claim(HOST)], Method.PROCESS_UTILIZATION),
-    ([Claim(POD, "u", "a", memory_bytes=1), Claim(HOST)], Method.MEMORY_SHARE),
-    ([Claim(POD, "u", "a"), Claim(HOST)], Method.EQUAL_SHARE),
+    ([Claim(POD, 0, sm_ratio=0.3)], Method.EXCLUSIVE),
+    ([Claim(POD, 0, sm_ratio=0.3), Claim(HOST)], Method.PROCESS_UTILIZATION),
+    ([Claim(POD, 0, memory_bytes=1), Claim(HOST)], Method.MEMORY_SHARE),
+    ([Claim(POD, 0), Claim(HOST)], Method.EQUAL_SHARE),
 ]
 
 
@@ -125,14 +125,14 @@ def test_every_entry_says_how_it_was_found(claims: list[Claim], method: Method) 
 
 def test_the_drivers_reserved_memory_is_the_hosts() -> None:
     """A GPU with one pod has a host entry for what the driver keeps for itself."""
-    entries = book_gpu(reading(), [Claim(POD, "u", "a", memory_bytes=20 * GIB)], 2.0)
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=20 * GIB)], 2.0)
     held = {entry.account: entry.memory_byte_seconds for entry in entries}
     assert held == {POD: 40 * GIB, HOST: 2 * GIB, IDLE: 118 * GIB}
 
 
 def test_memory_that_no_process_holds_is_unattributed() -> None:
     """Memory in use beyond what the processes hold has nobody to be booked on."""
-    entries = book_gpu(reading(), [Claim(POD, "u", "a", memory_bytes=15 * GIB)], 1.0)
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=15 * GIB)], 1.0)
     assert {e.account: e.memory_byte_seconds for e in entries}[NOBODY] == 5 * GIB
 
 
@@ -187,13 +187,13 @@ def test_a_quantity_that_the_driver_does_not_give_is_absent(
     field: str, missing: dict[str, None]
 ) -> None:
     """Absent is not zero: no entry has the field."""
-    entries = book_gpu(reading(**missing), [Claim(POD, "u", "a", memory_bytes=GIB)], 1.0)
+    entries = book_gpu(reading(**missing), [Claim(POD, 0, memory_bytes=GIB)], 1.0)
     assert {getattr(entry, field) for entry in entries} == {None}
 
 
 def test_energy_without_busy_seconds_is_unattributed() -> None:
     """The device drew it, and nobody can be named."""
-    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, "u", "a")], 1.0)
+    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, 0)], 1.0)
     assert {entry.account: entry.joules for entry in entries}[NOBODY] == 300.0
 
 
@@ -209,8 +209,7 @@ claims = st.lists(
     st.builds(
         Claim,
         account=st.just(POD),
-        pod_uid=st.just("u"),
-        container_id=st.uuids().map(str),
+        container=st.integers(0, 100),
         sm_ratio=st.none() | st.floats(min_value=0.0, max_value=3.0),
         memory_bytes=sizes,
         has_ended=st.booleans(),

@@ -65,11 +65,9 @@ def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
         processes=[process(gpu=1, container=0), process(gpu=2, container=1, pid=2)],
     )
     _, one, other = book_tick(tick)
-    assert [(e.container_id, e.busy_seconds) for e in one.entries if e.container_id] == [
-        ("0" * 64, 0.8)
-    ]
-    assert [(e.container_id, e.busy_seconds) for e in other.entries if e.container_id] == [
-        ("1" * 64, 0.4)
+    assert [(e.container, e.busy_seconds) for e in one.entries if e.account == "pod"] == [(0, 0.8)]
+    assert [(e.container, e.busy_seconds) for e in other.entries if e.account == "pod"] == [
+        (1, 0.4)
     ]
 
 
@@ -90,7 +88,7 @@ def test_compute_instances_that_share_memory_book_it_once() -> None:
         (one.memory_byte_seconds or 0) / GIB
         for row in books
         for one in row.entries
-        if one.container_id
+        if one.container is not None
     ]
     assert held == [5, 4]
 

@@ -148,18 +148,12 @@ def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None
 @given(ticks())
 def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) -> None:
     for place, row in enumerate(book_tick(tick)):
-        there = [
-            tick.containers[one.container]
-            for one in tick.processes
-            if one.gpu == place and one.container is not None
-        ]
-        booked = [one for one in row.entries if one.account is Account.POD]
-        for entry in booked:
-            assert ContainerRef(container_id=entry.container_id, pod_uid=entry.pod_uid) in there
-        identities = {(one.pod_uid, one.container_id) for one in booked}
-        assert len(identities) == len(booked)
+        there = {one.container for one in tick.processes if one.gpu == place} - {None}
+        booked = [one.container for one in row.entries if one.account is Account.POD]
+        assert set(booked) <= there
+        assert len(set(booked)) == len(booked)
         outside = [one for one in row.entries if one.account is not Account.POD]
-        assert {(one.pod_uid, one.container_id) for one in outside} == {(None, None)}
+        assert {one.container for one in outside} == {None}
 
 
 @settings(max_examples=40, deadline=None)
@@ -194,7 +188,7 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*QUANTITIES, "account", "pod_uid", "container_id", "allocation", "method"]
+NAMES = [*QUANTITIES, "account", "container", "allocation", "method"]
 
 
 def entry(account: Account, **quantities: float) -> Entry:

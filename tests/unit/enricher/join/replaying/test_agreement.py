@@ -30,6 +30,7 @@ def event(
         "time_ns": 10**9,
         "interval_ns": 10**9,
         "gpus": [GpuBooks(reading=reading(), entries=[entry])],
+        "containers": [],
         "pods": list(pods),
         "allocations": [],
     }
@@ -85,7 +86,7 @@ def test_a_description_may_become_more_complete_and_never_less(
         (event(), event(uncovered_seconds=3.0), "uncovered_seconds"),
         (event(), event(gpus=[]), "gpus"),
         (event(), event(interval_ns=5), "interval_ns"),
-        (event(), event().replace(b'"busy_seconds":0.5', b'"busy_seconds":0.50'), "gpus"),
+        (event(), event().replace(b'"exclusive",null,0.5', b'"exclusive",null,0.50'), "gpus"),
         (
             event(pods=(known(FIRST),)),
             event(pods=(known(FIRST, name="other"),)),

@@ -1,0 +1,8 @@
+"""On which pod an entry is booked, for tests that add up by pod."""
+
+from gpuledger.records import Entry, GpuEvent, NodeSample
+
+
+def pod_of(entry: Entry, tick: NodeSample | GpuEvent) -> str | None:
+    """Give the UID of the pod; `None` where the entry is on no pod's account."""
+    return None if entry.container is None else tick.containers[entry.container].pod_uid

@@ -1,0 +1,19 @@
+"""docs/events.md names the places of records that are arrays, in their order."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from gpuledger.records import ContainerRef, Entry, GpuReading
+
+PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
+ARRAYS = {"`entries[]`": Entry, "`containers[]`": ContainerRef, "`reading`": GpuReading}
+
+
+def test_the_page_names_the_places_of_arrays_in_their_order() -> None:
+    between = PAGE.partition("<!-- places:begin -->\n")[2].partition("<!-- places:end -->")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
+
+    assert dict(rows[2:]) == {
+        name: ", ".join(f"`{field.name}`" for field in fields(record))
+        for name, record in ARRAYS.items()
+    }
