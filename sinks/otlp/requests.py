@@ -45,7 +45,7 @@ class Requests:
     def of(self, event: GpuEvent) -> list[bytes]:
         """Give the event's requests: one, or as many as it takes for each to fit in a message.
 
-        Raises ValueError where an entry names a holder that the event does not list.
+        Raises ValueError where an entry names a container or a holder that the event does not list.
         """
         # The key's length counts as well.
         most_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())

@@ -26,7 +26,7 @@ def encoded_rows_of(event: GpuEvent) -> list[bytes]:
 def rows_of(event: GpuEvent) -> list[EntryRow]:
     """Give one row for each entry of each GPU of the event, numbered through.
 
-    Raises ValueError where an entry names a holder that the event does not list.
+    Raises ValueError where an entry names a container or a holder that the event does not list.
     """
     tick, debtors, rows = _tick(event), Debtors(event), list[EntryRow]()
     for books in event.gpus:
