@@ -57,7 +57,7 @@ def run() -> Iterator[Figure]:
     find_quix()
     fleet = Fleet(nodes=_CACHED_NODES)
     ticks = [encode(fleet.tick(number % _NODES, number)) for number in range(_TICKS)]
-    steps = _measure_steps(fleet, ticks)
+    steps, event_bytes = _measure_steps(fleet, ticks)
     floors = {
         "codec_floor": 1e6 / (steps["decode"] + steps["encode"]),
         "floor": 1e6 / (steps["decode"] + steps["join"] + steps["encode"]),
@@ -76,20 +76,24 @@ def run() -> Iterator[Figure]:
             )
     for step in ("poll", "decode", "join", "encode", "send"):
         yield Figure(name=f"join.{step}", value=steps[step], unit=_MICROSECONDS)
+    yield Figure(name="join.tick_bytes", value=sum(map(len, ticks)) / _TICKS, unit="bytes/tick")
+    yield Figure(name="join.event_bytes", value=event_bytes, unit="bytes/event")
 
 
-def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> dict[str, float]:
-    """Give the microseconds a tick of decoding, joining and encoding, without any broker."""
+def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> tuple[dict[str, float], float]:
+    """Give the microseconds a tick of decoding, joining and encoding, and an event's bytes."""
     descriptions = DescriptionCache(cache_pods(fleet))
     gc.collect()
     gc.freeze()  # as the service does once it has the pods
     decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
     spent = {"decode": 0.0, "join": 0.0, "encode": 0.0}
+    event_bytes = 0
     for tick in ticks:  # one after the other, as the join works: nothing is held for long
         sample = _timed(spent, "decode", decode, tick)
         event = _timed(spent, "join", lambda it: _join(it, descriptions), sample)
-        _timed(spent, "encode", encode_twin, event)
-    return {step: seconds * 1e6 / _TICKS for step, seconds in spent.items()}
+        event_bytes += len(_timed(spent, "encode", encode_twin, event))
+    steps = {step: seconds * 1e6 / _TICKS for step, seconds in spent.items()}
+    return steps, event_bytes / _TICKS
 
 
 def _join(sample: NodeSample, descriptions: DescriptionCache) -> GpuEvent:
