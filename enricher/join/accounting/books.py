@@ -4,16 +4,23 @@ Here the split quantities become entries, and idle becomes what is left. Names a
 are the description's business (`describe`), not the books'.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, cast
+
+from msgspec.structs import replace
 
 from enricher.join.accounting.claims import Claim, gather_claims
-from enricher.join.accounting.energy import Drawn, split_joules
+from enricher.join.accounting.energy import Drawn, JoulesSplit, split_joules
 from enricher.join.accounting.holders import Parts, find_holders
 from enricher.join.accounting.idle import idle_entries
 from enricher.join.accounting.instance_energy import drawn_by_rows
 from enricher.join.accounting.instances import own_readings
-from enricher.join.accounting.shares import split_busy, split_memory
+from enricher.join.accounting.shares import (
+    WEIGHTLESS,
+    BusySplit,
+    MemorySplit,
+    split_busy,
+    split_memory,
+)
 from gpuledger.activity import counters_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 from gpuledger.twins import twin_of
@@ -21,13 +28,14 @@ from gpuledger.twins import twin_of
 # Built for each account of each tick: the twins are what makes that cheap.
 _Entry: Final = twin_of(Entry)
 _GpuBooks: Final = twin_of(GpuBooks)
-_Column = list[float] | list[None]
+_Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
 _HOST: Final = Account.HOST
+_UNATTRIBUTED: Final = Account.UNATTRIBUTED
 _EXCLUSIVE: Final = Method.EXCLUSIVE
-# The lines of each column below the claims': what the driver reserved, what nobody claims, and,
-# last and of no claim, what nobody used.
-_BELOW: Final = (Claim(Account.HOST), Claim(Account.UNATTRIBUTED))
-_LINES_BELOW: Final = 3
+# Where a quantity is not known, and nothing of it is booked.
+_NO_BUSY: Final[BusySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0, _EXCLUSIVE)
+_NO_MEMORY: Final[MemorySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0)
+_NO_JOULES: Final[JoulesSplit] = (0.0, 0.0, 0.0)
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
@@ -65,63 +73,91 @@ def book_gpu(
     the energy drawn; a quantity that the driver does not give is absent from all entries. Idle has
     an entry for each container that holds a part of the GPU, and one for what nobody holds.
     """
-    busy, worked, method = _busy_column(reading, claims, seconds)
-    memory = _memory_column(reading, claims, seconds)
-    joules = split_joules(drawn, busy, worked, seconds)
-    entries = [
-        _Entry(
-            account=claim.account,
-            container=claim.container,
-            busy_seconds=time,
-            memory_byte_seconds=size,
-            joules=energy,
-            method=method,
+    busy = split_busy(reading.utilization_ratio, claims, seconds)
+    worked = None if busy is None else busy[3]
+    reserved = min(reading.memory_reserved_bytes or 0, reading.memory_total_bytes or 0)
+    memory = _split_memory(reading, claims, seconds, reserved)
+    joules = split_joules(drawn, worked, seconds)
+    splits = busy, memory, joules
+    entries = _book_claims(claims, splits)
+    if reserved:
+        _book_reserved(entries, claims, splits, reserved * seconds)
+    if not claims or (memory and memory[2]) or (joules and joules[1]) or not worked:
+        _book_nobody(entries, claims, splits, reading)
+    idle = (
+        None if worked is None else seconds - worked,
+        None if memory is None else memory[3],
+        None if joules is None else joules[2],
+    )
+    return entries + idle_entries(idle, holders, busy[4] if busy else _EXCLUSIVE)
+
+
+def _split_memory(
+    reading: GpuReading, claims: list[Claim], seconds: float, reserved: int
+) -> MemorySplit | None:
+    total = reading.memory_total_bytes
+    if total is None:
+        return None
+    return split_memory(reading.memory_used_bytes, claims, seconds, total - reserved)
+
+
+def _book_claims(claims: list[Claim], splits: _Splits) -> list[Entry]:
+    busy, memory, joules = splits
+    weights, rate, of_ended, _, method = busy or _NO_BUSY
+    sizes, seconds, *_ = memory or _NO_MEMORY
+    watts, *_ = joules or _NO_JOULES
+    entries = []
+    for claim, weight, size in zip(claims, weights, sizes, strict=False):
+        time = weight * rate + of_ended if claim.has_ended else weight * rate
+        entries.append(
+            _Entry(
+                account=claim.account,
+                method=method,
+                container=claim.container,
+                busy_seconds=None if busy is None else time,
+                memory_byte_seconds=None if memory is None else size * seconds,
+                joules=None if joules is None else time * watts,
+            )
         )
-        for claim, time, size, energy in zip([*claims, *_BELOW], busy, memory, joules, strict=False)
-    ]
-    if not (busy[-2] or memory[-2] or joules[-2] or _is_nobodys(reading, busy)):
-        entries.pop()
-    if not memory[-3]:
-        del entries[len(claims)]
-    entries += idle_entries((busy[-1], memory[-1], joules[-1]), holders, method)
     return entries
 
 
-def _is_nobodys(reading: GpuReading, busy: _Column) -> bool:
-    """Tell whether the chip was active and nobody was seen to be busy."""
-    return not any(busy[:-1]) and any(counters_of(reading))
+def _book_reserved(
+    entries: list[Entry], claims: list[Claim], splits: _Splits, byte_seconds: float
+) -> None:
+    """Book what the driver reserved on the host: on its claim, the last one, where it has one."""
+    busy, _, joules = splits
+    if claims and claims[-1].account is _HOST:
+        held = (entries[-1].memory_byte_seconds or 0.0) + byte_seconds
+        entries[-1] = replace(cast("Any", entries[-1]), memory_byte_seconds=held)
+        return
+    entries.append(
+        _Entry(
+            account=_HOST,
+            method=busy[4] if busy else _EXCLUSIVE,
+            busy_seconds=None if busy is None else 0.0,
+            memory_byte_seconds=byte_seconds,
+            joules=None if joules is None else 0.0,
+        )
+    )
 
 
-def _busy_column(
-    reading: GpuReading, claims: Sequence[Claim], seconds: float
-) -> tuple[_Column, float, Method]:
-    """Give the column, the sum of all that was busy, and how it was split."""
-    split = split_busy(reading.utilization_ratio, claims, seconds)
-    if split is None:
-        return _nothing(claims), 0.0, _EXCLUSIVE
-    shares, unclaimed, worked, method = split
-    return [*shares, 0.0, unclaimed, seconds - worked], worked, method
-
-
-def _memory_column(reading: GpuReading, claims: Sequence[Claim], seconds: float) -> _Column:
-    """Book what processes hold on them, and what the driver reserved on the host."""
-    total = reading.memory_total_bytes
-    if total is None:
-        return _nothing(claims)
-    reserved = min(reading.memory_reserved_bytes or 0, total)
-    column = split_memory(reading.memory_used_bytes, claims, seconds, total - reserved)
-    if reserved:
-        column[_place_of_host(claims)] += reserved * seconds
-    return column
-
-
-def _place_of_host(claims: Sequence[Claim]) -> int:
-    """Give the host's line: its claim's, or the one for what the driver reserved."""
-    for place, claim in enumerate(claims):
-        if claim.account is _HOST:
-            return place
-    return -3
-
-
-def _nothing(claims: Sequence[Claim]) -> list[None]:
-    return [None] * (len(claims) + _LINES_BELOW)
+def _book_nobody(
+    entries: list[Entry], claims: list[Claim], splits: _Splits, reading: GpuReading
+) -> None:
+    """Book what nobody claims; activity during which nobody was seen to be busy is nobody's too."""
+    busy, memory, joules = splits
+    _, _, _, worked, method = busy or _NO_BUSY
+    watts, drawn, _ = joules or _NO_JOULES
+    time, size = 0.0 if claims else worked, (memory or _NO_MEMORY)[2]
+    energy = time * watts + drawn
+    if time or size or energy or (not worked and any(counters_of(reading))):
+        entries.append(
+            _Entry(
+                account=_UNATTRIBUTED,
+                method=method,
+                busy_seconds=None if busy is None else time,
+                memory_byte_seconds=None if memory is None else size,
+                joules=None if joules is None else energy,
+            )
+        )

@@ -38,7 +38,7 @@ class Claim(msgspec.Struct, gc=False):
 
 
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
-    """Give the claims on each GPU of the tick, in the order of the tick's `gpus`.
+    """Give the claims on each GPU of the tick, in the order of the tick's `gpus`, the host's last.
 
     A process without a container, or whose container shows neither id nor pod, is the host's. One
     whose start could not be read either was gone before it could be looked at: nobody's. Raises
@@ -60,7 +60,13 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
             on_gpu[home] = _open(home, process)
         else:
             claim.add(process)
-    return [list(on_gpu.values()) for on_gpu in found]
+    return [_with_host_last(on_gpu) for on_gpu in found]
+
+
+def _with_host_last(on_gpu: dict[int, Claim]) -> list[Claim]:
+    if _HOST in on_gpu:
+        on_gpu[_HOST] = on_gpu.pop(_HOST)
+    return list(on_gpu.values())
 
 
 _HOST, _NOBODY = -1, -2

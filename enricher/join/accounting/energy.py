@@ -4,7 +4,6 @@ Pure arithmetic. A GPU without work draws its idle draw; what it draws beyond th
 cause. The table of idle draws is the one thing here that is not in the tick.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -39,6 +38,8 @@ _LEAST_RATIO: Final = 1e-9
 # The energy of one row of a tick in joules: what is split by busy time; how much of that the device
 # would have drawn idle, which is all of it where nobody knows; and beside it what is idle's anyway.
 Drawn = tuple[float, float, float]
+# The same, split: watts of those that were busy, joules of nobody, joules of idle.
+JoulesSplit = tuple[float, float, float]
 
 
 @lru_cache(maxsize=256)
@@ -66,24 +67,20 @@ def drawn_by(reading: GpuReading, seconds: float) -> Drawn | None:
     return joules, floor_watts * seconds, 0.0
 
 
-def split_joules(
-    drawn: Drawn | None, busy: Sequence[float] | Sequence[None], worked: float, seconds: float
-) -> list[float] | list[None]:
-    """Split the energy by a column of busy seconds, whose last line is idle's.
+def split_joules(drawn: Drawn | None, worked: float | None, seconds: float) -> JoulesSplit | None:
+    """Split the energy; `None` where it is not known.
 
     The floor goes by time, idle time included; what was drawn above it goes to those that were
     busy, `worked` seconds in sum, in proportion. Where nobody was, all is idle's; where that is not
-    known, all is nobody's, on the line above idle.
+    known, all is nobody's.
     """
     if drawn is None:
-        return [None] * len(busy)
+        return None
     joules, floor, of_idle = drawn
-    idle = busy[-1]
-    if idle is None:
-        return [*[0.0] * (len(busy) - 2), joules, of_idle]
+    if worked is None:
+        return 0.0, joules, of_idle
     if worked <= _LEAST_RATIO * seconds:
-        return [*[0.0] * (len(busy) - 1), joules + of_idle]
-    watts = floor / seconds + (joules - floor) / worked
-    column = [time * watts for time in busy]  # type: ignore[operator]  # known as a whole
-    column[-1] = idle * floor / seconds + of_idle
-    return column
+        return 0.0, 0.0, joules + of_idle
+    floor_watts = floor / seconds
+    watts = floor_watts + (joules - floor) / worked
+    return watts, 0.0, (seconds - worked) * floor_watts + of_idle

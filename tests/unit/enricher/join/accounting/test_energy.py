@@ -53,22 +53,21 @@ def test_a_gpu_that_tells_neither_energy_nor_power_drew_an_unknown_amount() -> N
     assert drawn_by(reading(energy_joules=None), 1.0) is None
 
 
-SPLITS = [
-    ("idle and active draw apart", [0.2, 0.05, 0.75], 0.25, [200.0, 50.0, 75.0]),
-    ("busy throughout: idle has nothing", [1.0, 0.0, 0.0], 1.0, [325.0, 0.0, 0.0]),
-    ("nobody busy: all is idle's", [0.0, 0.0, 1.0], 0.0, [0.0, 0.0, 325.0]),
-    ("as good as nobody busy", [1e-300, 0.0, 1.0], 1e-300, [0.0, 0.0, 325.0]),
-    ("busy time not known: all is nobody's", [None, None, None], 0.0, [0.0, 325.0, 0.0]),
+SPLITS: list[tuple[str, float | None, tuple[float, float, float]]] = [
+    ("idle and active draw apart", 0.25, (1000.0, 0.0, 75.0)),
+    ("busy throughout: idle has nothing", 1.0, (325.0, 0.0, 0.0)),
+    ("nobody busy: all is idle's", 0.0, (0.0, 0.0, 325.0)),
+    ("as good as nobody busy", 1e-300, (0.0, 0.0, 325.0)),
+    ("busy time not known: all is nobody's", None, (0.0, 325.0, 0.0)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "busy", "worked", "joules"), SPLITS, ids=[row[0] for row in SPLITS]
-)
+@pytest.mark.parametrize(("case", "worked", "split"), SPLITS, ids=[row[0] for row in SPLITS])
 def test_the_floor_goes_by_time_and_the_rest_by_work(
-    case: str, busy: list[float], worked: float, joules: list[float]
+    case: str, worked: float | None, split: tuple[float, float, float]
 ) -> None:
-    assert split_joules((325.0, 100.0, 0.0), busy, worked, 1.0) == pytest.approx(joules), case
+    """Watts of those that were busy, joules of nobody, joules of idle."""
+    assert split_joules((325.0, 100.0, 0.0), worked, 1.0) == pytest.approx(split), case
 
 
 def board(**changes: object) -> GpuReading:
