@@ -1,0 +1,92 @@
+"""Events a second and core that the sinks rows and otlp write to Kafka again, by a real broker."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from benchmarks.events import ENTRIES, booked
+from benchmarks.figure import Figure
+from benchmarks.parts import run_kafka
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.errors import UnavailableError
+from gpuledger.records import GpuEvent
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
+from tests.real.end_to_end.deployables import Deployable
+from tests.real.parts.kafka import Kafka
+
+NAME = "republishing"
+_NODES: Final = 50
+_TICKS: Final = 200
+_LONGEST_SECONDS: Final = 300.0
+_LOOK_SECONDS: Final = 0.2
+_OTLP_METRICS: Final = Topic(name="otlp_metrics", record=GpuEvent, key="node")
+_MESSAGES_AN_EVENT: Final = {"rows": ENTRIES, "otlp": 1}
+
+
+class _Look(NamedTuple):
+    events: float
+    cpu_seconds: float
+    resident_bytes: float
+
+
+def run() -> Iterator[Figure]:
+    """Yield rate and memory of each sink, from events that lie there to what is committed."""
+    with run_kafka() as kafka, tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
+        asyncio.run(_publish(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)))
+        for kind in _MESSAGES_AN_EVENT:
+            first, last = _measure(kind, kafka, Path(folder))
+            rate = (last.events - first.events) / (last.cpu_seconds - first.cpu_seconds)
+            yield Figure(name=f"{NAME}.{kind}", value=rate, unit="events/s/core")
+            yield Figure(name=f"{NAME}.{kind}_memory", value=last.resident_bytes, unit="bytes")
+
+
+async def _publish(settings: KafkaSettings) -> None:
+    await create_topics(settings, [*TOPICS, _OTLP_METRICS])
+    # What is older than the topic keeps may be deleted before it was read.
+    start_ns = time.time_ns() - _TICKS * 10**9
+    async with KafkaBus(settings).producer() as producer:
+        for node in (f"gpu-node-{number}" for number in range(_NODES)):
+            events = (booked(tick, node=node, start_ns=start_ns) for tick in range(_TICKS))
+            messages = [Message(node.encode(), encode(one), one.time_ns // 10**6) for one in events]
+            at = partition_of_node(node, partitions=EVENTS.partitions)
+            await producer.publish(EVENTS.name, at, messages)
+
+
+def _measure(kind: str, kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
+    """Give a look at the sink as soon as it writes, and one when it is done."""
+    sink = Deployable(
+        name=kind,
+        command=["gpuledger-sink", kind],
+        folder=folder,
+        environment={"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers},
+    )
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    sink.start()
+    try:
+        sink.wait_until_ready()
+        first = last = _look(sink, kind)
+        while last.events < _NODES * _TICKS:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{kind} wrote {last.events:.0f} events: {sink.log_tail()}")
+            time.sleep(_LOOK_SECONDS)
+            last = _look(sink, kind)
+    finally:
+        sink.stop()
+    return first, last
+
+
+def _look(sink: Deployable, kind: str) -> _Look:
+    sent = f'gpuledger_sink_sent_total{{sink="{kind}"}}'
+    messages = sink.metric(sent) if sent in sink.metrics() else 0.0
+    return _Look(
+        events=messages / _MESSAGES_AN_EVENT[kind],
+        cpu_seconds=sink.metric("process_cpu_seconds_total"),
+        resident_bytes=sink.metric("process_resident_memory_bytes"),
+    )

@@ -1,0 +1,87 @@
+"""Events as the join makes them: 8 GPUs with two containers, the host and idle each.
+
+Data for benchmarks only; nothing is measured here.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from gpuledger.records import (
+    Account,
+    ContainerRef,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    GpuReading,
+    Method,
+    PodDescription,
+    PodState,
+)
+
+GPUS: Final = 8
+CONTAINERS_A_GPU: Final = 2
+ENTRIES: Final = GPUS * (CONTAINERS_A_GPU + 2)
+NODE: Final = "gpu-node-0017.cluster.example"
+START_NS: Final = 1_790_000_000_000_000_000
+
+
+def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent:
+    """Give a node's tick, booked."""
+    pods = [_pod(number) for number in range(GPUS * CONTAINERS_A_GPU)]
+    return GpuEvent(
+        node=node,
+        boot_id="0f2f3c1e-5a86-4a0a-9a52-8d3b0a6d3f11",
+        seq=1000 * (tick + 1),
+        time_ns=start_ns + tick * 1_000_000_000,
+        interval_ns=1_000_000_000,
+        gpus=[_books(number, tick) for number in range(GPUS)],
+        containers=[
+            ContainerRef(container_id=f"{one:064x}", pod_uid=f"uid-{one}")
+            for one in range(GPUS * CONTAINERS_A_GPU)
+        ],
+        pods=pods,
+        allocations=[],
+    )
+
+
+def _books(number: int, tick: int) -> GpuBooks:
+    share = (tick * 37 + number) % 1000 / 1000
+    entry = Entry(
+        account=Account.IDLE,
+        busy_seconds=1 - share,
+        memory_byte_seconds=2.0**34 + tick,
+        joules=90.0 + share,
+        method=Method.PROCESS_UTILIZATION,
+    )
+    containers = range(number * CONTAINERS_A_GPU, (number + 1) * CONTAINERS_A_GPU)
+    booked = [replace(entry, account=Account.POD, container=one) for one in containers]
+    reading = GpuReading(
+        uuid=f"GPU-{number:08d}-2222-3333-4444-555555555555",
+        index=number,
+        model="NVIDIA H100 80GB HBM3",
+        utilization_ratio=share,
+        memory_utilization_ratio=share / 2,
+        memory_total_bytes=80 * 2**30,
+        memory_used_bytes=20 * 2**30 + tick,
+        memory_reserved_bytes=600 * 2**20,
+        power_watts=350.5 + share,
+        energy_total_joules=1e9 + 350.0 * tick,
+        temperature_celsius=61,
+        sm_clock_hertz=1_980_000_000,
+        memory_clock_hertz=2_619_000_000,
+    )
+    host = replace(entry, account=Account.HOST)
+    return GpuBooks(reading=reading, entries=[*booked, host, entry])
+
+
+def _pod(number: int) -> PodDescription:
+    return PodDescription(
+        uid=f"uid-{number}",
+        container_ids=[f"{number:064x}"],
+        state=PodState.KNOWN,
+        namespace=f"research-{number % 5}",
+        name=f"train-{number}-7c9d8f6b5-x2x4z",
+        owner_kind="Deployment",
+        owner_name=f"train-{number}",
+        container_names={f"{number:064x}": "trainer"},
+    )
