@@ -61,7 +61,8 @@ ENDS_UNTOLD: Final = Counter(
     "gpuledger_agent_ends_untold",
     "The driver's accounts of processes that no tick tells of, so that nothing is settled by them,"
     " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
-    " or use), `older` (it began before this agent did), `too_many` (wait to be told).",
+    " or use), `older` (it began before this agent did), `gpu_gone` (no tick had its GPU any more),"
+    " `too_many` (wait to be told).",
     ["reason"],
 )
 GLANCES_LATE: Final = Counter(

@@ -216,6 +216,7 @@ class Sampler:
             containers=counted.containers,
             processes=counted.processes,
             allocations=list(allocations),
+            ended_processes=counted.ended_processes,
         )
         cut_anew, self._cut_anew = self._cut_anew, []
         return Tick(

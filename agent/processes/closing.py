@@ -13,7 +13,7 @@ from typing import Final
 from agent.metrics import ENDS_UNTOLD
 from agent.processes.entries import Containers
 from agent.processes.lives import Closed
-from agent.processes.past import Covered, GpuPast, Stay, by_gpu
+from agent.processes.past import WINDOW_SECONDS, Covered, GpuPast, Stay, by_gpu
 from gpuledger.records import GpuProcess, GpuReading, ProcessEnd
 
 _NS: Final = 1_000_000_000
@@ -56,11 +56,14 @@ class Closing:
         if not accounted and not self._pasts:
             return None
         self._begin_ns = covered.begin_ns if self._begin_ns is None else self._begin_ns
-        self._note(covered, gpus, processes, accounted)
-        due = [one for one in self._waiting if one[1].end_ns <= covered.end_ns]
-        self._waiting = [one for one in self._waiting if one[1].end_ns > covered.end_ns]
+        places = {one.uuid: place for place, one in enumerate(gpus)}
+        self._note(covered, gpus, places, processes, accounted)
+        due = self._take_due(covered, places)
         ends = [
-            end for uuid in sorted(self._pasts) for end in self._end(uuid, due, covered, containers)
+            end
+            for uuid, place in places.items()
+            if uuid in due
+            for end in self._end(place, self._pasts[uuid], due[uuid], covered, containers)
         ]
         return ends or None
 
@@ -68,16 +71,34 @@ class Closing:
         self,
         covered: Covered,
         gpus: Sequence[GpuReading],
+        places: Mapping[str, int],
         processes: Sequence[GpuProcess],
         accounted: Collection[str],
     ) -> None:
         on = by_gpu(processes)
-        there: Mapping[str, int] = {one.uuid: place for place, one in enumerate(gpus)}
-        for uuid in {*self._pasts, *(accounted & there.keys())}:
-            place = there.get(uuid)
-            reading = None if place is None or gpus[place].mig_enabled else gpus[place]
-            past = self._pasts.setdefault(uuid, GpuPast())
-            past.note(covered, reading, on.get(place, []) if place is not None else [])
+        for uuid in {*self._pasts, *(accounted & places.keys())}:
+            past, place = self._pasts.setdefault(uuid, GpuPast()), places.get(uuid)
+            if place is None:
+                past.note(covered, None, [])
+            else:
+                reading = None if gpus[place].mig_enabled else gpus[place]
+                past.note(covered, reading, on.get(place, []))
+
+    def _take_due(
+        self, covered: Covered, places: Mapping[str, int]
+    ) -> Mapping[str, list[tuple[Closed, Stay]]]:
+        """Give, by GPU, the ends that ticks cover; one waits for its GPU, but not for ever."""
+        due: dict[str, list[tuple[Closed, Stay]]] = {}
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            uuid, age_ns = one[0].totals.gpu_uuid, covered.end_ns - one[1].end_ns
+            if age_ns >= 0 and uuid in places:
+                due.setdefault(uuid, []).append(one)
+            elif age_ns <= WINDOW_SECONDS * _NS:
+                self._waiting.append(one)
+            else:
+                ENDS_UNTOLD.labels(reason="gpu_gone").inc()
+        return due
 
     def _reason_to_drop(self, one: Closed, stay: Stay | None) -> str | None:
         if one.facts.started_boottime_ns is None:
@@ -90,14 +111,13 @@ class Closing:
 
     def _end(
         self,
-        uuid: str,
-        due: Sequence[tuple[Closed, Stay]],
+        place: int,
+        past: GpuPast,
+        here: Sequence[tuple[Closed, Stay]],
         covered: Covered,
         containers: Containers,
     ) -> list[ProcessEnd]:
         """Give the ends on one GPU; they share what is nobody's there."""
-        past = self._pasts[uuid]
-        here = [one for one in due if one[0].totals.gpu_uuid == uuid]
         told = [past.pop_ticked(_key(one)) for one, _ in here]
         stays = [
             stay._replace(untold_seconds=max(0.0, stay.untold_seconds - seconds))
@@ -107,6 +127,7 @@ class Closing:
         return [
             _process_end(
                 one,
+                gpu=place,
                 container=containers.place(one.facts.location),
                 ticked_seconds=seconds,
                 unclaimed_seconds=unclaimed,
@@ -136,13 +157,14 @@ def _key(closed: Closed) -> tuple[int, int]:
 def _process_end(
     closed: Closed,
     *,
+    gpu: int,
     container: int | None,
     ticked_seconds: float,
     unclaimed_seconds: float,
     met: Sequence[Covered],
 ) -> ProcessEnd:
     return ProcessEnd(
-        gpu_uuid=closed.totals.gpu_uuid,
+        gpu=gpu,
         pid=closed.pid,
         started_boottime_ns=closed.facts.started_boottime_ns or 0,
         container=container,

@@ -11,6 +11,7 @@ import structlog
 
 from enricher.join import metrics
 from enricher.join.accounting.conservation import conservation_error
+from enricher.join.accounting.settlement import settled_seconds
 from enricher.join.naming.describe import Said
 from enricher.join.naming.pending import PendingPods
 from enricher.join.timing.recent import RecentMost
@@ -50,6 +51,8 @@ class Audit:
         if event.uncovered_seconds is not None:
             metrics.GAPS_TOTAL.inc()
             metrics.UNCOVERED_SECONDS_TOTAL.inc(event.uncovered_seconds)
+        if event.settlements:
+            metrics.SETTLED_SECONDS_TOTAL.inc(settled_seconds(event.settlements))
         if said.pending:
             metrics.PENDING_TOTAL.inc(len(said.pending))
             self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)

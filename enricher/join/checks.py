@@ -5,8 +5,9 @@ on positions cost nothing where they hold: booking a tick that breaks one runs i
 """
 
 from enricher.join.accounting.books import book_tick
+from enricher.join.accounting.settlement import settle_ends
 from gpuledger.errors import GpuledgerError
-from gpuledger.records import GpuBooks, NodeSample
+from gpuledger.records import GpuBooks, NodeSample, Settlement
 
 
 class InvalidTickError(GpuledgerError):
@@ -23,11 +24,21 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
         raise InvalidTickError(_explain_position(sample)) from error
 
 
+def settle_valid_ends(sample: NodeSample) -> list[Settlement] | None:
+    """Give the settlements of a tick; raises `InvalidTickError` where they cannot be made."""
+    try:
+        return settle_ends(sample)
+    except IndexError as error:
+        raise InvalidTickError(_explain_position(sample)) from error
+
+
 def _explain_position(sample: NodeSample) -> str:
     tables = {"gpu": len(sample.gpus), "container": len(sample.containers)}
+    lists = {"processes": sample.processes, "ended_processes": sample.ended_processes or ()}
     wrong = (
-        f"field processes[{place}].{name}: {position} is no position in {name}s ({size})"
-        for place, process in enumerate(sample.processes)
+        f"field {listed}[{place}].{name}: {position} is no position in {name}s ({size})"
+        for listed, processes in lists.items()
+        for place, process in enumerate(processes)
         for name, size in tables.items()
         if (position := getattr(process, name)) is not None and position >= size
     )

@@ -3,7 +3,7 @@
 from typing import Final, cast
 
 from enricher.join.naming.describe import Said
-from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription
+from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription, Settlement
 from gpuledger.twins import twin_of
 
 _GpuEvent: Final = twin_of(GpuEvent)
@@ -16,6 +16,7 @@ def make_event(
     *,
     late: bool = False,
     uncovered_seconds: float | None = None,
+    settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
     """Give the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
     return _GpuEvent(
@@ -30,4 +31,5 @@ def make_event(
         containers=sample.containers,
         pods=cast("list[PodDescription]", said.pods),
         allocations=sample.allocations,
+        settlements=settlements,
     )

@@ -46,6 +46,11 @@ PROCESS_RECORDS_TOTAL: Final = Counter(
     "Process records read, by change: `seen`, `changed` or `ended`.",
     ["change"],
 )
+SETTLED_SECONDS_TOTAL: Final = Counter(
+    "gpuledger_join_settled_seconds",
+    "Time in which GPUs were busy and ticks saw nobody there, booked after its end on the process"
+    " whose it was, by the driver's accounting.",
+)
 INCIDENTS_TOTAL: Final = Counter(
     "gpuledger_join_incidents", "Incidents attributed, by kind, such as `xid`.", ["kind"]
 )

@@ -11,7 +11,7 @@ from typing import Final
 
 from enricher.join import metrics
 from enricher.join.audit import Audit
-from enricher.join.checks import InvalidTickError, book_valid_tick
+from enricher.join.checks import InvalidTickError, book_valid_tick, settle_valid_ends
 from enricher.join.event import make_event
 from enricher.join.naming.describe import DescriptionCache, Said, find_foreign, identity_of
 from enricher.join.naming.incidents import describe_incident
@@ -119,7 +119,7 @@ class JoinStage:
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
-        """Count process records; the ticks carry what is booked."""
+        """Count process records; the ticks carry what is booked, ends included."""
         for _, process in self._office.decode(_PROCESSES, records):
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
@@ -199,4 +199,5 @@ def _book(sample: NodeSample, said: Said, mark: Mark | None, *, reached_ns: int 
         said,
         late=sample.late or is_late(sample.time_ns, reached_ns),
         uncovered_seconds=uncovered_seconds(sample, mark),
+        settlements=settle_valid_ends(sample) if sample.ended_processes else None,
     )

@@ -14,6 +14,7 @@ from gpuledger.records.events import (
     Method,
     PodDescription,
     PodState,
+    Settlement,
 )
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
@@ -70,5 +71,6 @@ __all__ = [
     "ProcessEnd",
     "ProcessKind",
     "ProcessRecord",
+    "Settlement",
     "Severity",
 ]

@@ -10,11 +10,11 @@ from gpuledger.records.base import Natural, record
 class ProcessEnd:
     """A process that is done with a GPU, with the driver's account of it.
 
-    The tick that carries it is the first that covers all of the process's time on the GPU.
+    The tick that carries it is the first one of the GPU that covers the end of the process there.
     """
 
-    gpu_uuid: str
-    """The GPU; it may be gone from the tick's `gpus`."""
+    gpu: Natural
+    """Position of the GPU in the tick's `gpus`."""
     pid: Natural
     """Process id in the node's own pid namespace."""
     started_boottime_ns: Natural

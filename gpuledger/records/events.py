@@ -97,6 +97,28 @@ class GpuBooks:
 
 
 @record
+class Settlement:
+    """What a process used of a GPU while ticks saw nobody there, booked on it after its end."""
+
+    gpu: Natural
+    """Position of the GPU in the event's `gpus`."""
+    pid: Natural
+    """Process id in the node's own pid namespace."""
+    started_boottime_ns: Natural
+    """Start of the process since the node's boot."""
+    from_seq: Natural
+    """The first of the ticks in which it was used."""
+    from_time_ns: Natural
+    """Where that tick's interval begins, nanoseconds since the epoch."""
+    until_seq: Natural
+    """The last of these ticks."""
+    until_time_ns: Natural
+    """Where that tick's interval ends, nanoseconds since the epoch."""
+    entries: list[Entry]
+    """What is booked on it, and as much less on `unattributed`: busy seconds that sum to zero."""
+
+
+@record
 class GpuEvent:
     """One tick of one node, booked. `(node, boot_id, seq)` is its identity."""
 
@@ -123,3 +145,5 @@ class GpuEvent:
     """Who the pods are on whom the entries are booked."""
     allocations: list[DeviceAllocation]
     """What was held, beside what was used, as the node gave it."""
+    settlements: list[Settlement] | None = None
+    """What is booked of the ticks before, and of this one, on processes that ended."""

@@ -8,6 +8,7 @@ path, names are the join's business.
 from enum import StrEnum
 
 from gpuledger.records.base import Natural, SmallNatural, array_record, record
+from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
@@ -95,12 +96,14 @@ class NodeSample:
     gpus: list[GpuReading]
     """The readings, one for each GPU that answered; behind a GPU its MIG instances."""
     containers: list[ContainerRef]
-    """The containers of the tick's processes, each once."""
+    """The containers of the tick's processes, of those that have ended too, each once."""
     processes: list[GpuProcess]
     """The processes on the GPUs, one entry for each GPU that a process uses; empty where the agent
     sees another pid namespace than the driver's, as its pids would name other processes."""
     allocations: list[DeviceAllocation]
     """What the kubelet has given to whom; empty where the kubelet does not answer."""
+    ended_processes: list[ProcessEnd] | None = None
+    """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
 
 
 @record

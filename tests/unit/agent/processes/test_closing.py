@@ -104,7 +104,7 @@ def test_an_end_is_told_by_the_tick_that_covers_it(node: Node) -> None:
     # The driver's windows reach a little beyond the end: until 12.07.
     (end,) = node.tick(ratio=0.0)
     assert end == ProcessEnd(
-        gpu_uuid="GPU-0",
+        gpu=0,
         pid=7,
         started_boottime_ns=5 * NS,
         container=0,
@@ -158,6 +158,18 @@ def test_what_cannot_be_told_rightly_is_counted(node: Node, end: Closed, reason:
     before = untold(reason)
     assert node.tick(end) == node.tick() == []
     assert untold(reason) - before == 1
+
+
+def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None:
+    other = GpuReading(uuid="GPU-1", index=1, utilization_ratio=0.5)
+    assert node.tick(closed(11.2, 0.4), reading=other) == []
+    assert [one.pid for one in node.tick()] == [7]
+
+    before = untold("gpu_gone")
+    ends = [node.tick(closed(13.2, 0.4), reading=other)]
+    ends += [node.tick(reading=other) for _ in range(130)]
+    assert sum(map(len, ends)) == 0
+    assert untold("gpu_gone") - before == 1
 
 
 def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:

@@ -20,7 +20,16 @@ from gpuledger.records import (
 )
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, INCIDENTS, PODS
 from tests.fakes.producer import KeepingProducer
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, process, record, sample
+from tests.unit.enricher.join.given import value_of
+from tests.unit.enricher.join.ticks import (
+    CONTAINER_IDS,
+    UIDS,
+    pod,
+    process,
+    process_end,
+    record,
+    sample,
+)
 
 EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
@@ -111,6 +120,28 @@ def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
     assert len(stage.take_samples([record(rebooted, offset=2)])) == 1
 
 
+def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
+    stage: JoinStage,
+) -> None:
+    """Its pod is described there; and as it is a part of the event, it comes once and no more."""
+    stage.take_pods([pod_record(1)])
+    before = value_of("gpuledger_join_settled_seconds_total")
+    tick = record(sample(ended_processes=[process_end(container=1)]))
+    event = event_of(stage.take_samples([tick]))
+    assert event.settlements is not None
+    (settlement,) = event.settlements
+    assert sum(one.busy_seconds or 0.0 for one in settlement.entries) == 0.0
+    debtor = event.containers[settlement.entries[0].container or 0]
+    assert [pod.name for pod in event.pods if pod.uid == debtor.pod_uid] == ["train-1"]
+    assert value_of("gpuledger_join_settled_seconds_total") - before == 0.5
+    assert stage.take_samples([tick]) == []
+
+
+def test_an_event_without_ends_has_no_settlements(stage: JoinStage) -> None:
+    (message,) = stage.take_samples([record(USED)])
+    assert b"settlements" not in (message.value or b"")
+
+
 def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
     """Its pods and its marks: another worker has them now."""
     stage.take_pods([pod_record()])
@@ -129,6 +160,8 @@ BROKEN = [
     (sample(seq=1, processes=[process(gpu=1)]), "invalid"),
     (encode(sample(processes=[process(pid=77)])).replace(b"[0,77,", b"[-1,77,"), "undecodable"),
     (sample(seq=1, processes=[process(container=8)]), "invalid"),
+    (sample(seq=1, ended_processes=[process_end(gpu=1)]), "invalid"),
+    (sample(seq=1, ended_processes=[process_end(container=8)]), "invalid"),
 ]
 
 

@@ -9,6 +9,7 @@ from gpuledger.records import (
     NodeSample,
     PodContainer,
     PodRecord,
+    ProcessEnd,
     ProcessKind,
 )
 from gpuledger.topics import SAMPLES
@@ -42,6 +43,25 @@ def process(**changes: object) -> GpuProcess:
         "kind": ProcessKind.COMPUTE,
     }
     return GpuProcess(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuProcess's
+
+
+def process_end(**changes: object) -> ProcessEnd:
+    """Give the end of a process of which ticks said a part of what it used."""
+    values: dict[str, object] = {
+        "gpu": 0,
+        "pid": 7,
+        "started_boottime_ns": SECOND_NS,
+        "container": 1,
+        "lived_seconds": 2.0,
+        "busy_seconds": 0.75,
+        "ticked_busy_seconds": 0.25,
+        "unclaimed_busy_seconds": 1.0,
+        "from_seq": 998,
+        "from_time_ns": 10 * SECOND_NS,
+        "until_seq": 1000,
+        "until_time_ns": 13 * SECOND_NS,
+    }
+    return ProcessEnd(**(values | changes))  # type: ignore[arg-type]  # the names are a ProcessEnd's
 
 
 def sample(**changes: object) -> NodeSample:

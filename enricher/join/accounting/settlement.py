@@ -1,0 +1,86 @@
+"""Settles processes that ended: what ticks left to nobody goes to those whose it was.
+
+Pure arithmetic over one tick: its agent says beside the driver's account of a process what ticks
+said of it, and what of their time it has set aside for it. Nothing here knows another tick.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gpuledger.records import (
+    Account,
+    ContainerRef,
+    Entry,
+    Method,
+    NodeSample,
+    ProcessEnd,
+    Settlement,
+)
+from gpuledger.twins import twin_of
+
+LEAST_RATIO: Final = 0.005
+"""The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
+_Settlement: Final = twin_of(Settlement)
+_Entry: Final = twin_of(Entry)
+
+
+def settle_ends(sample: NodeSample) -> list[Settlement] | None:
+    """Give the settlements of the processes whose end the tick tells; `None` where there are none.
+
+    The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
+    that the tick does not have.
+    """
+    settled = [
+        _settle(end, seconds, sample)
+        for end in sample.ended_processes or ()
+        if (seconds := unbooked_seconds(end)) > 0.0
+    ]
+    return settled or None
+
+
+def unbooked_seconds(end: ProcessEnd) -> float:
+    """Give what a process used and nobody was debited with; 0 where its account cannot tell.
+
+    It is never more than what was set aside for it, so that nothing is taken from anybody.
+    """
+    missing = end.busy_seconds - end.ticked_busy_seconds
+    seconds = min(missing, end.unclaimed_busy_seconds)
+    return seconds if seconds > LEAST_RATIO * end.lived_seconds else 0.0
+
+
+def settled_seconds(settlements: Iterable[Settlement]) -> float:
+    """Give how much was found its user."""
+    return sum(max(0.0, one.busy_seconds or 0.0) for each in settlements for one in each.entries)
+
+
+def _settle(end: ProcessEnd, seconds: float, sample: NodeSample) -> Settlement:
+    # Looked up for its error alone: who counts rows counts on it that the GPU is there.
+    _ = sample.gpus[end.gpu]
+    return _Settlement(
+        gpu=end.gpu,
+        pid=end.pid,
+        started_boottime_ns=end.started_boottime_ns,
+        from_seq=end.from_seq,
+        from_time_ns=end.from_time_ns,
+        until_seq=end.until_seq,
+        until_time_ns=end.until_time_ns,
+        entries=[_owed(end, seconds, sample.containers), _written_off(seconds)],
+    )
+
+
+def _owed(end: ProcessEnd, seconds: float, containers: Sequence[ContainerRef]) -> Entry:
+    place = end.container
+    if place is not None:
+        container = containers[place]
+        if container.container_id is not None or container.pod_uid is not None:
+            return _Entry(
+                account=Account.POD,
+                method=Method.ACCOUNTING,
+                container=place,
+                busy_seconds=seconds,
+            )
+    return _Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
+
+
+def _written_off(seconds: float) -> Entry:
+    return _Entry(account=Account.UNATTRIBUTED, method=Method.ACCOUNTING, busy_seconds=-seconds)

@@ -1,0 +1,87 @@
+"""What is booked on a process after its end, and from whom it is taken: from nobody."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.accounting.settlement import LEAST_RATIO, settle_ends, unbooked_seconds
+from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessEnd, Settlement
+from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
+
+
+def settled(*ends: ProcessEnd, **changes: object) -> list[Settlement]:
+    return settle_ends(sample(ended_processes=list(ends), **changes)) or []
+
+
+def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
+    (made,) = settled(process_end())
+    assert [(one.account, one.method, one.container, one.busy_seconds) for one in made.entries] == [
+        (Account.POD, Method.ACCOUNTING, 1, 0.5),
+        (Account.UNATTRIBUTED, Method.ACCOUNTING, None, -0.5),
+    ]
+    assert {(one.memory_byte_seconds, one.joules) for one in made.entries} == {(None, None)}
+
+
+def test_it_names_process_and_ticks() -> None:
+    (made,) = settled(process_end())
+    assert (made.gpu, made.pid, made.started_boottime_ns) == (0, 7, SECOND_NS)
+    assert (made.from_seq, made.from_time_ns) == (998, 10 * SECOND_NS)
+    assert (made.until_seq, made.until_time_ns) == (1000, 13 * SECOND_NS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 0.5),
+        # Nothing is taken from anybody: what others were debited with stays theirs.
+        ({"unclaimed_busy_seconds": 0.125}, 0.125),
+        ({"unclaimed_busy_seconds": 0.0}, 0.0),
+        # Nothing is given back: ticks said more than the account.
+        ({"ticked_busy_seconds": 0.75}, 0.0),
+        ({"ticked_busy_seconds": 2.0}, 0.0),
+        # Half a percent of its life is the rounding of the account.
+        ({"lived_seconds": 100.0}, 0.0),
+        ({"lived_seconds": 99.0}, 0.5),
+    ],
+)
+def test_what_is_settled(changes: dict[str, object], seconds: float) -> None:
+    assert unbooked_seconds(process_end(**changes)) == seconds
+    assert len(settled(process_end(**changes))) == (1 if seconds else 0)
+
+
+@pytest.mark.parametrize("container", [None, 0])
+def test_a_process_outside_every_container_is_the_hosts(container: int | None) -> None:
+    (made,) = settled(process_end(container=container), containers=[ContainerRef()])
+    assert (made.entries[0].account, made.entries[0].container) == (Account.HOST, None)
+
+
+def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
+    assert settle_ends(sample()) is None
+    assert settle_ends(sample(ended_processes=[])) is None
+    assert settle_ends(sample(ended_processes=[process_end(unclaimed_busy_seconds=0.0)])) is None
+
+
+@pytest.mark.parametrize("changes", [{"gpu": 1}, {"container": 8}])
+def test_a_position_that_the_tick_has_not_is_an_error(changes: dict[str, object]) -> None:
+    with pytest.raises(IndexError):
+        settled(process_end(**changes))
+
+
+seconds = st.floats(0.0, 1e6)
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
+    lived: float, busy: float, ticked: float, unclaimed: float
+) -> None:
+    end = process_end(
+        lived_seconds=lived,
+        busy_seconds=busy,
+        ticked_busy_seconds=ticked,
+        unclaimed_busy_seconds=unclaimed,
+    )
+    found = unbooked_seconds(end)
+    assert 0.0 <= found <= min(max(0.0, busy - ticked), unclaimed)
+    assert found == 0.0 or found > LEAST_RATIO * lived
+    entries: list[Entry] = [one for made in settled(end) for one in made.entries]
+    assert sum(one.busy_seconds or 0.0 for one in entries) == 0.0
