@@ -1,4 +1,4 @@
-"""Marks every test by its folder, and leaves the process's logging as each test found it.
+"""Marks every test by its folder, leaves the process's logging as it was, times no example.
 
 Other fixtures live beside the tests that use them.
 """
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
+# A law does not fail because the machine is busy: with the usual 200 ms for an example it would.
+settings.register_profile("gpuledger", deadline=None)
+settings.load_profile("gpuledger")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
