@@ -12,6 +12,9 @@ from typing import Final
 from sinks.remote_write.families import Metric
 
 NODE: Final = "k8s.node.name"
+SERVICE: Final = "service.name"
+INSTANCE: Final = "service.instance.id"
+"""Of a resource Prometheus keeps these two alone unless told to keep more: they tell pods apart."""
 RESOURCE_ATTRIBUTES: Final = {
     "namespace": "k8s.namespace.name",
     "pod": "k8s.pod.name",
@@ -39,6 +42,10 @@ OWNERS: Final = {
     for kind in ("CronJob", "DaemonSet", "Deployment", "Job", "ReplicaSet", "StatefulSet")
 }
 """Kinds of workload whose names have an attribute of their own in the conventions."""
+OF_RESOURCES: Final = frozenset(
+    {NODE, SERVICE, INSTANCE, *RESOURCE_ATTRIBUTES.values(), *OWNERS.values()}
+)
+"""All that a resource may have of its own."""
 _UNITS: Final = {
     "_ratio": "1",
     "_bytes": "By",

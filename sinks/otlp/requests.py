@@ -137,9 +137,8 @@ def _resource_names(node: str, group: Group) -> Names:
     whose = (given.get("k8s.pod.uid"), given.get("k8s.container.name"))
     instance = "/".join(part for part in (node, *whose) if part)
     return (
-        # Without these Prometheus would take two pods' points for the same series.
-        ("service.name", "gpuledger"),
-        ("service.instance.id", instance),
+        (naming.SERVICE, "gpuledger"),
+        (naming.INSTANCE, instance),
         (naming.NODE, node),
         *names,
         *by_kind,

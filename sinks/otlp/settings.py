@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from sinks.otlp.naming import OF_RESOURCES
+
 Encoding = Literal["otlp_proto", "otlp_json"]
 
 
@@ -24,3 +26,9 @@ class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Ticks further in the future are put aside: they would block their series at a receiver."""
     poll_records: Annotated[int, msgspec.Meta(ge=1)] = 200
     """The most events that one poll brings, and so the bound on a transaction."""
+
+    def __post_init__(self) -> None:
+        """Refuse an attribute that would come twice; raises ValueError naming it."""
+        taken = sorted(OF_RESOURCES & self.resource_attributes.keys())
+        if taken:
+            raise ValueError(f"resource_attributes: {taken[0]} is the sink's own; take it out")
