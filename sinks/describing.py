@@ -6,7 +6,15 @@ Here live these look-ups, for sinks that write names. Pure.
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from gpuledger.records import ContainerRef, DeviceAllocation, Entry, GpuEvent, PodDescription
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    PodDescription,
+    Settlement,
+)
 
 
 class Debtor(NamedTuple):
@@ -64,6 +72,14 @@ def holder_of(entry: Entry, allocations: Sequence[DeviceAllocation]) -> DeviceAl
     """
     position = entry.allocation
     return None if position is None else _at("allocation", position, allocations)
+
+
+def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:
+    """Give the GPU on which something is settled.
+
+    Raises ValueError where the settlement names a position that the event's GPUs do not have.
+    """
+    return _at("gpu", settlement.gpu, event.gpus)
 
 
 def _at(name: str, position: int, table: Sequence[T]) -> T:

@@ -50,7 +50,8 @@ class Entry:
     container: Natural | None = None
     """On a pod's account: position in the event's `containers` of the one it ran in."""
     busy_seconds: float | None = None
-    """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."""
+    """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
+    zero on `unattributed` in a settlement alone."""
     memory_byte_seconds: float | None = None
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None

@@ -23,7 +23,7 @@ class EntryRow:
     time: str
     """End of the covered interval in UTC, to the microsecond: `2026-11-21T17:04:05.250000Z`."""
     interval_seconds: float
-    """Length of the covered interval."""
+    """Length of the covered interval; with method `accounting`, of all ticks that it settles."""
     gpu_uuid: str
     """The GPU's or MIG instance's UUID."""
     gpu_index: SmallNatural
@@ -51,7 +51,8 @@ class EntryRow:
     labels: dict[str, str] | None = None
     """The pod's labels that the pod watch was asked to keep."""
     busy_seconds: float | None = None
-    """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."""
+    """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
+    zero on `unattributed` with method `accounting`: what an account had of it after all."""
     memory_byte_seconds: float | None = None
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None

@@ -4,13 +4,15 @@ Here lives that transformation. Pure; the rows are a function of the event alone
 that is read again gives the same bytes.
 """
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 from gpuledger.activity import split_activity
-from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent
+from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuBooks, GpuEvent
 from gpuledger.twins import encode_twin, twin_of
-from sinks.describing import Debtor, Debtors, holder_of
+from sinks.describing import Debtor, Debtors, gpu_of, holder_of
 
 _Row: Final = twin_of(EntryRow)
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
@@ -24,32 +26,54 @@ def encoded_rows_of(event: GpuEvent) -> list[bytes]:
 
 
 def rows_of(event: GpuEvent) -> list[EntryRow]:
-    """Give one row for each entry of each GPU of the event, numbered through.
+    """Give one row for each entry of each GPU of the event, and of each settlement, numbered.
 
-    Raises ValueError where an entry names a container or a holder that the event does not list.
+    Raises ValueError where an entry names a container or a holder that the event does not list, or
+    a settlement a GPU.
     """
-    tick, debtors, rows = _tick(event), Debtors(event), list[EntryRow]()
+    tick, debtors = _tick(event), Debtors(event)
+    fields = chain(_booked_rows(event), _settled_rows(event))
+    return [
+        _Row(
+            row=number,
+            **tick,
+            **of_place,
+            **_booked(entry),
+            **_described(debtors.of(entry)),
+            **_held(holder_of(entry, event.allocations)),
+        )
+        for number, (entry, of_place) in enumerate(fields)
+    ]
+
+
+def _booked_rows(event: GpuEvent) -> Iterator[tuple[Entry, Fields]]:
+    interval = _interval(event.time_ns, event.interval_ns)
     for books in event.gpus:
-        gpu: Fields = {
-            "gpu_uuid": books.reading.uuid,
-            "gpu_index": books.reading.index,
-            "model": books.reading.model,
-        }
-        activities = split_activity(books, tick["interval_seconds"])
+        gpu = _gpu(books)
+        activities = split_activity(books, event.interval_ns / 1e9)
         for entry, (sm, tensor, dram) in zip(books.entries, activities, strict=True):
-            row = _Row(
-                row=len(rows),
-                **tick,
-                **gpu,
-                **_booked(entry),
-                **_described(debtors.of(entry)),
-                **_held(holder_of(entry, event.allocations)),
-                sm_active_seconds=sm,
-                tensor_active_seconds=tensor,
-                dram_active_seconds=dram,
-            )
-            rows.append(row)
-    return rows
+            active: Fields = {
+                "sm_active_seconds": sm,
+                "tensor_active_seconds": tensor,
+                "dram_active_seconds": dram,
+            }
+            yield entry, interval | gpu | active
+
+
+def _settled_rows(event: GpuEvent) -> Iterator[tuple[Entry, Fields]]:
+    for one in event.settlements or ():
+        length_ns = max(0, one.until_time_ns - one.from_time_ns)
+        for entry in one.entries:
+            yield entry, _interval(one.until_time_ns, length_ns) | _gpu(gpu_of(one, event))
+
+
+def _gpu(books: GpuBooks) -> Fields:
+    reading = books.reading
+    return {"gpu_uuid": reading.uuid, "gpu_index": reading.index, "model": reading.model}
+
+
+def _interval(time_ns: int, interval_ns: int) -> Fields:
+    return {"time": _written(time_ns), "interval_seconds": interval_ns / 1e9}
 
 
 def _tick(event: GpuEvent) -> Fields:
@@ -57,8 +81,6 @@ def _tick(event: GpuEvent) -> Fields:
         "node": event.node,
         "boot_id": event.boot_id,
         "seq": event.seq,
-        "time": _written(event.time_ns),
-        "interval_seconds": event.interval_ns / 1e9,
         "late": bool(event.late),
         "uncovered_seconds": event.uncovered_seconds,
     }

@@ -2,8 +2,17 @@
 
 from hypothesis import strategies as st
 
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, Method
-from tests.unit.sinks.given import SECOND_NS, START_NS, allocation, container, event, pod, reading
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, Method, Settlement
+from tests.unit.sinks.given import (
+    SECOND_NS,
+    START_NS,
+    allocation,
+    container,
+    event,
+    pod,
+    reading,
+    settlement,
+)
 
 _CONTAINER = st.builds(
     container,
@@ -30,8 +39,20 @@ def _entries(draw: st.DrawFn) -> Entry:
 
 
 @st.composite
+def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
+    seconds = draw(st.floats(0, 1e6))
+    owed = Entry(account=Account.HOST, method=Method.ACCOUNTING, busy_seconds=seconds)
+    return settlement(
+        seconds,
+        draw(st.sampled_from([None, owed])),
+        gpu=draw(st.integers(0, gpus - 1)),
+        from_time_ns=START_NS - draw(st.integers(0, 100 * SECOND_NS)),
+    )
+
+
+@st.composite
 def events(draw: st.DrawFn) -> GpuEvent:
-    """Draw an event of up to three GPUs with up to five entries each."""
+    """Draw an event of up to three GPUs with up to five entries each, and some settlements."""
     gpus = [
         GpuBooks(
             reading=reading(
@@ -55,4 +76,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),
         uncovered_seconds=draw(_QUANTITY),
+        settlements=draw(st.none() | st.lists(_settlements(len(gpus)), max_size=3))
+        if gpus
+        else None,
     )

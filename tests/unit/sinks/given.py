@@ -21,6 +21,7 @@ from gpuledger.records import (
     Method,
     PodDescription,
     PodState,
+    Settlement,
 )
 from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS, partition_of_node
 
@@ -107,6 +108,25 @@ def allocation(**changes: object) -> DeviceAllocation:
     }
     values.update(changes)
     return DeviceAllocation(**values)
+
+
+def settlement(seconds: float = 0.25, debtor: Entry | None = None, **changes: object) -> Settlement:
+    """Give what is booked of the three seconds before the first event, on a pod or on `debtor`."""
+    nothing: dict[str, Any] = {"memory_byte_seconds": None, "joules": None}
+    how: dict[str, Any] = {"method": Method.ACCOUNTING, **nothing}
+    owed = debtor or entry(busy_seconds=seconds, **how)
+    values: dict[str, Any] = {
+        "gpu": 0,
+        "pid": 4711,
+        "started_boottime_ns": SECOND_NS,
+        "from_seq": 1,
+        "from_time_ns": START_NS - 3 * SECOND_NS,
+        "until_seq": 3,
+        "until_time_ns": START_NS,
+        "entries": [owed, entry(Account.UNATTRIBUTED, busy_seconds=-seconds, **how)],
+    }
+    values.update(changes)
+    return Settlement(**values)
 
 
 def event(

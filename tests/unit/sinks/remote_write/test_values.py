@@ -4,7 +4,8 @@ import pytest
 
 from gpuledger.records import Account, Entry
 from sinks.remote_write.live import LiveSeries
-from tests.unit.sinks.given import SECOND_NS, allocation, entry, event, reading
+from sinks.remote_write.values import values_of
+from tests.unit.sinks.given import SECOND_NS, allocation, entry, event, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_live import encode, is_stale, named, stale_names
 
@@ -42,6 +43,13 @@ def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> No
     assert [one["account"] for one in nobodys] == ["idle", "host"]
     assert not any(key.startswith("holder") for one in nobodys for key in one)
     assert sum(one.value for one in series if one.name == IDLE) == 1.0
+
+
+def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
+    """It is of other ticks than the sample's: who wants it asks the store."""
+    without, settled = event(), event(settlements=[settlement()])
+
+    assert values_of(settled) == values_of(without)
 
 
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:

@@ -20,7 +20,7 @@ from sinks.rows.rows import encoded_rows_of
 from sinks.store.columns import COLUMNS
 from sinks.store.rows import rows_of as store_rows_of
 from tests.unit.sinks.events import events
-from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading, settlement
 
 RECORD = Record("gpuledger.events.v1", 3, 17, 0, None, b"")
 # The day and the place on Kafka are the store's own: partition column and trace of its offsets.
@@ -65,7 +65,9 @@ def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent)
 @settings(max_examples=50, deadline=None)
 @given(events())
 def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
-    assert [row["row"] for row in rows(one)] == list(range(sum(len(b.entries) for b in one.gpus)))
+    count = sum(len(each.entries) for each in [*one.gpus, *(one.settlements or ())])
+
+    assert [row["row"] for row in rows(one)] == list(range(count))
 
 
 QUANTITIES = ("busy_seconds", "memory_byte_seconds", "joules")
@@ -138,6 +140,11 @@ def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> N
 
     with pytest.raises(ValueError, match=r"allocation: position 1 .*there are 1"):
         encoded_rows_of(event(entries=booked, allocations=[allocation()]))
+
+
+def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:
+    with pytest.raises(ValueError, match=r"gpu: position 1 .*there are 1"):
+        encoded_rows_of(event(settlements=[settlement(gpu=1)]))
 
 
 SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [

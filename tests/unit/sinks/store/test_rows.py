@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from sinks.store.columns import COLUMNS, table_of
 from sinks.store.rows import rows_of
-from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading, settlement
 
 RECORD = Record(
     topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
@@ -30,6 +30,28 @@ def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
         (row["node"], row["seq"], row["kafka_partition"], row["kafka_offset"])
         for row in (first, second)
     } == {("node-a", 1000, 3, 17)}
+
+
+def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
+    """They bear the identity of the event that says it, so that they come and go with it."""
+    owed, written_off = rows(tick=5, entries=[], settlements=[settlement(0.25)])
+
+    assert [(one["account"], one["busy_seconds"]) for one in (owed, written_off)] == [
+        ("pod", 0.25),
+        ("unattributed", -0.25),
+    ]
+    assert (owed["method"], owed["pod"], owed["container"]) == ("accounting", "train-0", "trainer")
+    until = datetime.fromtimestamp(START_NS / 1e9, UTC)
+    for one in (owed, written_off):
+        assert (one["seq"], one["time"], one["interval_seconds"]) == (6000, START_NS // 1000, 3.0)
+        assert one["event_date"] == (until.date() - date(1970, 1, 1)).days
+        assert (one["gpu_uuid"], one["gpu_index"]) == (reading().uuid, 0)
+        assert (one["joules"], one["memory_byte_seconds"], one["sm_active_seconds"]) == (None,) * 3
+
+
+def test_a_settlement_on_a_gpu_that_the_event_does_not_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gpu: position 1 .*there are 1"):
+        rows(settlements=[settlement(gpu=1)])
 
 
 NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": None, "labels": None}

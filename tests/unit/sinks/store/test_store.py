@@ -15,7 +15,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
-from gpuledger.records import GpuEvent
+from gpuledger.records import Account, GpuEvent
 from gpuledger.service import Readiness
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.reading import entries_sql
@@ -25,6 +25,8 @@ from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable, StaleTableError
 from tests.unit.sinks.given import (
     NODE,
+    SECOND_NS,
+    START_NS,
     HandClock,
     bus,
     committed,
@@ -35,6 +37,7 @@ from tests.unit.sinks.given import (
     place_of,
     publish,
     running,
+    settlement,
 )
 
 AT = place_of(NODE)
@@ -70,6 +73,24 @@ async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
 
     sql = "select namespace, pod, sum(busy_seconds), count(*) from {entries} group by all"
     assert query(tmp_path, sql) == [("research", "train-0", 2.0, 8)]
+
+
+async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path: Path) -> None:
+    """On the day of its ticks; the sum over all accounts is what it was without."""
+    on, midnight_ns = bus(), START_NS - START_NS % (86_400 * SECOND_NS) + 86_400 * SECOND_NS
+    nobodys = entry(Account.UNATTRIBUTED, busy_seconds=0.5)
+    settled = settlement(0.25, until_time_ns=midnight_ns - SECOND_NS)
+    await publish(on, event(entries=[nobodys], time_ns=midnight_ns, settlements=[settled]))
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 1))
+
+    sql = "select account, event_date::varchar, sum(busy_seconds) from {entries} group by all"
+    assert query(tmp_path, f"{sql} order by all") == [
+        ("pod", "2026-09-21", 0.25),
+        ("unattributed", "2026-09-21", -0.25),
+        ("unattributed", "2026-09-22", 0.5),
+    ]
 
 
 async def test_what_is_held_is_written_when_the_sink_ends(

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from enricher.join.accounting import books, energy, shares
+from enricher.join.accounting import books, energy, settlement, shares
 from enricher.join.accounting.books import book_gpu
 from enricher.join.accounting.claims import Claim
 from enricher.join.accounting.energy import drawn_by, idle_watts
@@ -127,7 +127,8 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 
 
 def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() -> None:
-    code = "".join(Path(module.__file__ or "").read_text() for module in (books, shares))
+    modules = (books, shares, settlement)
+    code = "".join(Path(module.__file__ or "").read_text() for module in modules)
     told = {
         row.split("|")[1].strip(" `"): row.rstrip(" |").rsplit("|", 1)[1].strip()
         for row in PAGE.splitlines()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from enricher.join.accounting.settlement import settle_ends
 from enricher.join.replaying.agreement import Agreement, compare_events
 from gpuledger.codec import encode
 from gpuledger.records import (
@@ -13,9 +14,10 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, reading
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, process_end, reading, sample
 
 FIRST, SECOND = CONTAINER_IDS[:2]
+ENDED, ENDED_LATER = (sample(ended_processes=[process_end(until_seq=seq)]) for seq in (1000, 2000))
 
 
 def event(
@@ -116,6 +118,14 @@ def test_what_differs_is_named_by_its_field(then: bytes, now: bytes, field: str)
 def test_both_values_of_what_differs_are_told() -> None:
     (change,) = compare_events(event(), event(busy_seconds=0.25)).changes
     assert (change.first, change.replayed) == (0.5, 0.25)
+
+
+def test_what_is_settled_is_a_part_of_the_books() -> None:
+    then, now = (event(settlements=settle_ends(tick)) for tick in (ENDED, ENDED_LATER))
+    agreement, changes, _ = compare_events(then, now)
+    assert agreement is Agreement.DIFFERENT
+    assert [one.field for one in changes] == ["settlements[0].until_seq"]
+    assert compare_events(then, event()).agreement is Agreement.DIFFERENT
 
 
 def test_how_a_tick_came_is_no_part_of_the_books() -> None:
