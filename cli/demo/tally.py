@@ -75,6 +75,10 @@ class Tally:
             for entry in gpu.entries:
                 if entry.account is Account.POD:
                     self._book(entry, debtors.of(entry))
+        for settlement in event.settlements or ():
+            for entry in settlement.entries:
+                if entry.account is Account.POD:
+                    self._book(entry, debtors.of(entry))
         for rows in boards(event.gpus):
             self._check(rows, event.interval_ns / _SECOND_NS)
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):

@@ -6,9 +6,9 @@ from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
-from gpuledger.records import ProcessChange, ProcessRecord
-from gpuledger.topics import PROCESSES
-from tests.unit.agent.given import short_lives, watch
+from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
+from gpuledger.topics import PROCESSES, SAMPLES
+from tests.unit.agent.given import EPOCH_NS, short_lives, watch
 
 # Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
 BETWEEN_TICKS = (2.4, 3.0)
@@ -23,6 +23,14 @@ async def told(bus: MemoryBus) -> list[ProcessRecord]:
         return [one for one in records if one.change is ProcessChange.ENDED]
 
 
+async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
+    """Give the ticks on the bus."""
+    async with bus.consumer(Subscription(group="test", topics=[SAMPLES.name])) as consumer:
+        batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
+        decode = decoder_of(SAMPLES.name, NodeSample).decode
+        return [decode(one.value) for batch in batches.values() for one in batch]
+
+
 @pytest.mark.parametrize(
     ("glance_seconds", "is_known"),
     [(0.1, True), (0.5, True), (60.0, False)],
@@ -34,6 +42,21 @@ async def test_one_that_no_tick_lists_is_known_where_it_was_glanced_at(
     (end,) = await told(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
     assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
     assert (end.container_id is not None) == is_known
+
+
+async def test_the_tick_that_covers_its_end_tells_it_and_it_is_settled() -> None:
+    settings = AgentSettings(node_name="gpu-a")
+    bus = await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6)
+    ((tick, end),) = [
+        (tick, end) for tick in await ticks_on(bus) for end in tick.ended_processes or ()
+    ]
+    assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
+    assert end.ticked_busy_seconds == 0.0
+    assert end.unclaimed_busy_seconds == pytest.approx(end.busy_seconds, abs=0.02)
+    assert tick.containers[end.container or 0].pod_uid is not None
+    assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
+    assert end.until_time_ns <= tick.time_ns
+    assert tick.time_ns - tick.interval_ns <= EPOCH_NS + 3.2e9
 
 
 async def test_without_accounts_nobody_is_glanced_at_and_nothing_is_told() -> None:

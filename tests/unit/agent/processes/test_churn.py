@@ -54,8 +54,10 @@ steps = st.one_of(
 )
 Step = tuple[str, int, str]
 some = st.lists(steps, max_size=4)
-# Before the list, within it (between two devices), and before each read of a file.
-rounds = st.lists(st.tuples(some, some, some), min_size=2, max_size=8)
+# Before a glance and before each read of its files; before the list, within it (between two
+# devices), and before each read of a file.
+rounds = st.lists(st.tuples(some, some, some, some, some), min_size=2, max_size=8)
+Round = tuple[list[Step], list[Step], list[Step], list[Step], list[Step]]
 
 
 @dataclass(eq=False)
@@ -131,6 +133,11 @@ class Machine:
 
     def accounted(self, device: str) -> tuple[AccountedProcess, ...]:
         return tuple(one for (where, _), one in self.accounts.items() if where == device)
+
+    def accounted_pids(self, device: str) -> set[int]:
+        """Give who is in the accounts, at work or done."""
+        done = {pid for where, pid in self.accounts if where == device}
+        return done | {one.pid for one in self.alive.values() if device in one.opened}
 
     def moment(self) -> Moment:
         now_ns = self.now_ticks * TICK_NS
@@ -212,12 +219,14 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[GpuAnswers], set[
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds)
 def test_no_process_is_ever_shown_where_it_was_not(
-    world: list[tuple[list[Step], list[Step], list[Step]]],
+    world: list[Round],
 ) -> None:
     machine = Machine()
     sampler = Sampler(node="node-1", procfs=machine)
     told: list[ProcessRecord] = []
-    for before, within, between in world:
+    known: set[int] = set()
+    for before_glance, glanced, before, within, between in world:
+        known = glance(machine, sampler, known, before_glance, glanced)
         for step in before:
             machine.do(step)
         asked = machine.moment()
@@ -227,8 +236,33 @@ def test_no_process_is_ever_shown_where_it_was_not(
         machine.before_reads = []
         if tick is not None:
             check_entries(machine, tick, listed)
+            check_ends(machine, tick)
             told += tick.processes
     check_records(machine, told)
+
+
+def glance(
+    machine: Machine, sampler: Sampler, known: set[int], before: list[Step], within: list[Step]
+) -> set[int]:
+    """Look who is new in the accounts, while the world goes on."""
+    for step in before:
+        machine.do(step)
+    seen_ns, there = machine.moment().boottime_ns, machine.accounted_pids("GPU-0")
+    machine.before_reads = list(within)
+    sampler.see(there - known, seen_boottime_ns=seen_ns)
+    machine.before_reads = []
+    return there
+
+
+def check_ends(machine: Machine, tick: Tick) -> None:
+    """Each end is of a process that was done with the GPU, in a container in which it was."""
+    for end in tick.sample.ended_processes or ():
+        event("an end")
+        process = machine.past[end.pid, end.started_boottime_ns // TICK_NS]
+        assert tick.sample.gpus[end.gpu].uuid == "GPU-0"
+        assert process in machine.owners.values()
+        shown = None if end.container is None else tick.sample.containers[end.container]
+        check_place(process, shown)
 
 
 def check_entries(machine: Machine, tick: Tick, listed: set[tuple[int, int]]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cli.demo.tally import Tally
-from gpuledger.records import Account, GpuBooks, GpuReading
+from gpuledger.records import Account, GpuBooks, GpuReading, Settlement
 from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
 
@@ -23,6 +23,21 @@ def test_what_is_booked_on_a_pod_adds_up() -> None:
     assert total.gpu_seconds == pytest.approx(0.5)
     assert total.memory_byte_seconds == pytest.approx(40 * GIB)
     assert total.joules == pytest.approx(100.0)
+
+
+def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
+    settled = Settlement(
+        gpu=0,
+        pid=7,
+        started_boottime_ns=0,
+        from_seq=1,
+        from_time_ns=0,
+        until_seq=1,
+        until_time_ns=SECOND_NS,
+        entries=[entry(Account.POD, 0.125), entry(Account.UNATTRIBUTED, -0.125)],
+    )
+    total = tally_of(replace(event(second=1), settlements=[settled])).pods["uid-1"]
+    assert total.gpu_seconds == pytest.approx(0.375)
 
 
 def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:

@@ -12,9 +12,23 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode
-from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, NodeSample, PodRecord
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    GpuProcess,
+    NodeSample,
+    PodRecord,
+    ProcessEnd,
+)
 from gpuledger.topics import PODS, SAMPLES
-from tests.unit.enricher.join.ticks import SECOND_NS, pod, process, reading, sample
+from tests.unit.enricher.join.ticks import (
+    SECOND_NS,
+    pod,
+    process,
+    process_end,
+    reading,
+    sample,
+)
 
 T = TypeVar("T")
 BEGIN_NS: Final = 1_795_000_000 * SECOND_NS
@@ -83,6 +97,7 @@ def ticks(draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int) -> N
         ],
         processes=draw(st.lists(processes(len(numbers)), max_size=4)),
         allocations=draw(st.lists(allocations(node), max_size=2)),
+        ended_processes=draw(st.none() | st.lists(ends(len(numbers)), max_size=2)),
     )
 
 
@@ -98,6 +113,20 @@ def processes(draw: st.DrawFn, containers: int) -> GpuProcess:
         sm_utilization_ratio=draw(ratios),
         memory_used_bytes=draw(sizes),
         ended=draw(st.sampled_from([None, True])),
+    )
+
+
+@st.composite
+def ends(draw: st.DrawFn, containers: int) -> ProcessEnd:
+    """Draw a process that is done with a GPU, of a container or of the host."""
+    return process_end(
+        gpu=draw(st.integers(0, GPUS - 1)),
+        pid=draw(st.integers(1, 99)),
+        container=draw(st.one_of(st.none(), st.integers(0, containers - 1)))
+        if containers
+        else None,
+        busy_seconds=draw(st.floats(0.0, 2.0)),
+        unclaimed_busy_seconds=draw(st.floats(0.0, 1.0)),
     )
 
 
