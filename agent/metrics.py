@@ -67,7 +67,7 @@ ENDS_UNTOLD: Final = Counter(
 )
 GLANCES_LATE: Final = Counter(
     "gpuledger_agent_glances_late",
-    "Looks at the driver's accounts between two ticks that were not answered at once.",
+    "Looks at who is on the GPUs, between two ticks, that were not answered at once.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",

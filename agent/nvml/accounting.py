@@ -47,13 +47,6 @@ class Accounting:
         """Whether the driver keeps accounts, by the last answer; safe to ask from any thread."""
         return self._known is not None
 
-    def pids(self) -> frozenset[int]:
-        """Give who is in the accounts now, at work or done; safe beside all other questions.
-
-        Raises FailedError, UnsupportedError and NvmlLostError.
-        """
-        return frozenset(call_nvml(self.asker.library, _PIDS, self.asker.handle, empty=()))
-
     def ask(self, listed: Iterable[ListedProcess] | None) -> tuple[AccountedProcess, ...] | None:
         """Give the processes that are done with the GPU since some questions ago.
 

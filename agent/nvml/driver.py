@@ -112,7 +112,7 @@ class Driver:
         return self._closed is None and bool(self._crew.accounting_gpus)
 
     async def glance(self) -> Collection[int]:
-        """Give the pids that are new in the driver's accounts since the last glance."""
+        """Give the pids that are new since the last glance on GPUs that keep accounts."""
         return await self._glancer.look(self._crew.accounting_gpus)
 
     def inventory(self) -> NodeFacts | None:

@@ -1,4 +1,4 @@
-"""Looks at the driver's accounts between two ticks: which pids are new on the GPUs.
+"""Looks between two ticks: which pids are new on the GPUs whose driver keeps accounts.
 
 A process may open a GPU, use it and be gone between two ticks, and the driver's accounts do not say
 whose it was. Asked is in one thread of its own, so that a call that hangs costs no tick; while it
@@ -19,15 +19,15 @@ from gpuledger.errors import UnavailableError
 
 _NOBODY: Final[Collection[int]] = ()
 _PATIENCE_SECONDS: Final = 0.05
-_Remembered = Mapping[str, frozenset[int]]
+_Running = Mapping[str, frozenset[int]]
 
 
 class Glancer:
-    """Knows who was in the accounts at the last look."""
+    """Knows who was there at the last look."""
 
     def __init__(self) -> None:
         self._worker: Worker | None = None  # started where there is something to look at
-        self._looking: Future[_Remembered] | None = None
+        self._looking: Future[_Running] | None = None
         self._known: dict[str, frozenset[int]] = {}
 
     @property
@@ -42,7 +42,7 @@ class Glancer:
         """
         if self._looking is None:
             self._worker = self._worker or Worker("glance")
-            self._looking = self._worker.start(partial(_remembered_by, list(gpus)))
+            self._looking = self._worker.start(partial(_running_on, list(gpus)))
         await wait_for(self._looking, _PATIENCE_SECONDS)
         if not self._looking.done():
             GLANCES_LATE.inc()
@@ -53,10 +53,12 @@ class Glancer:
         return frozenset[int]().union(*new)
 
 
-def _remembered_by(gpus: Sequence[Gpu]) -> _Remembered:
+def _running_on(gpus: Sequence[Gpu]) -> _Running:
     found = {}
     for gpu in gpus:
         # The next tick finds out what is wrong with one that does not answer.
         with suppress(UnavailableError):
-            found[gpu.uuid] = gpu.accounted_pids()
+            pids = gpu.running_pids()
+            if pids is not None:
+                found[gpu.uuid] = pids
     return found

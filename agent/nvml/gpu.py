@@ -11,7 +11,7 @@ from typing import Any
 from agent.nvml.accounting import Accounting
 from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
 from agent.nvml.asking import Asker
-from agent.nvml.books import ask_books
+from agent.nvml.books import ask_books, list_processes
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.gpm import Gpm
 from agent.nvml.inquiry import Inquiry
@@ -40,6 +40,8 @@ class Gpu:
 
     def __post_init__(self) -> None:
         asker = self.asker = Asker(library=self.library, handle=self.handle)
+        # With a memory of its own: it is asked by another thread than the rest.
+        self._beside = Asker(library=self.library, handle=self.handle)
         self._readings = Inquiry(asker, CATALOGUE[CallGroup.READINGS])
         self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
         self._health = Inquiry(asker, CATALOGUE[CallGroup.HEALTH])
@@ -80,9 +82,13 @@ class Gpu:
         """Whether its driver keeps accounts of processes, by the last answer."""
         return self._accounting.is_kept
 
-    def accounted_pids(self) -> frozenset[int]:
-        """Give who is in the accounts now, from any thread; raises UnavailableError."""
-        return self._accounting.pids()
+    def running_pids(self) -> frozenset[int] | None:
+        """Give who is on the GPU, from any thread; `None` where a list failed.
+
+        Raises NvmlLostError.
+        """
+        listed = list_processes(self._beside)
+        return None if listed is None else frozenset(one.pid for one in listed)
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""

@@ -1,4 +1,4 @@
-"""Looks between ticks: who is new in the accounts, and a call that hangs costs no tick."""
+"""Looks between ticks: who is new on the GPUs, and a call that hangs costs no tick."""
 
 import threading
 from collections.abc import Collection
@@ -10,8 +10,8 @@ from agent.nvml.glancer import Glancer
 from tests.fakes.gpus import PlayedGpu
 
 
-class AccountingGpu(PlayedGpu):
-    """A GPU whose accounts a test fills."""
+class BusyGpu(PlayedGpu):
+    """A GPU whose lists a test fills."""
 
     def __init__(self, uuid: str, pids: Collection[int] = ()) -> None:
         super().__init__(uuid, 0)
@@ -21,7 +21,7 @@ class AccountingGpu(PlayedGpu):
         self.released.set()
 
     @override
-    def accounted_pids(self) -> frozenset[int]:
+    def running_pids(self) -> frozenset[int] | None:
         self.released.wait(10)
         if self.fails:
             raise FailedError("no")
@@ -29,7 +29,7 @@ class AccountingGpu(PlayedGpu):
 
 
 async def test_only_who_is_new_since_the_last_look_is_given() -> None:
-    one, other = AccountingGpu("GPU-0", [1, 2]), AccountingGpu("GPU-1", [5])
+    one, other = BusyGpu("GPU-0", [1, 2]), BusyGpu("GPU-1", [5])
     glancer = Glancer()
     assert set(await glancer.look([one, other])) == set()
     one.pids.add(3)
@@ -39,7 +39,7 @@ async def test_only_who_is_new_since_the_last_look_is_given() -> None:
 
 
 async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
-    one, other = AccountingGpu("GPU-0", [1]), AccountingGpu("GPU-1", [5])
+    one, other = BusyGpu("GPU-0", [1]), BusyGpu("GPU-1", [5])
     glancer = Glancer()
     await glancer.look([one, other])
     one.fails = True
@@ -51,7 +51,7 @@ async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
 
 
 async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
-    gpu, glancer = AccountingGpu("GPU-0", [1]), Glancer()
+    gpu, glancer = BusyGpu("GPU-0", [1]), Glancer()
     await glancer.look([gpu])
     gpu.released.clear()
     gpu.pids.add(2)

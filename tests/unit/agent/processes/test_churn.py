@@ -134,11 +134,6 @@ class Machine:
     def accounted(self, device: str) -> tuple[AccountedProcess, ...]:
         return tuple(one for (where, _), one in self.accounts.items() if where == device)
 
-    def accounted_pids(self, device: str) -> set[int]:
-        """Give who is in the accounts, at work or done."""
-        done = {pid for where, pid in self.accounts if where == device}
-        return done | {one.pid for one in self.alive.values() if device in one.opened}
-
     def moment(self) -> Moment:
         now_ns = self.now_ticks * TICK_NS
         return Moment(time_ns=now_ns, monotonic_ns=now_ns, boottime_ns=now_ns)
@@ -244,10 +239,10 @@ def test_no_process_is_ever_shown_where_it_was_not(
 def glance(
     machine: Machine, sampler: Sampler, known: set[int], before: list[Step], within: list[Step]
 ) -> set[int]:
-    """Look who is new in the accounts, while the world goes on."""
+    """Look who is new on the GPU, while the world goes on."""
     for step in before:
         machine.do(step)
-    seen_ns, there = machine.moment().boottime_ns, machine.accounted_pids("GPU-0")
+    seen_ns, there = machine.moment().boottime_ns, {one.pid for one in machine.listed("GPU-0")}
     machine.before_reads = list(within)
     sampler.see(there - known, seen_boottime_ns=seen_ns)
     machine.before_reads = []
