@@ -94,7 +94,8 @@ async def _offer(
         began = time.monotonic()
         pack.pack(started_ns=time.time_ns(), count=_TRIAL)
         each_seconds = (time.monotonic() - began) / _TRIAL * _SAFETY
-        started_ns = time.time_ns() + round((1 + each_seconds * offer.rate * offer.seconds) * _NS)
+        ready_seconds = 1 + each_seconds * offer.rate * offer.seconds
+        started_ns = round(time.time() + ready_seconds) * _NS
         packed = pack.pack(started_ns=started_ns, count=offer.rate * offer.seconds)
         connection.send(started_ns)
         await _send(producers, packed)

@@ -140,7 +140,7 @@ async def _measure(
     async with open_events_reader(settings.bootstrap_servers) as reader:
         offer = Offer(rate, _WARM_UP_SECONDS + _SECONDS)
         started_ns = await asyncio.to_thread(agents.offer, offer)
-        begin = started_ns // 1_000_000 / 1e3 + _WARM_UP_SECONDS  # as precise as timestamps
+        begin = started_ns // 1_000_000_000 + _WARM_UP_SECONDS
         async with asyncio.TaskGroup() as group:
             cores = group.create_task(_cores(pids, begin=begin))
             ages = await _read(reader, begin=begin, count=rate * _SECONDS)
@@ -148,16 +148,16 @@ async def _measure(
     return _Measured(rate=rate, ages_seconds=ages, missing=missing, cores=cores.result())
 
 
-async def _read(reader: EventsReader, *, begin: float, count: int) -> list[float]:
+async def _read(reader: EventsReader, *, begin: int, count: int) -> list[float]:
     """Give the ages of the events of ticks since `begin`, at most so many."""
     ages: list[float] = []
     while len(ages) < count and time.time() < begin + _SECONDS + _LATEST_SECONDS:
         events = await reader.read()
-        ages += [age_seconds for tick, age_seconds in events if tick >= begin]
+        ages += [age_seconds for time_ms, age_seconds in events if time_ms >= begin * 1_000]
     return ages
 
 
-async def _cores(pids: Mapping[str, Sequence[int]], *, begin: float) -> dict[str, float]:
+async def _cores(pids: Mapping[str, Sequence[int]], *, begin: int) -> dict[str, float]:
     """Give the CPU seconds per second from `begin` to the last tick."""
     await asyncio.sleep(begin - time.time())
     before, began = _spent(pids), time.monotonic()

@@ -23,14 +23,14 @@ class EventsReader:
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
 
-    async def read(self) -> list[tuple[float, float]]:
-        """Give what is there: for each event the time of its tick, and its age, in seconds."""
+    async def read(self) -> list[tuple[int, float]]:
+        """Give each event that is there: its tick's time in milliseconds, its age in seconds."""
         polled: Mapping[TopicPartition, Sequence[ConsumerRecord]] = await self._consumer.getmany(
             timeout_ms=_POLL_MS, max_records=_MOST_RECORDS
         )
         now = time.time()
         return [
-            (record.timestamp / 1e3, now - record.timestamp / 1e3)
+            (record.timestamp, now - record.timestamp / 1e3)
             for records in polled.values()
             for record in records
         ]
