@@ -25,8 +25,9 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     less than 100 ms, so that heartbeats live."""
     records_per_commit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2_000
     """The most records whose work is gathered before it is published and committed."""
-    commit_interval_seconds: Annotated[float, msgspec.Meta(gt=0, le=5)] = 0.1
-    """How long work is gathered before it is published and committed."""
+    commit_interval_seconds: Annotated[float, msgspec.Meta(gt=0, le=5)] = 0.25
+    """How long work is gathered before it is published and committed. More often costs workers and
+    brokers more, and so makes events later where they are busy."""
     poll_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.5
     """How long to wait for records before looking around again."""
     pending_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
