@@ -70,13 +70,9 @@ class Tally:
         self.latest[event.node] = event
         self._cover(event)
         debtors = Debtors(event)
-        for gpu in event.gpus:
-            self.entries += len(gpu.entries)
-            for entry in gpu.entries:
-                if entry.account is Account.POD:
-                    self._book(entry, debtors.of(entry))
-        for settlement in event.settlements or ():
-            for entry in settlement.entries:
+        self.entries += sum(len(gpu.entries) for gpu in event.gpus)
+        for each in (*event.gpus, *(event.settlements or ())):
+            for entry in each.entries:
                 if entry.account is Account.POD:
                     self._book(entry, debtors.of(entry))
         for rows in boards(event.gpus):

@@ -4,15 +4,13 @@ Here lives that transformation. Pure; the rows are a function of the event alone
 that is read again gives the same bytes.
 """
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any, Final
 
-from gpuledger.activity import split_activity
-from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuBooks, GpuEvent
+from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent, GpuReading
 from gpuledger.twins import encode_twin, twin_of
-from sinks.describing import Debtor, Debtors, gpu_of, holder_of
+from sinks.describing import Debtor
+from sinks.lines import lines_of
 
 _Row: Final = twin_of(EntryRow)
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
@@ -28,52 +26,29 @@ def encoded_rows_of(event: GpuEvent) -> list[bytes]:
 def rows_of(event: GpuEvent) -> list[EntryRow]:
     """Give one row for each entry of each GPU of the event, and of each settlement, numbered.
 
-    Raises ValueError where an entry names a container or a holder that the event does not list, or
-    a settlement a GPU.
+    Raises ValueError where `lines_of` does.
     """
-    tick, debtors = _tick(event), Debtors(event)
-    fields = chain(_booked_rows(event), _settled_rows(event))
+    tick = _tick(event)
     return [
         _Row(
             row=number,
             **tick,
-            **of_place,
-            **_booked(entry),
-            **_described(debtors.of(entry)),
-            **_held(holder_of(entry, event.allocations)),
+            time=_written(line.time_ns),
+            interval_seconds=line.interval_ns / 1e9,
+            **_gpu(line.gpu),
+            **_booked(line.entry),
+            **_described(line.debtor),
+            **_held(line.holder),
+            sm_active_seconds=line.active[0],
+            tensor_active_seconds=line.active[1],
+            dram_active_seconds=line.active[2],
         )
-        for number, (entry, of_place) in enumerate(fields)
+        for number, line in enumerate(lines_of(event))
     ]
 
 
-def _booked_rows(event: GpuEvent) -> Iterator[tuple[Entry, Fields]]:
-    interval = _interval(event.time_ns, event.interval_ns)
-    for books in event.gpus:
-        gpu = _gpu(books)
-        activities = split_activity(books, event.interval_ns / 1e9)
-        for entry, (sm, tensor, dram) in zip(books.entries, activities, strict=True):
-            active: Fields = {
-                "sm_active_seconds": sm,
-                "tensor_active_seconds": tensor,
-                "dram_active_seconds": dram,
-            }
-            yield entry, interval | gpu | active
-
-
-def _settled_rows(event: GpuEvent) -> Iterator[tuple[Entry, Fields]]:
-    for one in event.settlements or ():
-        length_ns = max(0, one.until_time_ns - one.from_time_ns)
-        for entry in one.entries:
-            yield entry, _interval(one.until_time_ns, length_ns) | _gpu(gpu_of(one, event))
-
-
-def _gpu(books: GpuBooks) -> Fields:
-    reading = books.reading
+def _gpu(reading: GpuReading) -> Fields:
     return {"gpu_uuid": reading.uuid, "gpu_index": reading.index, "model": reading.model}
-
-
-def _interval(time_ns: int, interval_ns: int) -> Fields:
-    return {"time": _written(time_ns), "interval_seconds": interval_ns / 1e9}
 
 
 def _tick(event: GpuEvent) -> Fields:

@@ -8,78 +8,43 @@ from typing import Any, Final
 
 import orjson
 
-from gpuledger.activity import split_activity
 from gpuledger.bus.protocol import Record
-from gpuledger.records import DeviceAllocation, Entry, GpuBooks, GpuEvent
-from sinks.describing import Debtor, Debtors, gpu_of, holder_of
+from gpuledger.records import DeviceAllocation, GpuEvent
+from sinks.describing import Debtor
+from sinks.lines import lines_of
 
 Row = tuple[Any, ...]
 _DAY_NS: Final = 86_400 * 10**9
-# The chip's counters of those ticks are split already, by what they said then.
-_NO_ACTIVITY: Final = (None, None, None)
 
 
 def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
     """Give one row for each entry of each GPU of the event, and of each settlement.
 
-    Raises ValueError where an entry names a container or a holder that the event does not list, or
-    a settlement a GPU.
+    Raises ValueError where `lines_of` does.
     """
-    debtors = Debtors(event)
-    tick = _interval(event, event.time_ns, event.interval_ns)
+    tick = (event.node, event.boot_id, event.seq)
     source = (record.partition, record.offset)
     passage = (bool(event.late), event.uncovered_seconds)
-    for books in event.gpus:
-        activities = split_activity(books, event.interval_ns / 1e9)
-        for entry, active in zip(books.entries, activities, strict=True):
-            yield (
-                *tick,
-                *_gpu(books),
-                *_booked(entry, debtors),
-                *source,
-                *_holder(holder_of(entry, event.allocations)),
-                *active,
-                *passage,
-            )
-    for settlement in event.settlements or ():
-        until_ns = settlement.until_time_ns
-        ticks = _interval(event, until_ns, max(0, until_ns - settlement.from_time_ns))
-        for entry in settlement.entries:
-            yield (
-                *ticks,
-                *_gpu(gpu_of(settlement, event)),
-                *_booked(entry, debtors),
-                *source,
-                *_holder(None),
-                *_NO_ACTIVITY,
-                *passage,
-            )
-
-
-def _interval(event: GpuEvent, time_ns: int, interval_ns: int) -> Row:
-    return (
-        time_ns // _DAY_NS,
-        event.node,
-        event.boot_id,
-        event.seq,
-        time_ns // 1000,
-        interval_ns / 1e9,
-    )
-
-
-def _booked(entry: Entry, debtors: Debtors) -> Row:
-    return (
-        entry.account.value,
-        entry.method.value,
-        *_pod(debtors.of(entry)),
-        entry.busy_seconds,
-        entry.memory_byte_seconds,
-        entry.joules,
-    )
-
-
-def _gpu(books: GpuBooks) -> Row:
-    return books.reading.uuid, books.reading.index, books.reading.model
+    for entry, time_ns, interval_ns, gpu, debtor, holder, active in lines_of(event):
+        yield (
+            time_ns // _DAY_NS,
+            *tick,
+            time_ns // 1000,
+            interval_ns / 1e9,
+            gpu.uuid,
+            gpu.index,
+            gpu.model,
+            entry.account.value,
+            entry.method.value,
+            *_pod(debtor),
+            entry.busy_seconds,
+            entry.memory_byte_seconds,
+            entry.joules,
+            *source,
+            *_holder(holder),
+            *active,
+            *passage,
+        )
 
 
 def _pod(debtor: Debtor) -> Row:

@@ -31,9 +31,8 @@ _GpuBooks: Final = twin_of(GpuBooks)
 _Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
 _HOST: Final = Account.HOST
 _UNATTRIBUTED: Final = Account.UNATTRIBUTED
-_EXCLUSIVE: Final = Method.EXCLUSIVE
 # Where a quantity is not known, and nothing of it is booked.
-_NO_BUSY: Final[BusySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0, _EXCLUSIVE)
+_NO_BUSY: Final[BusySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0, Method.EXCLUSIVE)
 _NO_MEMORY: Final[MemorySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0)
 _NO_JOULES: Final[JoulesSplit] = (0.0, 0.0, 0.0)
 
@@ -74,22 +73,23 @@ def book_gpu(
     an entry for each container that holds a part of the GPU, and one for what nobody holds.
     """
     busy = split_busy(reading.utilization_ratio, claims, seconds)
-    worked = None if busy is None else busy[3]
+    _, _, _, worked, method = busy or _NO_BUSY
     reserved = min(reading.memory_reserved_bytes or 0, reading.memory_total_bytes or 0)
     memory = _split_memory(reading, claims, seconds, reserved)
-    joules = split_joules(drawn, worked, seconds)
+    _, _, _, free = memory or _NO_MEMORY
+    joules = split_joules(drawn, worked if busy else None, seconds)
+    _, _, of_idle = joules or _NO_JOULES
     splits = busy, memory, joules
     entries = _book_claims(claims, splits)
     if reserved:
         _book_reserved(entries, claims, splits, reserved * seconds)
-    if not claims or (memory and memory[2]) or (joules and joules[1]) or not worked:
-        _book_nobody(entries, claims, splits, reading)
+    _book_nobody(entries, claims, splits, reading)
     idle = (
-        None if worked is None else seconds - worked,
-        None if memory is None else memory[3],
-        None if joules is None else joules[2],
+        seconds - worked if busy else None,
+        free if memory else None,
+        of_idle if joules else None,
     )
-    return entries + idle_entries(idle, holders, busy[4] if busy else _EXCLUSIVE)
+    return entries + idle_entries(idle, holders, method)
 
 
 def _split_memory(
@@ -127,6 +127,7 @@ def _book_reserved(
 ) -> None:
     """Book what the driver reserved on the host: on its claim, the last one, where it has one."""
     busy, _, joules = splits
+    *_, method = busy or _NO_BUSY
     if claims and claims[-1].account is _HOST:
         held = (entries[-1].memory_byte_seconds or 0.0) + byte_seconds
         entries[-1] = replace(cast("Any", entries[-1]), memory_byte_seconds=held)
@@ -134,7 +135,7 @@ def _book_reserved(
     entries.append(
         _Entry(
             account=_HOST,
-            method=busy[4] if busy else _EXCLUSIVE,
+            method=method,
             busy_seconds=None if busy is None else 0.0,
             memory_byte_seconds=byte_seconds,
             joules=None if joules is None else 0.0,
@@ -149,7 +150,8 @@ def _book_nobody(
     busy, memory, joules = splits
     _, _, _, worked, method = busy or _NO_BUSY
     watts, drawn, _ = joules or _NO_JOULES
-    time, size = 0.0 if claims else worked, (memory or _NO_MEMORY)[2]
+    _, _, size, _ = memory or _NO_MEMORY
+    time = 0.0 if claims else worked
     energy = time * watts + drawn
     if time or size or energy or (not worked and any(counters_of(reading))):
         entries.append(
