@@ -1,4 +1,5 @@
-# Every target does its own set-up: python3 >= 3.11, make and a network to package registries are enough.
+# Every target does its own set-up: python3 >= 3.11, make and a network to package registries are enough; for what
+# compiles the join's hot modules (test, test-unit, bench, chaos) a C compiler and Python's headers too.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -16,7 +17,11 @@ LOCKED_EXTRAS := agent enricher sinks reports demo bench
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
-.PHONY: help demo test test-unit test-tools lint format bench chaos schemas docs lock clean
+# The wheel as users get it, compiled; with the checkout behind it, where tests and benchmarks lie. -m would put the
+# checkout before it.
+ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
+
+.PHONY: help demo test test-compiled test-unit test-tools compiled lint format bench chaos schemas docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +29,12 @@ help: ## List the targets
 demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20")
 	@$(BIN)/gpuledger demo $(ARGS)
 
-test: $(VENV)/.dev test-tools ## Fetch and build the real parts, then run every test
+# With ARGS one looks for something: among the sources alone.
+test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build the real parts, then run every test
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-compiled: $(VENV)/.dev compiled ## Run the join's and podwatch's unit tests on the wheel's compiled modules
+	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest tests/unit/enricher $(ARGS)
 
 test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
 	@$(BIN)/python -m pytest tests/unit $(ARGS)
@@ -43,11 +52,15 @@ format: $(VENV)/.dev ## Let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## Measure (one benchmark: ARGS="join --json figures.json")
-	@$(BIN)/python -m benchmarks $(ARGS)
+# Always built: hatch_build.py compiles what has changed, and knows better than make what that is.
+compiled: $(VENV)/.uv
+	@$(UV) pip install --no-deps --no-build-isolation --reinstall --target build/compiled .
 
-chaos: $(VENV)/.dev ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
-	@$(BIN)/python -m tests.chaos $(ARGS)
+bench: $(VENV)/.bench compiled ## Measure (one benchmark: ARGS="join --json figures.json")
+	@$(ON_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/.dev compiled ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
+	@$(ON_COMPILED) $(BIN)/python -m tests.chaos $(ARGS)
 
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas

@@ -11,6 +11,7 @@ import benchmarks
 from benchmarks.figure import Figure
 from benchmarks.harness import Benchmark, choose, discover, measure_for
 from gpuledger.errors import UnavailableError, UserError
+from tests.compiled import describe_compiled
 
 DONE, INCOMPLETE, MISUSED = 0, 1, 2
 
@@ -66,6 +67,7 @@ def _list(chosen: Iterable[Benchmark]) -> int:
 def _measure(chosen: Iterable[Benchmark], *, json_file: Path | None) -> int:
     figures: list[Figure] = []
     status = DONE
+    print(describe_compiled(), flush=True)
     try:
         for benchmark in chosen:
             try:

@@ -1,9 +1,12 @@
 """Marks every test by its folder, leaves the process's logging as it was, times no example.
 
+Says whether the join's hot modules are compiled, and with TESTS_REQUIRE_COMPILED=1 insists on it.
+
 Other fixtures live beside the tests that use them.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +14,25 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.compiled import compiled_modules, describe_compiled, hot_modules
+
 TESTS = Path(__file__).parent
 # A law does not fail because the machine is busy: with the usual 200 ms for an example it would.
 settings.register_profile("gpuledger", deadline=None)
 settings.load_profile("gpuledger")
+
+
+def pytest_report_header() -> str:
+    """Say on which modules the tests run."""
+    return describe_compiled()
+
+
+def pytest_configure() -> None:
+    """Run no test on sources that is meant for what was compiled of them."""
+    if os.environ.get("TESTS_REQUIRE_COMPILED") == "1" and compiled_modules() != hot_modules():
+        raise pytest.UsageError(
+            f"{describe_compiled()}; `make test-compiled` compiles them and finds them"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from gpuledger.errors import UnavailableError
 from tests.chaos.chaos_run import ChaosRun, Plan
 from tests.chaos.tally import MODES, Mode, Verdict
+from tests.compiled import describe_compiled
 from tests.real.parts.process import PartError
 from tests.tools.report import say
 
@@ -86,7 +87,7 @@ def _run(plan: Plan) -> Verdict:
     folder = Path(tempfile.mkdtemp(prefix=f"gpuledger-chaos-{plan.mode}-"))
     # What libraries say of a broker that is away would drown the progress.
     logging.basicConfig(filename=folder / "chaos.log", force=True)
-    say(f"{plan}; logs in {folder}")
+    say(f"{plan}; {describe_compiled()}; logs in {folder}")
     verdict = asyncio.run(ChaosRun(plan, folder=folder, say=say).run())
     if verdict.keeps_promise(plan.mode):
         shutil.rmtree(folder, ignore_errors=True)
