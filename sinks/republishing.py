@@ -13,7 +13,8 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.limits import refuse_too_large
-from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus
+from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
+from gpuledger.bus.writers import FENCED_SECONDS, Writers, pause_seconds_after
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
@@ -25,11 +26,9 @@ from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, RETRIES_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.writers import Writers
 
-_FENCED_SECONDS: Final = 3.0
-"""Time for the group to say who has a partition now: taken back at once, its rightful owner would
-be shut out."""
+_FINISH_SECONDS: Final = 2.5
+"""How long a commit that is under way may go on when its partition is given up."""
 _log = structlog.get_logger(__name__)
 
 
@@ -65,7 +64,6 @@ async def run_republishing(
     clock = clock or SystemClock()
     receiver = readiness.check(f"{how.name}.receiver")
     receiver.ok("nothing written yet")
-    sink = RepublishingSink(bus=bus, how=how, check=receiver, clock=clock)
     consuming = Consuming(
         group=how.group,
         member=member,
@@ -73,29 +71,24 @@ async def run_republishing(
         poll_records=how.poll_records,
     )
     check = readiness.check(f"{how.name}.bus")
-    try:
+    async with Writers(bus=bus, group=how.group, finish_seconds=_FINISH_SECONDS) as writers:
+        sink = RepublishingSink(bus=bus, how=how, writers=writers, check=receiver, clock=clock)
         await consume(bus=bus, sink=sink, how=consuming, check=check, clock=clock)
-    finally:
-        await sink.close()
 
 
 class RepublishingSink:
     """Holds a writer for each partition, and puts every poll into one transaction of it."""
 
     def __init__(
-        self, *, bus: TransactionalBus, how: Republishing, check: Check, clock: Clock
+        self, *, bus: Bus, how: Republishing, writers: Writers, check: Check, clock: Clock
     ) -> None:
         self.name = how.name
         self._bus, self._how, self._check, self._clock = bus, how, check, clock
-        self._writers = Writers(bus=bus, group=how.group)
+        self._writers = writers
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks()
         self._backoff = Backoff()
         self._partitions = 0
-
-    async def close(self) -> None:
-        """Close what the group did not ask back."""
-        await self._writers.close_all()
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -123,12 +116,12 @@ class RepublishingSink:
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let commits under way end; who holds these next goes on from there."""
         self._unopened -= partitions
-        await self._writers.close(partitions)
+        await self._writers.close({each.partition for each in partitions})
         self._seen.forget(partitions)
 
     async def _take_over(self, wanted: Partitions, desk: Desk) -> None:
         self._partitions = await self._count_partitions()
-        await self._writers.open(wanted)
+        await self._writers.open({each.partition for each in wanted})
         # Only now: until its id was taken, somebody else could have committed for a partition.
         for partition in wanted:
             offset = await desk.consumer.committed(partition) or 0
@@ -136,7 +129,7 @@ class RepublishingSink:
                 await desk.consumer.seek(partition, offset)
         self._seen.forget(wanted)
         # One that was given up meanwhile has no writer, and may have come back since.
-        self._unopened -= {each for each in wanted if each in self._writers}
+        self._unopened -= {each for each in wanted if each.partition in self._writers}
 
     async def _count_partitions(self) -> int:
         topic = self._how.topic
@@ -153,7 +146,7 @@ class RepublishingSink:
 
     async def _deliver(self, batch: Batch, desk: Desk) -> Exception | None:
         partition = batch.partition
-        if partition not in self._writers:
+        if partition.partition not in self._writers:
             desk.office.drop(partition.partition)  # given up meanwhile: the next owner's to say
             return None
         messages = self._messages(batch, desk)
@@ -161,7 +154,9 @@ class RepublishingSink:
         letters = desk.office.drain(partition.partition)
         try:
             await self._writers.commit(
-                partition, {place: messages, **letters}, next_offset=batch.next_offset
+                partition.partition,
+                {place: messages, **letters},
+                offsets={partition: batch.next_offset},
             )
         except (FencedError, BusUnavailableError) as error:
             self._unopened.add(partition)
@@ -202,9 +197,9 @@ class RepublishingSink:
         return made
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
-        pause_seconds = self._backoff.next_seconds()
-        if any(isinstance(error, FencedError) for error in undone):
-            pause_seconds = max(pause_seconds, _FENCED_SECONDS)
+        pause_seconds = pause_seconds_after(
+            undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=FENCED_SECONDS
+        )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         self._check.failed(str(undone[0]))
         _log.warning("undone", sink=self.name, partitions=len(undone), error=str(undone[0]))

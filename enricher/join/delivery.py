@@ -5,8 +5,7 @@ partition whose delivery was undone, is others' business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,14 +14,8 @@ import structlog
 from enricher.join import metrics
 from enricher.join.insistence import Insistence
 from enricher.join.slices import Slice
-from gpuledger.bus.protocol import (
-    Consumer,
-    Message,
-    Producer,
-    TopicPartition,
-    TransactionalBus,
-    Transactions,
-)
+from gpuledger.bus.protocol import Consumer, Message, Producer, TopicPartition
+from gpuledger.bus.writers import Writers, pause_seconds_after
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.service import Backoff
@@ -115,34 +108,26 @@ class ExactlyOnce:
     def __init__(
         self,
         *,
-        bus: TransactionalBus,
-        group: str,
+        writers: Writers,
         office: DeadLetterOffice,
         insist: Insistence,
         fenced_seconds: float,
     ) -> None:
-        self._bus = bus
-        self._group = group
+        self._writers = writers
         self._office = office
         self._insist = insist
         self._fenced_seconds = fenced_seconds
         self._backoff = Backoff(first_seconds=0.1, most_seconds=10.0)
-        self._open: dict[int, tuple[Transactions, AsyncExitStack]] = {}
 
     async def take_over(self, numbers: Iterable[int]) -> None:
         """Open the partitions' ids: from then on nobody else commits for them."""
-        numbers = list(numbers)
-        await self.give_up(numbers)
-        await asyncio.gather(*(self._insist(partial(self._enter, number)) for number in numbers))
+        await asyncio.gather(
+            *(self._insist(partial(self._writers.open, [number])) for number in numbers)
+        )
 
     async def give_up(self, numbers: Iterable[int]) -> None:
         """Close the partitions' transactions; what is open is aborted."""
-        closing = [self._open.pop(number) for number in numbers if number in self._open]
-        await asyncio.gather(*(stack.aclose() for _, stack in closing))
-
-    async def close(self) -> None:
-        """Close all transactions."""
-        await self.give_up(list(self._open))
+        await self._writers.close(numbers)
 
     async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
         """Deliver each slice or undo it as a whole; those undone are given up."""
@@ -152,31 +137,19 @@ class ExactlyOnce:
             self._backoff.reset()
             return _NOBODY
         await self.give_up(undone)
-        pause_seconds = self._backoff.next_seconds()
-        if any(isinstance(error, FencedError) for error in undone.values()):
-            # Time for the group to say who has the partitions: to take them back at once would
-            # shut out whoever has them rightly.
-            pause_seconds = max(pause_seconds, self._fenced_seconds)
+        pause_seconds = pause_seconds_after(
+            undone.values(),
+            backoff_seconds=self._backoff.next_seconds(),
+            fenced_seconds=self._fenced_seconds,
+        )
         await asyncio.sleep(pause_seconds)
         return undone.keys()
 
-    async def _enter(self, number: int) -> None:
-        name = f"{self._group}-{number}"
-        async with AsyncExitStack() as stack:
-            try:
-                opened = await stack.enter_async_context(self._bus.transactions(name))
-            except FencedError as error:
-                raise BusUnavailableError(
-                    f"{name}: two writers open it at once: {error}"
-                ) from error
-            self._open[number] = opened, stack.pop_all()
-
     async def _commit(self, made: Slice) -> Exception | None:
-        opened, _ = self._open[made.number]
         letters = self._office.drain(made.number)
         messages = made.messages | {made.marks_place: made.marks} | letters
         try:
-            await opened.commit(messages, offsets=made.offsets, group=self._group)
+            await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusUnavailableError) as error:
             cause = "fenced" if isinstance(error, FencedError) else "unavailable"
             metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
@@ -184,25 +157,6 @@ class ExactlyOnce:
             return error
         count_events(made)
         return None
-
-
-@asynccontextmanager
-async def exactly_once(
-    *,
-    bus: TransactionalBus,
-    group: str,
-    office: DeadLetterOffice,
-    insist: Insistence,
-    fenced_seconds: float,
-) -> AsyncIterator[ExactlyOnce]:
-    """Give a delivery by transactions, and close what it has open at the end."""
-    delivery = ExactlyOnce(
-        bus=bus, group=group, office=office, insist=insist, fenced_seconds=fenced_seconds
-    )
-    try:
-        yield delivery
-    finally:
-        await delivery.close()
 
 
 def count_events(made: Slice) -> None:

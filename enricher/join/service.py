@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.delivery import AtLeastOnce, Delivery, exactly_once
+from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
 from enricher.join.settings import JoinSettings, JoinTuning
@@ -28,6 +28,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     TransactionalBus,
 )
+from gpuledger.bus.writers import FENCED_SECONDS, Writers
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import TopicsError
 from gpuledger.service import Backoff, Readiness
@@ -41,7 +42,8 @@ from gpuledger.topics import (
 )
 
 _HEARTBEATS_PER_SESSION: Final = 3
-_LONGEST_HEARTBEAT_SECONDS: Final = 3.0
+_FINISH_SECONDS: Final = 0.0
+"""The group takes partitions back between deliveries: no commit is under way that could end."""
 _log = structlog.get_logger(__name__)
 
 
@@ -97,14 +99,14 @@ async def _open_delivery(
         yield at_least_once
         return
     heartbeat_seconds = settings.kafka.session_timeout_seconds / _HEARTBEATS_PER_SESSION
-    async with exactly_once(
-        bus=bus,
-        group=settings.join.group,
-        office=office,
-        insist=insist,
-        fenced_seconds=min(_LONGEST_HEARTBEAT_SECONDS, heartbeat_seconds),
-    ) as delivery:
-        yield delivery
+    group = settings.join.group
+    async with Writers(bus=bus, group=group, finish_seconds=_FINISH_SECONDS) as writers:
+        yield ExactlyOnce(
+            writers=writers,
+            office=office,
+            insist=insist,
+            fenced_seconds=min(FENCED_SECONDS, heartbeat_seconds),
+        )
 
 
 async def _count_partitions(bus: Bus) -> int:
