@@ -4,9 +4,7 @@ Here the split quantities become entries, and idle becomes what is left. Names a
 are the description's business (`describe`), not the books'.
 """
 
-from typing import Any, Final, cast
-
-from msgspec.structs import replace
+from typing import Final
 
 from enricher.join.accounting.claims import Claim, gather_claims
 from enricher.join.accounting.energy import Drawn, JoulesSplit, split_joules
@@ -14,13 +12,7 @@ from enricher.join.accounting.holders import Parts, find_holders
 from enricher.join.accounting.idle import idle_entries
 from enricher.join.accounting.instance_energy import drawn_by_rows
 from enricher.join.accounting.instances import own_readings
-from enricher.join.accounting.shares import (
-    WEIGHTLESS,
-    BusySplit,
-    MemorySplit,
-    split_busy,
-    split_memory,
-)
+from enricher.join.accounting.shares import BusySplit, MemorySplit, split_busy, split_memory
 from gpuledger.activity import counters_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 from gpuledger.twins import twin_of
@@ -32,8 +24,8 @@ _Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
 _HOST: Final = Account.HOST
 _UNATTRIBUTED: Final = Account.UNATTRIBUTED
 # Where a quantity is not known, and nothing of it is booked.
-_NO_BUSY: Final[BusySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0, Method.EXCLUSIVE)
-_NO_MEMORY: Final[MemorySplit] = (WEIGHTLESS, 0.0, 0.0, 0.0)
+_NO_BUSY: Final[BusySplit] = ((), 0.0, 0.0, 0.0, Method.EXCLUSIVE)
+_NO_MEMORY: Final[MemorySplit] = ((), 0.0, 0.0, 0.0)
 _NO_JOULES: Final[JoulesSplit] = (0.0, 0.0, 0.0)
 
 
@@ -50,11 +42,9 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     return [
         _GpuBooks(
             reading=reading,
-            entries=book_gpu(its_own, on_it, seconds, drawn=its_energy, holders=held_by),
+            entries=book_gpu(own[place], claims[place], seconds, energy[place], holders[place]),
         )
-        for reading, its_own, its_energy, on_it, held_by in zip(
-            sample.gpus, own, energy, claims, holders, strict=True
-        )
+        for place, reading in enumerate(sample.gpus)
     ]
 
 
@@ -62,7 +52,6 @@ def book_gpu(
     reading: GpuReading,
     claims: list[Claim],
     seconds: float,
-    *,
     drawn: Drawn | None,
     holders: Parts = (),
 ) -> list[Entry]:
@@ -80,9 +69,7 @@ def book_gpu(
     joules = split_joules(drawn, worked if busy else None, seconds)
     _, _, of_idle = joules or _NO_JOULES
     splits = busy, memory, joules
-    entries = _book_claims(claims, splits)
-    if reserved:
-        _book_reserved(entries, claims, splits, reserved * seconds)
+    entries = _book_claims(claims, splits, reserved * seconds)
     _book_nobody(entries, claims, splits, reading)
     idle = (
         seconds - worked if busy else None,
@@ -101,46 +88,44 @@ def _split_memory(
     return split_memory(reading.memory_used_bytes, claims, seconds, total - reserved)
 
 
-def _book_claims(claims: list[Claim], splits: _Splits) -> list[Entry]:
+def _book_claims(claims: list[Claim], splits: _Splits, reserved: float) -> list[Entry]:
+    """Book what is claimed; what the driver reserved, in byte-seconds, is the host's."""
     busy, memory, joules = splits
     weights, rate, of_ended, _, method = busy or _NO_BUSY
-    sizes, seconds, *_ = memory or _NO_MEMORY
-    watts, *_ = joules or _NO_JOULES
+    sizes, seconds, _, _ = memory or _NO_MEMORY
+    watts, _, _ = joules or _NO_JOULES
+    time, size = 0.0, 0.0
     entries = []
-    for claim, weight, size in zip(claims, weights, sizes, strict=False):
-        time = weight * rate + of_ended if claim.has_ended else weight * rate
+    for place, claim in enumerate(claims):
+        if busy is not None:
+            time = weights[place] * rate
+            if claim.has_ended:
+                time += of_ended
+        if memory is not None:
+            size = sizes[place] * seconds
+        if claim.account is _HOST:
+            size, reserved = size + reserved, 0.0
         entries.append(
             _Entry(
                 account=claim.account,
                 method=method,
                 container=claim.container,
                 busy_seconds=None if busy is None else time,
-                memory_byte_seconds=None if memory is None else size * seconds,
+                memory_byte_seconds=None if memory is None else size,
                 joules=None if joules is None else time * watts,
             )
         )
-    return entries
-
-
-def _book_reserved(
-    entries: list[Entry], claims: list[Claim], splits: _Splits, byte_seconds: float
-) -> None:
-    """Book what the driver reserved on the host: on its claim, the last one, where it has one."""
-    busy, _, joules = splits
-    *_, method = busy or _NO_BUSY
-    if claims and claims[-1].account is _HOST:
-        held = (entries[-1].memory_byte_seconds or 0.0) + byte_seconds
-        entries[-1] = replace(cast("Any", entries[-1]), memory_byte_seconds=held)
-        return
-    entries.append(
-        _Entry(
-            account=_HOST,
-            method=method,
-            busy_seconds=None if busy is None else 0.0,
-            memory_byte_seconds=byte_seconds,
-            joules=None if joules is None else 0.0,
+    if reserved:
+        entries.append(
+            _Entry(
+                account=_HOST,
+                method=method,
+                busy_seconds=None if busy is None else 0.0,
+                memory_byte_seconds=reserved,
+                joules=None if joules is None else 0.0,
+            )
         )
-    )
+    return entries
 
 
 def _book_nobody(

@@ -5,27 +5,35 @@ Here processes become claims. How a GPU's quantities are split among claims is `
 
 from typing import Final
 
-import msgspec
-
 from gpuledger.records import Account, ContainerRef, GpuProcess, NodeSample
 
 
-class Claim(msgspec.Struct, gc=False):
+class Claim:
     """One account's claim on one GPU in one tick, summed over its processes there.
 
-    A Struct, because some thirty are made for each tick.
+    No Struct: its fields are C where the wheel is built, and some thirty are made for each tick.
     """
 
-    account: Account
-    """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
-    container: int | None = None
-    """On a pod's: position of its container in the tick's `containers`."""
-    sm_ratio: float | None = None
-    """Sum of its processes' SM utilization; absent where the driver gave none of them."""
-    memory_bytes: int | None = None
-    """Device memory of its processes at the tick; absent where the driver gave none of them."""
-    has_ended: bool = False
-    """Whether one of its processes ended within the tick."""
+    __slots__ = ("account", "container", "has_ended", "memory_bytes", "sm_ratio")
+
+    def __init__(
+        self,
+        account: Account,
+        container: int | None = None,
+        sm_ratio: float | None = None,
+        memory_bytes: int | None = None,
+        has_ended: bool = False,  # noqa: FBT001, FBT002  # by position, as keywords cost more
+    ) -> None:
+        self.account = account
+        """`pod`, `host`, or `unattributed` for processes of which nothing could be read."""
+        self.container = container
+        """On a pod's: position of its container in the tick's `containers`."""
+        self.sm_ratio = sm_ratio
+        """Sum of its processes' SM utilization; absent where the driver gave none of them."""
+        self.memory_bytes = memory_bytes
+        """Device memory of its processes at the tick; absent where the driver gave none of them."""
+        self.has_ended = has_ended
+        """Whether one of its processes ended within the tick."""
 
     def add(self, process: GpuProcess) -> None:
         """Add what is known of one process; one that ended holds no memory any more."""

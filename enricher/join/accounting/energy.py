@@ -56,11 +56,12 @@ def idle_watts(model: str | None) -> float | None:
 
 def drawn_by(reading: GpuReading, seconds: float) -> Drawn | None:
     """Give what a board drew; `None` where it tells neither energy nor power."""
-    joules = reading.energy_joules
-    if joules is None:
-        if reading.power_watts is None:
-            return None
+    if reading.energy_joules is not None:
+        joules = reading.energy_joules
+    elif reading.power_watts is not None:
         joules = reading.power_watts * seconds
+    else:
+        return None
     floor_watts = idle_watts(reading.model)
     if floor_watts is None or floor_watts * seconds > joules:
         return joules, joules, 0.0

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from enricher.join.accounting.energy import Drawn, drawn_by
+from enricher.join.accounting.instances import has_instances
 from gpuledger.records import GpuReading
 
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
@@ -21,7 +22,7 @@ def drawn_by_rows(readings: Sequence[GpuReading], seconds: float) -> list[Drawn 
 
     Where the memory or the busy time of one of them is not known, the GPU's row keeps it all.
     """
-    if all(reading.parent_uuid is None for reading in readings):
+    if not has_instances(readings):
         return [drawn_by(reading, seconds) for reading in readings]
     drawn: list[Drawn | None] = [None] * len(readings)
     for place, parts in _rows_by_gpu(readings).items():

@@ -15,6 +15,14 @@ from gpuledger.twins import twin_of
 _GpuReading: Final = twin_of(GpuReading)
 
 
+def has_instances(readings: Sequence[GpuReading]) -> bool:
+    """Say whether one of the rows is of a MIG instance."""
+    for reading in readings:  # noqa: SIM110 - any() costs three times as much, for each tick
+        if reading.parent_uuid is not None:
+            return True
+    return False
+
+
 def own_readings(
     readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
 ) -> Sequence[GpuReading]:
@@ -24,7 +32,7 @@ def own_readings(
     that no instance has, and no busy time: that is the instances'. How its energy
     is shared out is `instance_energy`'s business.
     """
-    if all(reading.parent_uuid is None for reading in readings):
+    if not has_instances(readings):
         return readings
     own = list(readings)
     for rows in _compute_instances(readings):

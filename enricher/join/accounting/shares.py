@@ -4,8 +4,7 @@ Pure arithmetic over claims: no records, no names. A split is a rate: so much fo
 a claim weighs. Together with what nobody claims the parts never exceed what was to be split.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Final
 
 from enricher.join.accounting.claims import Claim
@@ -16,26 +15,25 @@ _LEAST_RATIO: Final = 1e-9
 _EXCLUSIVE: Final = Method.EXCLUSIVE
 _PROCESS_UTILIZATION: Final = Method.PROCESS_UTILIZATION
 _ONE: Final = (1.0,)
-WEIGHTLESS: Final = repeat(0.0)
-"""The weights where nothing is split: none for any claim."""
 
 # Bare tuples, because two are made for each GPU and tick; weights are in the claims' order.
 # Busy time: the weights; seconds for a unit of weight; seconds that a claim of which a process has
 # ended gets besides; the sum of all that was busy, nobody's where there is no claim; the method.
-BusySplit = tuple[Iterable[float], float, float, float, Method]
+BusySplit = tuple[Sequence[float], float, float, float, Method]
 # Memory: the weights; seconds for a unit of weight; byte-seconds in use that nobody claims; free.
-MemorySplit = tuple[Iterable[float], float, float, float]
+MemorySplit = tuple[Sequence[float], float, float, float]
 
 
 def split_busy(
     utilization_ratio: float | None, claims: Sequence[Claim], seconds: float
 ) -> BusySplit | None:
     """Split the time in which kernels ran; `None` where the driver said nothing of it."""
-    ratio = utilization_ratio
-    if ratio is None:
-        if _are_unmeasured(claims):
-            return None
-        ratio = sum([claim.sm_ratio or 0.0 for claim in claims])
+    if utilization_ratio is not None:
+        ratio = utilization_ratio
+    elif _are_unmeasured(claims):
+        return None
+    else:
+        ratio = _sum([claim.sm_ratio or 0.0 for claim in claims])
     busy_seconds = ratio * seconds if ratio < 1.0 else seconds
     if len(claims) > 1:
         return _split_among(busy_seconds, claims, seconds)
@@ -46,6 +44,14 @@ def _are_unmeasured(claims: Sequence[Claim]) -> bool:
     return all(claim.sm_ratio is None for claim in claims)
 
 
+def _sum(weights: Sequence[float]) -> float:
+    """Sum as every version of Python did before 3.12, so that all of them book the same."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    return total
+
+
 def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -> BusySplit:
     """Follow the processes' own utilization.
 
@@ -54,7 +60,7 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
     is rounding (whole percents on both sides), and spread in proportion.
     """
     ratios = [claim.sm_ratio or 0.0 for claim in claims]
-    total = sum(ratios)
+    total = _sum(ratios)
     if total == 0.0 and _are_unmeasured(claims):
         return _split_by_memory(busy_seconds, claims)
     missing = busy_seconds - total * seconds
@@ -70,7 +76,7 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
 def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> BusySplit:
     """Without a measure of use, memory held is the next best; without that, equal parts."""
     held = [claim.memory_bytes or 0 for claim in claims]
-    total = sum(held)
+    total = _sum(held)
     if total:
         return held, busy_seconds / total, 0.0, busy_seconds, Method.MEMORY_SHARE
     ones = _ONE * len(claims)
@@ -87,11 +93,12 @@ def split_memory(
     than `limit_bytes`: readings taken one after the other need not agree.
     """
     held = [claim.memory_bytes or 0 for claim in claims]
-    total = sum(held)
-    used = total if used_bytes is None else used_bytes
-    if used > limit_bytes:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
-        used = limit_bytes
-    free = (limit_bytes - used) * seconds
+    total = _sum(held)
+    limit = float(limit_bytes)
+    used = total if used_bytes is None else float(used_bytes)
+    if used > limit:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
+        used = limit
+    free = (limit - used) * seconds
     if total > used:
         # The processes' parts of what is in use, times its seconds.
         return held, used * seconds / total, 0.0, free

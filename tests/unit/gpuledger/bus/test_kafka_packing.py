@@ -1,10 +1,14 @@
 """How batches are packed on their way to the brokers, and unpacked again."""
 
+import sys
+from collections.abc import Iterator
+
 import cramjam
 import pytest
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_internals import pack_at_least_cost, unpack_at_least_cost
 
 _ZSTD = 4
@@ -27,15 +31,38 @@ def packed() -> bytes:
     return bytes(builder.build())
 
 
-def test_batches_are_packed_at_the_level_that_costs_least() -> None:
+@pytest.fixture
+def _without_zstandard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Stand on a node, where only aiokafka's own library is."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    kafka_internals._packer.cache_clear()
+    yield
+    kafka_internals._packer.cache_clear()
+
+
+@pytest.mark.usefixtures("_without_zstandard")
+def test_agents_pack_batches_at_the_level_that_costs_least() -> None:
     pack_at_least_cost()
-    data = packed()
-    body = data[61:]  # behind the head of a batch, whose length the protocol fixes
+    body = body_of(packed())
     records = bytes(cramjam.zstd.decompress(body))
 
     at_levels = {level: bytes(cramjam.zstd.compress(records, level=level)) for level in (1, 3)}
     assert at_levels[1] != at_levels[3]
     assert body == at_levels[1]
+
+
+def test_what_is_packed_in_a_kept_context_is_hardly_larger() -> None:
+    pack_at_least_cost()
+    once, again = body_of(packed()), body_of(packed())
+    records = bytes(cramjam.zstd.decompress(once))
+
+    assert once == again
+    assert bytes(cramjam.zstd.compress(records, level=1)) != once
+    assert len(once) < 1.05 * len(bytes(cramjam.zstd.compress(records, level=1)))
+
+
+def body_of(batch: bytes) -> bytes:
+    return batch[61:]  # behind the head of a batch, whose length the protocol fixes
 
 
 def values_in(batch: bytes) -> list[bytes]:
