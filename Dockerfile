@@ -1,6 +1,7 @@
 # One target per deployable: docker build --target agent|podwatch|join|sinks|cli --tag gpuledger-agent:0.1.0 .
 #
-#   base ── tools ── wheel                    the distribution, built once from the checkout
+#   base ── tools ── wheel                    the distribution, built once from the checkout; its hot modules are
+#     │       │                               compiled, so that each architecture and version of Python has its own
 #     │       └───── agent-environment        one virtual environment per lock file: exact versions, hashes checked;
 #     │              enricher-environment     the wheel comes last, so that a change of code installs nothing anew
 #     │              sinks-environment
@@ -28,7 +29,10 @@ RUN ["python", "-m", "pip", "install", "--require-hashes", "--requirement", "req
 RUN ["uv", "venv", "/opt/gpuledger"]
 
 FROM tools AS wheel
-COPY pyproject.toml README.md LICENSE ./
+# Python's headers are in the base image; the compiler stays in this stage.
+RUN ["apt-get", "update"]
+RUN ["apt-get", "install", "--yes", "--no-install-recommends", "gcc", "libc6-dev"]
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gpuledger gpuledger
 COPY agent agent
 COPY enricher enricher

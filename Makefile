@@ -24,7 +24,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 .PHONY: help demo test test-compiled test-unit test-tools compiled lint format bench chaos schemas docs lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20")
 	@$(BIN)/gpuledger demo $(ARGS)
@@ -53,7 +53,7 @@ format: $(VENV)/.dev ## Let ruff mend what it can
 	@$(BIN)/ruff format .
 
 # Always built: hatch_build.py compiles what has changed, and knows better than make what that is.
-compiled: $(VENV)/.uv
+compiled: $(VENV)/.uv ## Build the wheel and lay it out in build/compiled, as users get it
 	@$(UV) pip install --no-deps --no-build-isolation --reinstall --target build/compiled .
 
 bench: $(VENV)/.bench compiled ## Measure (one benchmark: ARGS="join --json figures.json")

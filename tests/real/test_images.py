@@ -2,7 +2,7 @@
 
 Each image's environment is made in a folder by the commands that the Dockerfile names, from its
 lock file alone; what is started must find all it imports. The base image, the user and the layers
-are not tried here.
+are not tried here. Nor are Debian's packages installed: what they would bring must be here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.compiled import hot_modules
 from tests.unit.deployment.deployables import ROOT, Stage, entrypoint, stages, targets
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ BIN = Path(sys.executable).parent
 # uv and hatchling of bootstrap.lock are those of the project's own environment, and uv's cache
 # spares a download of everything.
 DONE_BY_MAKE = ["python", "-m", "pip"]
+# What a package of Debian's brings that the Dockerfile's next steps need.
+BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 NEEDED = {
@@ -58,8 +62,14 @@ class Image:
                 self._set(shlex.split(value))
             elif keyword == "COPY":
                 self._copy(shlex.split(value), built)
-            elif keyword == "RUN" and json.loads(value)[:3] != DONE_BY_MAKE:
-                self.run(json.loads(value))
+            elif keyword == "RUN":
+                self._do(json.loads(value))
+
+    def _do(self, words: Sequence[str]) -> None:
+        if words[0] == "apt-get":
+            require_packages(words[1:])
+        elif words[:3] != DONE_BY_MAKE:
+            self.run(words)
 
     def run(self, words: Sequence[str]) -> str:
         moved = [str(self.inside(word)) if word.startswith("/") else word for word in words]
@@ -94,6 +104,17 @@ class Image:
                 shutil.copy(found, place)
 
 
+def require_packages(arguments: Sequence[str]) -> None:
+    """Fail where a package that `apt-get install` names has brought nothing here."""
+    names = [word for word in arguments if not word.startswith("-")][1:]
+    missing = [name for name in names if not is_there(BROUGHT[name])]
+    assert missing == [], "install these (Debian's names)"
+
+
+def is_there(brought: str) -> bool:
+    return bool(shutil.which(brought)) or Path(brought).exists()
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
     """Give what builds a stage, each once, with all stages under it but the base image."""
@@ -125,6 +146,16 @@ def test_an_environment_holds_all_that_its_image_starts(
 
     assert image.run([f"{environment}/{entrypoint(stage)[0]}", "--version"])
     image.run([f"{environment}/python", "-c", imports])
+
+
+def test_the_join_s_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
+    image = built("enricher-environment")
+    names = [".".join(module.with_suffix("").parts) for module in hot_modules()]
+    script = f"import {', '.join(names)}; print(*({', '.join(f'{n}.__file__' for n in names)}))"
+    files = image.run(["/opt/gpuledger/bin/python", "-c", script]).split()
+
+    assert len(files) == len(names)
+    assert [file for file in files if not file.endswith(EXTENSION_SUFFIXES[0])] == []
 
 
 def test_the_agent_s_environment_carries_no_kubernetes_client_and_no_arrow(

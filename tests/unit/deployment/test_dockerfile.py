@@ -1,5 +1,6 @@
 """The Dockerfile: what it copies exists, what it starts exists, and nobody in it is root."""
 
+import json
 import re
 from itertools import chain
 
@@ -92,6 +93,19 @@ def test_the_wheel_is_made_of_all_packages() -> None:
     copied = {words[0] for words in copies(stages()["wheel"])}
 
     assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
+
+
+def test_the_wheel_s_stage_has_the_build_hook_and_a_compiler_and_no_other_stage_has_one() -> None:
+    copied = set(chain.from_iterable(copies(stages()["wheel"])))
+    compiling = [
+        name
+        for name, stage in stages().items()
+        if any("apt-get" in value for value in stage.values("RUN"))
+    ]
+
+    assert "hatch_build.py" in copied
+    assert compiling == ["wheel"]
+    assert {"gcc", "libc6-dev"} <= set(json.loads(stages()["wheel"].values("RUN")[1]))
 
 
 def test_the_label_names_the_version() -> None:

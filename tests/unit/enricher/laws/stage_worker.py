@@ -1,0 +1,48 @@
+"""A stage in a process of its own, for who wants to know what other modules make of records.
+
+Reads topics from standard input, one after the other, and writes to standard output what a stage
+that knows nothing yet makes of each. Says first which modules it runs.
+"""
+
+import pickle
+import sys
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message
+from gpuledger.dead_letters import DeadLetterOffice
+from tests.compiled import describe_compiled
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
+
+Made = tuple[list[Message], list[Message], int]
+"""Events, marks, and how many records were put aside."""
+
+
+def make(topics: Topics) -> Made:
+    """Give what comes of the topics, partition by partition, pods first."""
+    office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+    stage = JoinStage(office=office, time_ns=lambda: BEGIN_NS)
+    events: list[Message] = []
+    marks: list[Message] = []
+    for partition, samples in topics.samples.items():
+        stage.take_pods(topics.pods.get(partition, []))
+        events += stage.take_samples(samples)
+        marks += stage.drain_marks(partition)
+    return events, marks, office.buried
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    pickle.dump(describe_compiled(), sys.stdout.buffer)
+    sys.stdout.flush()
+    while True:
+        try:
+            topics = pickle.load(sys.stdin.buffer)  # noqa: S301 - the test's own
+        except EOFError:
+            return
+        pickle.dump(make(topics), sys.stdout.buffer)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
