@@ -15,7 +15,8 @@ from gpuledger.activity import split_activity
 from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB, sample
 
-PAGE: Final = (Path(__file__).parents[5] / "docs" / "attribution.md").read_text()
+ROOT: Final = Path(__file__).parents[5]
+PAGE: Final = (ROOT / "docs" / "attribution.md").read_text()
 SECONDS: Final = 2.0
 MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
 
@@ -128,7 +129,8 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 
 def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() -> None:
     modules = (books, shares, settlement)
-    code = "".join(Path(module.__file__ or "").read_text() for module in modules)
+    sources = [ROOT / module.__name__.replace(".", "/") for module in modules]
+    code = "".join(source.with_suffix(".py").read_text() for source in sources)
     told = {
         row.split("|")[1].strip(" `"): row.rstrip(" |").rsplit("|", 1)[1].strip()
         for row in PAGE.splitlines()
