@@ -24,7 +24,7 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError as SetuptoolsError
+from setuptools.errors import BaseError, CompileError, LinkError
 
 DIRECTIVES: Final[Mapping[str, object]] = {
     "language_level": 3,
@@ -70,10 +70,10 @@ def require_compiler(compiler: str, headers: Path) -> None:
         raise UncompiledError(f"there is no {headers / 'Python.h'} here: {REMEDY}")
 
 
-def recipe_of(types: Iterable[Path]) -> str:
+def recipe_of(compiler: str, types: Iterable[Path]) -> str:
     """Give a name for what the objects depend on that would leave no newer source behind."""
-    parts = [Cython.__version__, *FLAGS, *map(str, DIRECTIVES.items()), *map(str, types)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    parts = [Cython.__version__, compiler, *FLAGS, *map(str, DIRECTIVES.items())]
+    return hashlib.sha256("\n".join([*parts, *map(str, types)]).encode()).hexdigest()[:12]
 
 
 def compile_modules(modules: Sequence[Path], place: Path) -> dict[str, str]:
@@ -112,7 +112,8 @@ def _working_alone(root: Path, packages: Iterable[str]) -> Iterator[Path]:
     """Work in the root, where Cython looks for types, and one build at a time."""
     with chdir(root):
         types = chain.from_iterable(sorted(Path(name).rglob("*.pxd")) for name in packages)
-        place = Path("build", "cython", f"{sysconfig.get_config_var('SOABI')}-{recipe_of(types)}")
+        recipe = recipe_of(_compiler(), types)
+        place = Path("build", "cython", f"{sysconfig.get_config_var('SOABI')}-{recipe}")
         place.mkdir(parents=True, exist_ok=True)
         with (place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -146,8 +147,9 @@ class CompiledModules(BuildHookInterface[BuilderConfig]):
                 made = compile_modules(modules, place)
         except CythonError as error:
             raise UncompiledError(f"Cython cannot compile what it names above: {error}") from error
-        except SetuptoolsError as error:
-            raise UncompiledError(f"{error}, the compiler says above why; {REMEDY}") from error
+        except (BaseError, CompileError, LinkError) as error:
+            said = f"{_compiler()} failed, and says above why, if it says anything"
+            raise UncompiledError(f"{said}; where headers are missing, {REMEDY}") from error
         return made
 
 

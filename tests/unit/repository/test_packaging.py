@@ -90,6 +90,16 @@ def test_without_python_s_headers_the_remedy_is_named_too(tmp_path: Path) -> Non
         require_compiler(sys.executable, tmp_path)
 
 
+def test_where_the_compiler_fails_the_build_ends_without_a_traceback(tmp_path: Path) -> None:
+    """As it does without C's own headers."""
+    built = run_hatchling(tmp_path, CC="false")
+
+    assert built.returncode == 1
+    assert "Traceback" not in built.stderr
+    assert built.stderr.strip().startswith("false failed, and says above why")
+    assert "libc6-dev" in built.stderr
+
+
 def test_without_hooks_the_wheel_is_pure_python(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, CC="no-such-compiler", HATCH_BUILD_NO_HOOKS="true")
 
@@ -102,12 +112,12 @@ def test_a_list_that_names_no_python_file_is_refused(named: str) -> None:
         find_modules(ROOT, ["gpuledger/codec.py", named])
 
 
-def test_other_directives_or_types_are_compiled_in_another_place() -> None:
+def test_another_compiler_and_other_types_are_compiled_in_another_place() -> None:
     """A file of types that is taken away leaves nothing newer than what it was compiled into."""
     types = [Path("enricher/join/accounting/books.pxd")]
 
-    assert recipe_of(types) == recipe_of(types)
-    assert recipe_of(types) != recipe_of([])
+    assert recipe_of("gcc", types) == recipe_of("gcc", types)
+    assert len({recipe_of("gcc", types), recipe_of("clang", types), recipe_of("gcc", [])}) == 3
 
 
 def test_the_dependency_rules_cover_every_package() -> None:
