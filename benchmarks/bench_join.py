@@ -37,7 +37,7 @@ from gpuledger.twins import encode_twin, twin_of
 NAME = "join"
 _CACHED_NODES: Final = 10_000
 _NODES: Final = 400
-_TICKS: Final = 20_000
+_TICKS: Final = 60_000  # 150 of each node: its pods are described once
 _PARTITIONS: Final = SAMPLES.partitions
 _PER_BATCH: Final = 40
 _DEADLINE_SECONDS: Final = 180.0

@@ -76,7 +76,8 @@ def book_gpu(
         free if memory else None,
         of_idle if joules else None,
     )
-    return entries + idle_entries(idle, holders, method)
+    entries += idle_entries(idle, holders, method)
+    return entries
 
 
 def _split_memory(
