@@ -14,7 +14,7 @@ import structlog
 
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
-from gpuledger.bus.writers import FENCED_SECONDS, Writers, pause_seconds_after
+from gpuledger.bus.writers import Writers, pause_seconds_after
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
@@ -27,6 +27,8 @@ from sinks.duplicates import SeenTicks
 from sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, RETRIES_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 
+_FENCED_SECONDS: Final = 3.0
+"""A heartbeat of any group: by then it has said who has a partition now."""
 _FINISH_SECONDS: Final = 2.5
 """How long a commit that is under way may go on when its partition is given up."""
 _log = structlog.get_logger(__name__)
@@ -198,7 +200,7 @@ class RepublishingSink:
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
         pause_seconds = pause_seconds_after(
-            undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=FENCED_SECONDS
+            undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         self._check.failed(str(undone[0]))

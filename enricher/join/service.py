@@ -28,7 +28,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     TransactionalBus,
 )
-from gpuledger.bus.writers import FENCED_SECONDS, Writers
+from gpuledger.bus.writers import Writers
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import TopicsError
 from gpuledger.service import Backoff, Readiness
@@ -41,7 +41,6 @@ from gpuledger.topics import (
     SAMPLES,
 )
 
-_HEARTBEATS_PER_SESSION: Final = 3
 _FINISH_SECONDS: Final = 0.0
 """The group takes partitions back between deliveries: no commit is under way that could end."""
 _log = structlog.get_logger(__name__)
@@ -98,14 +97,13 @@ async def _open_delivery(
     if settings.join.processing_guarantee == "at_least_once":
         yield at_least_once
         return
-    heartbeat_seconds = settings.kafka.session_timeout_seconds / _HEARTBEATS_PER_SESSION
     group = settings.join.group
     async with Writers(bus=bus, group=group, finish_seconds=_FINISH_SECONDS) as writers:
         yield ExactlyOnce(
             writers=writers,
             office=office,
             insist=insist,
-            fenced_seconds=min(FENCED_SECONDS, heartbeat_seconds),
+            fenced_seconds=settings.kafka.heartbeat_seconds,
         )
 
 

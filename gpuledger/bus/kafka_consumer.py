@@ -17,8 +17,6 @@ from gpuledger.errors import BusUnavailableError
 
 _log = structlog.get_logger(__name__)
 
-HEARTBEATS_PER_SESSION: Final = 3
-LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 JOIN_GRACE_SECONDS: Final = 5.0
 """How much longer a member waits for its share than the group waits for the other members."""
 GIVE_UP_SECONDS: Final = 4.0
@@ -164,7 +162,6 @@ class KafkaConsumer:
     def _group_arguments(self) -> dict[str, object]:
         settings = self._connection.settings
         session_seconds = settings.session_timeout_seconds
-        heartbeat_seconds = min(LONGEST_HEARTBEAT_SECONDS, session_seconds / HEARTBEATS_PER_SESSION)
         longest_seconds = max(
             settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS
         )
@@ -181,7 +178,7 @@ class KafkaConsumer:
             # A topic without transactions is read to its end all the same.
             "isolation_level": "read_committed",
             "session_timeout_ms": int(session_seconds * 1000),
-            "heartbeat_interval_ms": int(heartbeat_seconds * 1000),
+            "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
             # How long the group waits for a member that works on what it polled.
             "rebalance_timeout_ms": int(session_seconds * 1000),
             "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),

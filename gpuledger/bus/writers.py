@@ -8,13 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
 from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus, Transactions
 from gpuledger.errors import BusUnavailableError, FencedError
-
-FENCED_SECONDS: Final = 3.0
-"""Time for any group to say who has a partition now; one with short sessions needs less."""
 
 
 @dataclass(kw_only=True)

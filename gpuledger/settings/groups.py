@@ -1,7 +1,7 @@
 """The groups of settings that several deployables have. A deployable's own stand beside it."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -9,6 +9,7 @@ from gpuledger.settings.address import parse_listen
 from gpuledger.settings.secret import Secret
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +45,14 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How long a member may be silent before its partitions go to others."""
     max_poll_interval_seconds: Seconds = 300.0
     """How long a member may take between two polls before its partitions go to others."""
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often a member tells its group that it lives, and how long news of the group takes.
+
+        A third of the session, as Kafka's own clients have it, so that two may be lost on the way.
+        """
+        return min(_LONGEST_HEARTBEAT_SECONDS, self.session_timeout_seconds / 3)
 
     def __post_init__(self) -> None:
         """Refuse combinations that cannot work; raises `ValueError`."""
