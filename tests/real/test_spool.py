@@ -99,10 +99,12 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     kafka.kill()
     agent.start()
     await asyncio.sleep(12)
+    missed = agent.metric("gpuledger_agent_spool_ticks")
     kafka.start()
     async with asyncio.timeout(60):
         while agent.metric("gpuledger_agent_ticks_published_total") == 0:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
+    # Where this process was slow to look, most of what was missed is sent already.
     waiting = agent.metric("gpuledger_agent_spool_ticks")
     began_seconds = time.monotonic()
     await wait_until_empty(agent)
@@ -110,7 +112,8 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     assert agent.stop() == 0, agent.log_tail()
     # The last of them is followed by no pause; the first ones were sent before the count.
     at_least_seconds = (waiting - 60) * TICK_SECONDS / 8
-    assert at_least_seconds <= took_seconds <= waiting * TICK_SECONDS + 2, waiting
+    assert missed > 8.0 / TICK_SECONDS
+    assert at_least_seconds <= took_seconds <= missed * TICK_SECONDS, (missed, waiting)
     read = await read_all(kafka)
     assert [one.seq for one in read.readings] == [one.seq for one in read.samples]
     for before, after in pairwise(read.samples):
