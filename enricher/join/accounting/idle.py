@@ -6,6 +6,7 @@ Who holds it is `holders`' business, how much is idle `books`'.
 from typing import Final
 
 from enricher.join.accounting.holders import Parts
+from enricher.join.accounting.shares import add_up
 from gpuledger.records import Account, Entry, Method
 from gpuledger.twins import twin_of
 
@@ -25,7 +26,7 @@ def idle_entries(idle: Quantities, holders: Parts, method: Method) -> list[Entry
     if holders[0][1] == 1.0:
         return [_entry(idle, method, holders[0][0])]
     entries = [_entry(_part_of(idle, ratio), method, allocation) for allocation, ratio in holders]
-    left = 1.0 - sum([ratio for _, ratio in holders])
+    left = 1.0 - add_up([ratio for _, ratio in holders])
     if left > _NOTHING_RATIO:
         entries.append(_entry(_part_of(idle, left), method))
     return entries

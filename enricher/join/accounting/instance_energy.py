@@ -11,6 +11,7 @@ from typing import Final
 
 from enricher.join.accounting.energy import Drawn, drawn_by
 from enricher.join.accounting.instances import has_instances
+from enricher.join.accounting.shares import add_up
 from gpuledger.records import GpuReading
 
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
@@ -62,12 +63,12 @@ def _share_out(
         for ratio, slices in zip(busy, _slices(parts) or ratios, strict=True)
     ]
     joules, floor, _ = whole
-    total = sum(worked)
+    total = add_up(worked)
     if total <= _LEAST_RATIO:
         floor, total = joules, 1.0
     floors = [floor * ratio for ratio in ratios]
     watts = (joules - floor) / total
-    return (0.0, 0.0, max(0.0, floor - sum(floors))), [
+    return (0.0, 0.0, max(0.0, floor - add_up(floors))), [
         (idle + work * watts, idle, 0.0) for idle, work in zip(floors, worked, strict=True)
     ]
 
@@ -79,7 +80,7 @@ def _memory_ratios(board: GpuReading, parts: Sequence[GpuReading]) -> list[float
         return None
     homes = [part.uuid if part.gpu_instance is None else part.gpu_instance for part in parts]
     own = [(total or 0) / homes.count(home) for total, home in zip(totals, homes, strict=True)]
-    whole = max(board.memory_total_bytes, sum(own))
+    whole = max(board.memory_total_bytes, add_up(own))
     return [part / whole if whole else 0.0 for part in own]
 
 

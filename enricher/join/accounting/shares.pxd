@@ -10,7 +10,7 @@ cpdef tuple split_busy(utilization_ratio, list claims, double seconds)
 cdef bint _are_unmeasured(list claims)
 
 @cython.locals(total=double)
-cdef double _sum(list weights)
+cpdef double add_up(list weights)
 
 @cython.locals(claim=Claim, total=double, missing=double)
 cdef tuple _split_among(double busy_seconds, list claims, double seconds)

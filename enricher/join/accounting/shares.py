@@ -33,7 +33,7 @@ def split_busy(
     elif _are_unmeasured(claims):
         return None
     else:
-        ratio = _sum([claim.sm_ratio or 0.0 for claim in claims])
+        ratio = add_up([claim.sm_ratio or 0.0 for claim in claims])
     busy_seconds = ratio * seconds if ratio < 1.0 else seconds
     if len(claims) > 1:
         return _split_among(busy_seconds, claims, seconds)
@@ -44,8 +44,8 @@ def _are_unmeasured(claims: Sequence[Claim]) -> bool:
     return all(claim.sm_ratio is None for claim in claims)
 
 
-def _sum(weights: Sequence[float]) -> float:
-    """Sum as every version of Python did before 3.12, so that all of them book the same."""
+def add_up(weights: Sequence[float]) -> float:
+    """Sum as Python did before 3.12, whose sum() rounds less: all versions are to book the same."""
     total = 0.0
     for weight in weights:
         total += weight
@@ -60,7 +60,7 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
     is rounding (whole percents on both sides), and spread in proportion.
     """
     ratios = [claim.sm_ratio or 0.0 for claim in claims]
-    total = _sum(ratios)
+    total = add_up(ratios)
     if total == 0.0 and _are_unmeasured(claims):
         return _split_by_memory(busy_seconds, claims)
     missing = busy_seconds - total * seconds
@@ -76,7 +76,7 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
 def _split_by_memory(busy_seconds: float, claims: Sequence[Claim]) -> BusySplit:
     """Without a measure of use, memory held is the next best; without that, equal parts."""
     held = [claim.memory_bytes or 0 for claim in claims]
-    total = _sum(held)
+    total = add_up(held)
     if total:
         return held, busy_seconds / total, 0.0, busy_seconds, Method.MEMORY_SHARE
     ones = _ONE * len(claims)
@@ -93,7 +93,7 @@ def split_memory(
     than `limit_bytes`: readings taken one after the other need not agree.
     """
     held = [claim.memory_bytes or 0 for claim in claims]
-    total = _sum(held)
+    total = add_up(held)
     limit = float(limit_bytes)
     used = total if used_bytes is None else float(used_bytes)
     if used > limit:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
