@@ -8,7 +8,6 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from prometheus_client import REGISTRY
@@ -30,6 +29,7 @@ from gpuledger.bus.protocol import Bus, Message, Record, Subscription, Transacti
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.service import Check, Readiness
+from gpuledger.service.readiness import Detail
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
@@ -137,14 +137,13 @@ async def _cpu_seconds(work: Callable[[], Awaitable[object]]) -> float:
     return time.process_time() - begun
 
 
-@dataclass
 class _PodsRead(Check):
     """The check of a join that says when it has read its pods: from then on it takes ticks."""
 
     at_cpu_seconds: float = 0.0
 
     @override
-    def ok(self, detail: str = "") -> None:
+    def ok(self, detail: Detail = "") -> None:
         super().ok(detail)
         self.at_cpu_seconds = time.process_time()
 
@@ -155,7 +154,7 @@ async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> float:
     Gives the CPU seconds from when the pods are read.
     """
     wanted, pods = _events_published() + _TICKS, _PodsRead()
-    readiness = Readiness({"pods": pods})
+    readiness = Readiness(pods=pods)
     join = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):

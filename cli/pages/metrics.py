@@ -14,6 +14,7 @@ import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.dead_letters
+import gpuledger.service.metrics
 import sinks.metrics
 from cli.pages.markdown import code, table
 from sinks.remote_write.families import FAMILIES
@@ -24,6 +25,7 @@ DEPLOYABLES: Final = {
     "join": enricher.join.metrics,
     "sinks": sinks.metrics,
     "join and sinks": gpuledger.dead_letters,
+    "every deployable": gpuledger.service.metrics,
 }
 _HEAD: Final = """\
 # Metrics

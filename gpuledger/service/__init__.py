@@ -4,7 +4,7 @@ from gpuledger.service.backoff import Backoff
 from gpuledger.service.health import serve_health
 from gpuledger.service.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.service.logs import configure_logs
-from gpuledger.service.readiness import Check, Readiness
+from gpuledger.service.readiness import Check, Readiness, Severity
 from gpuledger.service.run import ServiceSettings, run_service
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Check",
     "Readiness",
     "ServiceSettings",
+    "Severity",
     "configure_logs",
     "explain_user_errors",
     "run_service",

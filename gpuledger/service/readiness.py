@@ -1,42 +1,126 @@
-"""Whether a deployable can do its work now, as named checks. Nothing here serves them."""
+"""Whether a deployable can do its work now, as named checks. Nothing here serves them.
 
-from dataclasses import dataclass, field
+A check is the one place where a lasting state is reported: when it begins to fail and when it
+recovers there is one log line each, `gpuledger_check_ok` follows it, and `/readyz` shows it. A loop
+that tries again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
+"""
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+import structlog
+
+from gpuledger.service.metrics import CHECK_OK
+
+_log = structlog.get_logger(__name__)
 
 
-@dataclass
+class Severity(StrEnum):
+    """What a failed check means for who asks whether the deployable is ready."""
+
+    CRITICAL = "critical"
+    """It does not do its work: not ready."""
+    WARNING = "warning"
+    """It serves, with less than it should: ready, and said."""
+
+
+Detail = str | Callable[[], str]
+"""What is said beside a check: a text, or what gives the text of the moment it is asked for."""
+
+
 class Check:
-    """One thing that has to be so; it has failed until it is said to be ok."""
+    """One thing that has to be so; it has not been shown to be until `ok` is called."""
 
-    is_ok: bool = False
-    detail: str = "starting"
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        severity: Severity = Severity.CRITICAL,
+        on_change: Callable[["Check"], None] | None = None,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.severity = severity
+        self.is_ok = False
+        self._detail: Detail = "starting"
+        self._on_change = on_change
+        self._seconds = seconds
+        self._failed_at_seconds: float | None = None
+        self.failed_seconds: float | None = None
+        """How long the failure lasted that this `ok` ended; `None` where it ended none."""
 
-    def ok(self, detail: str = "") -> None:
-        """Say that it is so."""
-        self.is_ok, self.detail = True, detail
+    @property
+    def detail(self) -> str:
+        """The text beside it, as of now."""
+        return self._detail if isinstance(self._detail, str) else self._detail()
 
-    def failed(self, detail: str) -> None:
-        """Say that it is not so, and why."""
-        self.is_ok, self.detail = False, detail
+    @property
+    def has_failed(self) -> bool:
+        """Whether it was said to have failed; one that only starts has not."""
+        return self._failed_at_seconds is not None
+
+    def ok(self, detail: Detail = "") -> None:
+        """Record that it is so; a function as `detail` is asked whenever the check is shown."""
+        self._detail = detail
+        began, self._failed_at_seconds = self._failed_at_seconds, None
+        self.failed_seconds = None if began is None else self._seconds() - began
+        if not self.is_ok:
+            self.is_ok = True
+            self._report()
+
+    def failed(self, detail: Detail) -> None:
+        """Record that it is not so, and why."""
+        self._detail = detail
+        self.is_ok = False
+        if self._failed_at_seconds is None:
+            self._failed_at_seconds = self._seconds()
+            self._report()
+
+    def waits(self, detail: Detail) -> None:
+        """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
+        self._detail = detail
+        self._failed_at_seconds = None
+        if self.is_ok:
+            self.is_ok = False
+            self._report()
+
+    def _report(self) -> None:
+        if self._on_change:
+            self._on_change(self)
 
 
-@dataclass
 class Readiness:
-    """The checks of a deployable; it is ready when there is one and all are ok."""
+    """The checks of a deployable; it is ready when there is one and no critical one fails."""
 
-    _checks: dict[str, Check] = field(default_factory=dict)
+    def __init__(self, **checks: Check) -> None:
+        self._checks = checks
 
-    def check(self, name: str) -> Check:
-        """Give the check of that name; the first call makes it."""
-        return self._checks.setdefault(name, Check())
+    def check(self, name: str, *, severity: Severity = Severity.CRITICAL) -> Check:
+        """Return the check of that name; the first call makes it, with its severity."""
+        if name not in self._checks:
+            self._checks[name] = Check(name=name, severity=severity, on_change=_report_change)
+            CHECK_OK.labels(check=name, severity=severity).set(0)
+        return self._checks[name]
 
     def is_ready(self) -> bool:
-        """Tell whether all checks are ok; without any check nothing is known to be ready."""
-        return bool(self._checks) and all(check.is_ok for check in self._checks.values())
+        """Return whether no critical check fails; without any check nothing is known to be."""
+        critical = [c for c in self._checks.values() if c.severity is Severity.CRITICAL]
+        return bool(self._checks) and all(check.is_ok for check in critical)
 
     def report(self) -> dict[str, object]:
-        """Give what `/readyz` shows: `{ready, checks: {name: {ok, detail}}}`."""
+        """Return what `/readyz` shows: `{ready, checks: {name: {ok, severity, detail}}}`."""
         checks = {
-            name: {"ok": check.is_ok, "detail": check.detail}
+            name: {"ok": check.is_ok, "severity": check.severity.value, "detail": check.detail}
             for name, check in self._checks.items()
         }
         return {"ready": self.is_ready(), "checks": checks}
+
+
+def _report_change(check: Check) -> None:
+    CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
+    facts = {"check": check.name, "severity": check.severity.value}
+    if check.has_failed:
+        _log.warning("check_failed", **facts, detail=check.detail)
+    elif check.is_ok and check.failed_seconds is not None:
+        _log.info("check_recovered", **facts, failed_seconds=round(check.failed_seconds, 3))

@@ -50,7 +50,7 @@ def bench() -> Iterator[Bench]:
 
 async def test_all_gpus_answer(bench: Bench) -> None:
     assert await bench.ask() == ["GPU-0", "GPU-1"]
-    assert bench.check == Check(is_ok=True, detail="2 GPUs")
+    assert (bench.check.is_ok, bench.check.detail) == (True, "2 GPUs")
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.library.inits == 1
 
@@ -60,7 +60,7 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     bench.driver._crew._deadline_seconds = 0.05
     bench.gpus[0].hangs = threading.Event()
     assert await bench.ask() == ["GPU-1"]
-    assert bench.check == Check(is_ok=False, detail="no answer in time from GPU-0")
+    assert (bench.check.is_ok, bench.check.detail) == (False, "no answer in time from GPU-0")
     assert await bench.ask() == ["GPU-1"]
     assert bench.library.inits == 1
     hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None

@@ -177,7 +177,7 @@ async def test_without_a_spool_memory_is_all_there_is() -> None:
     outbox, clock = outbox_of(None, check=check), Hands()
     await put(outbox, clock, *range(10))
     await outbox.keep()
-    assert (check, outbox.in_memory) == (Check(is_ok=True, detail="off"), 10)
+    assert (check.is_ok, check.detail, outbox.in_memory) == (True, "off", 10)
 
 
 async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
-"""Ready means: there are checks, and all of them are ok."""
+"""Ready means: there are checks, and no critical one fails. A failure is said twice: begin, end."""
 
-from gpuledger.service import Readiness
+from structlog.testing import capture_logs
+
+from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service.metrics import CHECK_OK
 
 
 def test_nothing_is_ready_before_anything_was_checked() -> None:
@@ -23,10 +26,29 @@ def test_one_failed_check_is_enough_not_to_be_ready() -> None:
     assert readiness.report() == {
         "ready": False,
         "checks": {
-            "kafka": {"ok": True, "detail": "3 brokers"},
-            "pods": {"ok": False, "detail": "no answer"},
+            "kafka": {"ok": True, "severity": "critical", "detail": "3 brokers"},
+            "pods": {"ok": False, "severity": "critical", "detail": "no answer"},
         },
     }
+
+
+def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
+    readiness = Readiness()
+    readiness.check("nvml").ok("7 GPUs")
+    readiness.check("gpus", severity=Severity.WARNING).failed("1 of 8 GPUs is lost")
+
+    assert readiness.is_ready()
+    assert readiness.report()["checks"] == {
+        "nvml": {"ok": True, "severity": "critical", "detail": "7 GPUs"},
+        "gpus": {"ok": False, "severity": "warning", "detail": "1 of 8 GPUs is lost"},
+    }
+
+
+def test_a_deployable_with_nothing_but_warnings_is_ready() -> None:
+    readiness = Readiness()
+    readiness.check("gpus", severity=Severity.WARNING).failed("none")
+
+    assert readiness.is_ready()
 
 
 def test_a_check_is_made_once_for_each_name() -> None:
@@ -35,3 +57,62 @@ def test_a_check_is_made_once_for_each_name() -> None:
     readiness.check("kafka").failed("gone")
 
     assert readiness.check("kafka").detail == "gone"
+
+
+def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
+    pods: list[str] = []
+    check = Check()
+    check.ok(lambda: f"{len(pods)} pods")
+    pods.append("a")
+
+    assert check.detail == "1 pods"
+
+
+def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_outage")
+    with capture_logs() as logs:
+        check.ok()
+        for attempt in range(23):
+            check.failed(f"no broker, attempt {attempt}")
+        check.ok()
+        check.ok()
+
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("check_failed", "warning"),
+        ("check_recovered", "info"),
+    ]
+    assert logs[0]["detail"] == "no broker, attempt 0"
+
+
+def test_the_end_of_an_outage_says_how_long_it_lasted() -> None:
+    times = iter([10.0, 52.5])
+    check = Check(seconds=lambda: next(times))
+    check.failed("gone")
+    check.failed("still gone")
+    check.ok()
+
+    assert check.failed_seconds == 42.5
+
+
+def test_to_wait_is_no_failure() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_waits")
+    with capture_logs() as logs:
+        check.waits("reading back")
+        check.ok()
+        check.waits("reading back")
+
+    assert (logs, check.is_ok) == ([], False)
+
+
+def test_a_check_is_a_metric() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_metric", severity=Severity.WARNING)
+    gauge = CHECK_OK.labels(check="test_metric", severity="warning")._value
+    values = [gauge.get()]
+    check.ok()
+    values.append(gauge.get())
+    check.failed("gone")
+
+    assert [*values, gauge.get()] == [0, 1, 0]
