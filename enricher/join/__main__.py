@@ -1,27 +1,16 @@
-"""`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
+"""`gpuledger-join`: from its first instruction to the wiring in `enricher.join.command`, SIGTERM ends it with 0."""
 
 import sys
 
-from enricher.join.service import run_join
-from enricher.join.settings import JoinSettings
-from gpuledger.bus.kafka import KafkaBus
-from gpuledger.service import Readiness, explain_user_errors, run_service
-from gpuledger.settings import load_settings
+from gpuledger.early import end_on_sigterm
 
 
-@explain_user_errors
 def main() -> int:
-    """Run the join until it is told to stop; give the exit code."""
-    settings = load_settings(
-        JoinSettings,
-        prog="gpuledger-join",
-        description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
-    )
-    return run_service(_join, settings=settings)
+    """Run the join until a signal; return the exit code."""
+    end_on_sigterm()
+    from enricher.join.command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 
-
-async def _join(settings: JoinSettings, readiness: Readiness) -> None:
-    await run_join(bus=KafkaBus(settings.kafka), settings=settings, readiness=readiness)
+    return run()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import structlog
@@ -20,6 +21,7 @@ from gpuledger.errors import FreshStartError, GpuledgerError, UserError
 _log = structlog.get_logger(__name__)
 _FAILED: Final = 1
 _USER_ERROR: Final = 2
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_until_signalled(
@@ -31,12 +33,15 @@ def run_until_signalled(
     of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
     """
     deadline = _Deadline(stop_within_seconds)
+    before = {number: signal.getsignal(number) for number in _ENDING}
     try:
         asyncio.run(_supervise(work, deadline))
     except BaseException as error:  # noqa: BLE001  # the last place where it can be told
         return _explain(error)
     finally:
         deadline.lift()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
 
 
@@ -65,13 +70,27 @@ async def _supervise(work: Callable[[], Awaitable[None]], deadline: "_Deadline")
             deadline.begin()
             task.cancel()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number.name)
+    _on_signals(stop)
     await asyncio.wait({task})
     deadline.begin()  # whatever the work left behind may hang as well
     if not (signalled and task.cancelled()):
         task.result()
+
+
+def _on_signals(stop: Callable[[str], None]) -> None:
+    """Call `stop` with the name of a signal that ends; later ones do nothing.
+
+    Not by the loop's own handlers: at its end it would give the signals back to the system, and
+    one that comes while the interpreter shuts down would be the exit code.
+    """
+    loop = asyncio.get_running_loop()
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+
+    for each in _ENDING:
+        signal.signal(each, pass_on)
 
 
 class _Deadline:

@@ -96,6 +96,7 @@ class _Connections:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
+        self._is_ending = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,12 +110,17 @@ class _Connections:
             await self._answer_all(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ssl.SSLError):
             pass  # the client is gone, or too slow to wait for
+        except asyncio.CancelledError:
+            # asyncio reports a connection's task that was cancelled as an error, with a traceback.
+            if not self._is_ending:
+                raise
         finally:
             self._tasks.discard(task)
             writer.close()
 
     async def end(self) -> None:
         """End all of them now."""
+        self._is_ending = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent.__main__ import OPTIONS
+from agent.command import OPTIONS
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
 from gpuledger.errors import SettingsError
@@ -16,7 +16,7 @@ HEAVY = ("kubernetes_asyncio", "kubernetes", "deltalake", "arro3", "pyarrow", "d
 
 
 def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
-    code = "import agent.__main__, json, sys; print(json.dumps(sorted(sys.modules)))"
+    code = "import agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "pynvml" in modules
@@ -78,7 +78,7 @@ def test_the_options_for_a_node_without_kafka_set_what_they_say() -> None:
 
 
 def test_without_kafka_its_client_is_not_loaded() -> None:
-    code = "import agent.__main__, json, sys; print(json.dumps(sorted(sys.modules)))"
+    code = "import agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert not modules & {"aiokafka", "bcrypt"}

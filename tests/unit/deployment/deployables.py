@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,9 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
         patch.setattr(os, "environ", dict(environ))
         patch.setattr(sys, "argv", list(command))
         with redirect_stdout(printed), redirect_stderr(complaint):
+            sigterm = signal.getsignal(signal.SIGTERM)
             code = _exit_code(main)
+            signal.signal(signal.SIGTERM, sigterm)  # the tests' own, not the deployable's
     assert code == 0, f"{' '.join(command)}: {complaint.getvalue()}"
     return printed.getvalue()
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
-from sinks.__main__ import main
+from sinks.command import main
 from sinks.settings import KINDS, SinkSettings
 
 

@@ -118,6 +118,17 @@ async def test_an_open_connection_does_not_hold_up_the_end() -> None:
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
+async def test_an_open_connection_is_ended_without_an_error_in_the_log() -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    async with talking() as (reader, writer):
+        await ask(reader, writer, "GET /livez HTTP/1.1\n\n")
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+    assert complaints == []
+
+
 def test_the_agents_pages_need_no_web_framework() -> None:
-    check = "import sys, agent.__main__; sys.exit('aiohttp' in sys.modules)"
+    check = "import sys, agent.command; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,100 @@
+"""`gpuledger-agent`: runs on every GPU node. Here the parts are wired, nothing else."""
+
+import gc
+import os
+from functools import partial
+from typing import Final
+
+from agent.exposition.page import NodePage
+from agent.exposition.view import NodeView, make_view
+from agent.kubelet.names import ContainerNames
+from agent.machine import Machine
+from agent.service import run_agent
+from agent.settings import AgentSettings, name_node
+from agent.source import find_source
+from gpuledger.bus.protocol import Bus
+from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.settings import Option, load_settings
+
+# New objects, then rounds of the younger generation, before a generation is searched.
+_COLLECT_AFTER: Final = (10_000, 20, 20)
+OPTIONS = (
+    Option(
+        name="--source",
+        setting="source",
+        help="where readings come from",
+        choices=("auto", "nvml", "simulated[:FILE]", "recorded:FILE"),
+    ),
+    Option(
+        name="--no-kafka",
+        setting="no_kafka",
+        help="publish nothing, only show /metrics",
+        is_flag=True,
+    ),
+    Option(
+        name="--listen",
+        setting="http.listen",
+        help="where to show /metrics and the health pages",
+        choices=("HOST:PORT",),
+    ),
+    Option(
+        name="--process-series",
+        setting="exposition.process_series",
+        help="show single processes on /metrics too",
+        is_flag=True,
+    ),
+)
+
+
+@explain_user_errors
+def main() -> int:
+    """Run the agent until a signal; give the exit code."""
+    settings = load_settings(
+        AgentSettings,
+        prog="gpuledger-agent",
+        description="Reads a node's GPUs and their processes; publishes and shows a sample a tick.",
+        options=OPTIONS,
+    )
+    settings = name_node(settings, os.environ)
+    machine = find_source(settings)
+    view = make_view(
+        settings.exposition,
+        clock=machine.clock,
+        tick_seconds=settings.tick_seconds,
+        names=ContainerNames(list_names=machine.list_log_names, clock=machine.clock),
+    )
+    return run_service(
+        partial(_run, machine=machine, view=view),
+        settings=settings,
+        page=NodePage(view, settings=settings.exposition, clock=machine.clock),
+    )
+
+
+async def _run(
+    settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
+) -> None:
+    bus = None if settings.no_kafka else _kafka(settings)
+    _spare_the_collector()
+    await run_agent(
+        machine=machine,
+        bus=bus,
+        settings=settings,
+        readiness=readiness,
+        view=view,
+    )
+
+
+def _kafka(settings: AgentSettings) -> Bus:
+    from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
+
+    return KafkaBus(settings.kafka)
+
+
+def _spare_the_collector() -> None:
+    """Let Python look for garbage less often, and not among what stays: a tenth of a tick's CPU.
+
+    A tick makes thousands of objects and no cycles of note, so counting references does the work.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)

@@ -1,0 +1,22 @@
+"""`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
+
+from enricher.join.service import run_join
+from enricher.join.settings import JoinSettings
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.settings import load_settings
+
+
+@explain_user_errors
+def main() -> int:
+    """Run the join until it is told to stop; give the exit code."""
+    settings = load_settings(
+        JoinSettings,
+        prog="gpuledger-join",
+        description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
+    )
+    return run_service(_join, settings=settings)
+
+
+async def _join(settings: JoinSettings, readiness: Readiness) -> None:
+    await run_join(bus=KafkaBus(settings.kafka), settings=settings, readiness=readiness)
