@@ -1,4 +1,4 @@
-"""`gpuledger-agent`: from its first instruction to the wiring in `agent.command`, SIGTERM ends it with 0."""
+"""`gpuledger-agent`: heeds SIGTERM, then imports and runs `agent.command`."""
 
 import sys
 

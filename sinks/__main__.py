@@ -1,4 +1,4 @@
-"""`gpuledger-sink`: from its first instruction to the wiring in `sinks.command`, SIGTERM ends it with 0."""
+"""`gpuledger-sink`: heeds SIGTERM, then imports and runs `sinks.command`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`gpuledger-join`: from its first instruction to the wiring in `enricher.join.command`, SIGTERM ends it with 0."""
+"""`gpuledger-join`: heeds SIGTERM, then imports and runs `enricher.join.command`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`gpuledger-podwatch`: from its first instruction to the wiring in `enricher.podwatch.command`, SIGTERM ends it with 0."""
+"""`gpuledger-podwatch`: heeds SIGTERM, then imports and runs `enricher.podwatch.command`."""
 
 import sys
 

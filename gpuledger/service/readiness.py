@@ -1,19 +1,15 @@
 """Whether a deployable can do its work now, as named checks. Nothing here serves them.
 
-A check is the one place where a lasting state is reported: when it begins to fail and when it
-recovers there is one log line each, `gpuledger_check_ok` follows it, and `/readyz` shows it. A loop
-that tries again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
+A check is the one place where a lasting state is reported: `gpuledger_check_ok` follows it,
+`/readyz` shows it, and the log says when it began to fail and when that ended. A loop that tries
+again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
 """
 
-import time
 from collections.abc import Callable
 from enum import StrEnum
 
-import structlog
-
+from gpuledger.service.check_log import CheckLog
 from gpuledger.service.metrics import CHECK_OK
-
-_log = structlog.get_logger(__name__)
 
 
 class Severity(StrEnum):
@@ -38,33 +34,24 @@ class Check:
         name: str = "",
         severity: Severity = Severity.CRITICAL,
         on_change: Callable[["Check"], None] | None = None,
-        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.severity = severity
         self.is_ok = False
         self._detail: Detail = "starting"
         self._on_change = on_change
-        self._seconds = seconds
-        self._failed_at_seconds: float | None = None
-        self.failed_seconds: float | None = None
-        """How long the failure lasted that this `ok` ended; `None` where it ended none."""
+        self.has_failed = False
+        """Whether it was said to have failed; one that only starts has not."""
 
     @property
     def detail(self) -> str:
         """The text beside it, as of now."""
         return self._detail if isinstance(self._detail, str) else self._detail()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it was said to have failed; one that only starts has not."""
-        return self._failed_at_seconds is not None
-
     def ok(self, detail: Detail = "") -> None:
         """Record that it is so; a function as `detail` is asked whenever the check is shown."""
         self._detail = detail
-        began, self._failed_at_seconds = self._failed_at_seconds, None
-        self.failed_seconds = None if began is None else self._seconds() - began
+        self.has_failed = False
         if not self.is_ok:
             self.is_ok = True
             self._report()
@@ -73,14 +60,14 @@ class Check:
         """Record that it is not so, and why."""
         self._detail = detail
         self.is_ok = False
-        if self._failed_at_seconds is None:
-            self._failed_at_seconds = self._seconds()
+        if not self.has_failed:
+            self.has_failed = True
             self._report()
 
     def waits(self, detail: Detail) -> None:
         """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
         self._detail = detail
-        self._failed_at_seconds = None
+        self.has_failed = False
         if self.is_ok:
             self.is_ok = False
             self._report()
@@ -99,7 +86,10 @@ class Readiness:
     def check(self, name: str, *, severity: Severity = Severity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""
         if name not in self._checks:
-            self._checks[name] = Check(name=name, severity=severity, on_change=_report_change)
+            log = CheckLog(check=name, severity=severity.value)
+            self._checks[name] = Check(
+                name=name, severity=severity, on_change=lambda check: _report_change(check, log)
+            )
             CHECK_OK.labels(check=name, severity=severity).set(0)
         return self._checks[name]
 
@@ -117,10 +107,9 @@ class Readiness:
         return {"ready": self.is_ready(), "checks": checks}
 
 
-def _report_change(check: Check) -> None:
+def _report_change(check: Check, log: CheckLog) -> None:
     CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
-    facts = {"check": check.name, "severity": check.severity.value}
     if check.has_failed:
-        _log.warning("check_failed", **facts, detail=check.detail)
-    elif check.is_ok and check.failed_seconds is not None:
-        _log.info("check_recovered", **facts, failed_seconds=round(check.failed_seconds, 3))
+        log.failed(check.detail)
+    elif check.is_ok:
+        log.recovered()

@@ -80,19 +80,9 @@ def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:
 
     assert [(line["event"], line["log_level"]) for line in logs] == [
         ("check_failed", "warning"),
-        ("check_recovered", "info"),
+        ("check_recovered", "warning"),
     ]
     assert logs[0]["detail"] == "no broker, attempt 0"
-
-
-def test_the_end_of_an_outage_says_how_long_it_lasted() -> None:
-    times = iter([10.0, 52.5])
-    check = Check(seconds=lambda: next(times))
-    check.failed("gone")
-    check.failed("still gone")
-    check.ok()
-
-    assert check.failed_seconds == 42.5
 
 
 def test_to_wait_is_no_failure() -> None:
@@ -104,6 +94,17 @@ def test_to_wait_is_no_failure() -> None:
         check.waits("reading back")
 
     assert (logs, check.is_ok) == ([], False)
+
+
+def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_fails_then_waits")
+    with capture_logs() as logs:
+        check.failed("gone")
+        check.waits("reading back")
+        check.ok()
+
+    assert [line["event"] for line in logs] == ["check_failed", "check_recovered"]
 
 
 def test_a_check_is_a_metric() -> None:
