@@ -6,8 +6,6 @@ Several nodes may run in one process. What each part does is told in its own mod
 import asyncio
 from collections.abc import Coroutine, Sequence
 
-import structlog
-
 from agent.exposition.view import NodeView
 from agent.hardware import Hardware
 from agent.incidents.watch import AllocationsOn, IncidentWatch
@@ -33,9 +31,8 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.service import Backoff, Check, Readiness, Severity
 
-_log = structlog.get_logger(__name__)
 _CLOSING_SECONDS = 2.0
 
 
@@ -59,7 +56,7 @@ async def run_agent(
             node=settings.node_name,
             bus=bus,
             outbox=outbox,
-            check=readiness.check("kafka"),
+            check=readiness.check("kafka", severity=Severity.WARNING),
             backoff=Backoff(),
             catch_up_factor=settings.spool.catch_up_factor,
             now_ns=machine.clock.time_ns,
@@ -90,7 +87,8 @@ async def _run(
     machine: Machine, outlets: Outlets, settings: AgentSettings, readiness: Readiness
 ) -> None:
     """Run everything that looks at the node; the driver is let go of at the end."""
-    sampler = _sampler(settings, machine.procfs, readiness.check("procfs"))
+    procfs_check = readiness.check("procfs", severity=Severity.WARNING)
+    sampler = _sampler(settings, machine.procfs, procfs_check)
     hardware = Hardware(node=settings.node_name, boot_id=read_boot_id(machine.procfs))
     allocations = _allocations(machine, settings, readiness)
     watch = IncidentWatch(
@@ -102,7 +100,7 @@ async def _run(
         processes_on=sampler.processes_on,
         allocations_on=_on(hardware, allocations),
         open_kmsg=machine.open_kmsg,
-        kmsg_check=readiness.check("kmsg") if machine.open_kmsg else None,
+        kmsg_check=_kmsg_check(machine, readiness),
     )
     driver = _driver(machine, watch, settings, readiness)
     ticking = Ticking(
@@ -113,7 +111,7 @@ async def _run(
         allocations=allocations,
         outlets=outlets,
         clock=machine.clock,
-        check=readiness.check("procfs"),
+        check=procfs_check,
         made=readiness.check("ticks"),
         settings=settings,
     )
@@ -134,6 +132,7 @@ def _driver(
         Nvml(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
         clock=machine.clock,
         check=readiness.check("nvml"),
+        gpus_check=readiness.check("gpus", severity=Severity.WARNING),
         deadline_seconds=settings.patience_seconds,
         backoff=Backoff(),
         health_seconds=settings.health_seconds,
@@ -147,9 +146,13 @@ def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outb
     return Outbox(
         queue=TickQueue(most_ticks=settings.queue_ticks),
         spool=spool if settings.spool.folder else None,
-        check=readiness.check("spool"),
+        check=readiness.check("spool", severity=Severity.WARNING),
         after_seconds=settings.spool.after_seconds,
     )
+
+
+def _kmsg_check(machine: Machine, readiness: Readiness) -> Check | None:
+    return readiness.check("kmsg", severity=Severity.WARNING) if machine.open_kmsg else None
 
 
 def _allocations(
@@ -160,7 +163,7 @@ def _allocations(
     return Allocations(
         kubelet=machine.kubelet,
         clock=machine.clock,
-        check=readiness.check("kubelet"),
+        check=readiness.check("kubelet", severity=Severity.WARNING),
         backoff=Backoff(),
         settings=settings.kubelet,
     )
@@ -184,7 +187,6 @@ def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
     if attribution.is_wanted:
         check.ok(attribution.detail)
     else:
-        _log.error("processes are not read", detail=attribution.detail)
         check.failed(attribution.detail)
     return sampler
 

@@ -1,8 +1,9 @@
 """The loop that ticks: ask the GPUs, make the tick, tell it. Nothing here waits for a receiver."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -18,8 +19,10 @@ from agent.settings import AgentSettings
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation, NodeSample
 from gpuledger.service import Check
+from gpuledger.service.repeats import Repeats
 
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 @dataclass(kw_only=True)
@@ -85,13 +88,17 @@ class Ticking:
             TICKS_FAILED.inc()
             self.sampler.forget()
             detail = f"the last tick failed: {type(error).__name__}: {error}"
-            if self.made.detail != detail:
-                _log.exception("tick_failed")
+            if count := _repeats.count(type(error)):
+                _log.exception("tick_failed", count=count)
             self.made.failed(detail)
             return False
         if has_answered:
-            self.made.ok()
+            self.made.ok(self._age(self.clock.monotonic_ns()))
         return has_answered
+
+    def _age(self, made_ns: int) -> Callable[[], str]:
+        """Return what says, whenever it is asked, how old the last tick is."""
+        return lambda: f"the last tick was {(self.clock.monotonic_ns() - made_ns) / 1e9:.1f} s ago"
 
     async def take(self, *, late: bool = False) -> bool:
         """Take one tick and tell it; tells whether the driver answered at all."""

@@ -146,7 +146,7 @@ class DriverEvents:
                 self._register_bits(gpu, supported & WANTED)
         except UnavailableError as error:
             EVENT_SET_FAILURES.labels(reason="register").inc()
-            _log.warning("gpu_without_events", gpu=gpu.uuid, detail=str(error))
+            _log.warning("gpu_events_refused", gpu=gpu.uuid, error=str(error))
             return False
         return bool(supported & WANTED)
 

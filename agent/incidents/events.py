@@ -44,6 +44,7 @@ class EventThread:
         self._backoff = backoff
         self._ending = threading.Event()
         self._is_abandoned = False
+        self._failed_at_seconds: float | None = None
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
         self._thread.start()
 
@@ -65,7 +66,7 @@ class EventThread:
                 events = DriverEvents(self._library, self._gpus, clock=self._clock)
             except UnsupportedError as error:
                 EVENT_SET_FAILURES.labels(reason="create").inc()
-                _log.warning("driver_without_events", detail=str(error))
+                _log.warning("event_set_refused", error=str(error))
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, others may come again
                 self._fail("create", error)
@@ -78,7 +79,7 @@ class EventThread:
             while not self._ending.is_set():
                 began = time.monotonic()
                 sighting = events.take(_WAIT_MS)
-                self._backoff.reset()
+                self._works()
                 if sighting:
                     self._take(sighting)
                 else:
@@ -97,6 +98,14 @@ class EventThread:
 
     def _fail(self, reason: str, error: Exception) -> None:
         EVENT_SET_FAILURES.labels(reason=reason).inc()
-        wait_seconds = self._backoff.next_seconds()
-        _log.warning("events_fail", reason=reason, detail=repr(error), again=wait_seconds)
-        self._ending.wait(wait_seconds)
+        if self._failed_at_seconds is None:
+            self._failed_at_seconds = time.monotonic()
+            _log.warning("event_set_failed", reason=reason, error=repr(error))
+        self._ending.wait(self._backoff.next_seconds())
+
+    def _works(self) -> None:
+        self._backoff.reset()
+        if self._failed_at_seconds is not None:
+            failed_seconds = round(time.monotonic() - self._failed_at_seconds, 3)
+            self._failed_at_seconds = None
+            _log.warning("event_set_recovered", failed_seconds=failed_seconds)

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from agent.incidents.sighting import Sighting
 from agent.incidents.xid_line import XidLine, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
@@ -29,8 +27,6 @@ _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
 """Facility with level, number, stamp."""
 _FIRST_OF_PROGRAMS: Final = 8
 """The kernel's own facility is 0, and the three bits below it are the level."""
-
-_log = structlog.get_logger(__name__)
 
 
 class Kmsg(Protocol):
@@ -119,9 +115,7 @@ class KmsgReader:
             except OSError as error:
                 KMSG_FAILURES.inc()
                 self._check.failed(f"cannot read the kernel's log: {error}")
-                wait_seconds = self._backoff.next_seconds()
-                _log.warning("kmsg_unreadable", detail=str(error), again=wait_seconds)
-                await self._clock.sleep(wait_seconds)
+                await self._clock.sleep(self._backoff.next_seconds())
 
     async def _follow(self, log: Kmsg) -> None:
         self._check.ok()

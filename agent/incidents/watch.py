@@ -17,6 +17,7 @@ from agent.incidents.changes import is_told_by, merge, worsened
 from agent.incidents.dedupe import WINDOW_NS, Pairing
 from agent.incidents.event_set import Device, buses_of
 from agent.incidents.events import EventThread
+from agent.incidents.incident_log import IncidentLog
 from agent.incidents.kmsg import Kmsg, KmsgReader
 from agent.incidents.making import make_incident
 from agent.incidents.sighting import Sighting
@@ -79,6 +80,7 @@ class IncidentWatch:
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
         self._pairing = Pairing()
+        self._incident_log = IncidentLog()
         self._health: dict[str, GpuHealth] = {}
         self._lately: deque[Incident] = deque(maxlen=_LATELY)
         self._waiting: deque[Sighting] = deque()
@@ -110,7 +112,7 @@ class IncidentWatch:
         events, self._events = self._events, None
         if events and not events.end(self.closing_seconds):
             self._hanging.append(events)
-            _log.warning("events_hang", detail="a wait for the driver's events does not return")
+            _log.warning("event_wait_hung", detail="the driver does not return from it")
 
     async def run(self) -> None:
         """Tell what comes, for ever."""
@@ -179,6 +181,7 @@ class IncidentWatch:
         )
         self._lately.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
+        self._incident_log.tell(incident)
         self._tell(incident)
 
     def _is_news(self, seen: Sighting) -> bool:

@@ -50,7 +50,7 @@ class Allocations:
         self._holdings: Sequence[Holding] = ()
         self._resolved: list[DeviceAllocation] = []
         self._resolved_of: tuple[Sequence[Holding], DeviceIndex] | None = None
-        self._told_reason: str | None = None
+        self._is_told = False
 
     def ask_soon(self) -> None:
         """Have the kubelet asked within a second: something on the node has changed."""
@@ -107,27 +107,25 @@ class Allocations:
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
         self._check.ok(f"{len(self._holdings)} devices are with containers")
-        if self._told_reason:
-            _log.info("the kubelet answers again")
-        self._told_reason = None
 
     def _fail(self, error: KubeletError) -> None:
         KUBELET_ERRORS.labels(reason=error.reason).inc()
-        detail = f"the kubelet at {self._settings.socket}: {error}"
-        if error.reason != self._told_reason:
-            # Once a reason: a node may be without a kubelet for ever.
-            _log.warning("no allocations from the kubelet", reason=error.reason, detail=detail)
-            self._told_reason = error.reason
-        self._judge(detail)
+        self._judge(f"the kubelet at {self._settings.socket}: {error}")
 
     def _judge(self, detail: str) -> None:
         """Say how bad a failure is: not at all where nobody promised that there is a kubelet."""
         if self._is_fresh():
             self._check.ok(f"{detail}; the last answer still counts")
         elif self._answered_ns is None and self._settings.enabled == "auto":
-            self._check.ok(f"{detail}; ticks have no allocations")
+            self._expect_none(detail)
         else:
             self._check.failed(f"{detail}; ticks have no allocations")
+
+    def _expect_none(self, detail: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _log.info("kubelet_not_found", detail=detail)
+        self._check.ok(f"{detail}; ticks have no allocations")
 
     def _is_fresh(self) -> bool:
         if self._answered_ns is None:

@@ -44,6 +44,7 @@ class Driver:
         *,
         clock: Clock,
         check: Check,
+        gpus_check: Check | None = None,
         deadline_seconds: float,
         backoff: Backoff,
         lost_gpu_backoff: Backoff | None = None,
@@ -51,9 +52,11 @@ class Driver:
         tell: Tell = tell_nobody,
         users: Sequence[LibraryUser] = (),
     ) -> None:
+        """Take the parts; `check`: does any GPU answer, `gpus_check`: does each one."""
         self._nvml = nvml
         self._clock = clock
         self._check = check
+        self._gpus_check = gpus_check or Check()
         self._deadline_seconds = deadline_seconds
         self._keeper = LibraryKeeper(nvml, users=users)
         self._losses = Losses(tell)
@@ -174,7 +177,6 @@ class Driver:
         self._was_lost = bool(self._losses.known)
         self._closed = str(error)
         self._check.failed(self._closed)
-        _log.warning("nvml_does_not_answer", detail=self._closed)
 
     def _heed(self) -> None:
         """Do what the driver wishes for, or as soon as the library is open again."""
@@ -198,7 +200,6 @@ class Driver:
         self._closed = reason
         self._was_lost = True
         self._crew.end()
-        _log.warning("nvml_lost", detail=reason)
 
     def _restart(self, reason: str) -> None:
         """Begin a new start now, so that with luck it is over before the next tick."""
@@ -229,20 +230,25 @@ class Driver:
         return replace(facts, capabilities=[*facts.capabilities, told])
 
     def _missing(self) -> str:
-        """Say how many GPUs only a new start could bring back; empty where there are none."""
-        count = max(self._nvml.missing, len(self._losses.lost.keys() - self._crew.uuids))
-        return f"{count} GPUs do not answer" if count else ""
+        """Say which GPUs only a new start could bring back; empty where there are none."""
+        lost = sorted(self._losses.lost.keys() - self._crew.uuids)
+        count = max(self._nvml.missing, len(lost))
+        named = f": {', '.join(lost)}" if lost else ""
+        return f"{count} GPUs do not answer{named}" if count else ""
 
     def _report(self, answered: set[str]) -> None:
         silent, missing = self._crew.uuids - answered, self._missing()
         if answered or not (silent or missing):
             self._worked_seconds = time.monotonic()
         DRIVER_UP.set(bool(answered))
-        if self._closed is not None:
-            self._check.failed(self._closed)
-        elif silent:
-            self._check.failed(f"no answer in time from {', '.join(sorted(silent))}")
-        elif missing:
-            self._check.failed(missing)
+        trouble = f"no answer in time from {', '.join(sorted(silent))}" if silent else missing
+        if self._closed is not None or (trouble and not answered):
+            self._check.failed(self._closed or trouble)
+            self._gpus_check.waits("no GPU answers, see nvml")
+            return
+        count = f"{len(answered)} GPUs"
+        self._check.ok(count)
+        if trouble:
+            self._gpus_check.failed(trouble)
         else:
-            self._check.ok(", without ".join([f"{len(answered)} GPUs", *self._crew.open_groups]))
+            self._gpus_check.ok(", without ".join([count, *self._crew.open_groups]))

@@ -4,6 +4,7 @@ A thread that hangs is abandoned and another one takes its place, within a bound
 tick is decided elsewhere.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -107,6 +108,7 @@ class GpuThread:
         self._open = {
             group: BREAKER_OPEN.labels(gpu=gpu.uuid, group=group.value) for group in CallGroup
         }
+        self._opened_seconds: dict[CallGroup, float] = {}
         for group, breaker in self._breakers.items():
             if abandoned.hangs_in(gpu.uuid, group):
                 breaker.trip(now_ns)
@@ -219,7 +221,7 @@ class GpuThread:
             if breaker.turn(now_ns) is not Turn.PROBE:
                 return False
         elif breaker.trip(now_ns):
-            self._show(at)
+            self._show(at, "hangs")
         return self._replace()
 
     def _replace(self) -> bool:
@@ -230,9 +232,17 @@ class GpuThread:
 
     def _fail(self, group: CallGroup, reason: str, now_ns: int) -> None:
         CALL_GROUPS_FAILED.labels(gpu=self.gpu.uuid, group=group.value, reason=reason).inc()
-        if self._breakers[group].failed(now_ns):
-            _log.warning("breaker_opened", gpu=self.gpu.uuid, group=group.value, reason=reason)
-        self._show(group)
+        self._breakers[group].failed(now_ns)
+        self._show(group, reason)
 
-    def _show(self, group: CallGroup) -> None:
-        self._open[group].set(self._breakers[group].is_open)
+    def _show(self, group: CallGroup, reason: str | None = None) -> None:
+        is_open = self._breakers[group].is_open
+        self._open[group].set(is_open)
+        if is_open and group not in self._opened_seconds:
+            self._opened_seconds[group] = time.monotonic()
+            _log.warning("breaker_opened", gpu=self.gpu.uuid, group=group.value, reason=reason)
+        elif not is_open and group in self._opened_seconds:
+            open_seconds = round(time.monotonic() - self._opened_seconds.pop(group), 3)
+            _log.warning(
+                "breaker_closed", gpu=self.gpu.uuid, group=group.value, open_seconds=open_seconds
+            )

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import structlog
-
 from agent.metrics import GPUS_LOST
-
-_log = structlog.get_logger(__name__)
 
 Tell = Callable[[str, str, str], None]
 """Takes an incident's kind, the GPU's UUID and one sentence for people."""
@@ -40,7 +36,6 @@ class Losses:
             return
         self._lost[uuid] = reason
         GPUS_LOST.set(len(self._lost))
-        _log.error("gpu_lost", gpu=uuid, detail=reason)
         self._tell("gpu_lost", uuid, reason)
 
     def answered(self, uuid: str) -> None:
@@ -50,7 +45,6 @@ class Losses:
             return
         reason = self._lost.pop(uuid)
         GPUS_LOST.set(len(self._lost))
-        _log.info("gpu_recovered", gpu=uuid)
         self._tell("gpu_recovered", uuid, f"it answers again; it was lost: {reason}")
 
     def tell_all(self, kind: str, message: str) -> None:

@@ -119,7 +119,7 @@ class Partition:
         known = {instance.identity.uuid: instance for instance in found}
         if known.keys() != self._known.keys():
             self.cut += 1
-            _log.info("mig_layout", gpu=self.uuid, instances=sorted(known))
+            _log.info("mig_layout_changed", gpu=self.uuid, instances=sorted(known))
         self.instances, self._known = found, known
 
     def _find(self, place: int) -> Instance | None:

@@ -134,7 +134,7 @@ class LoopWatch:
     def _run(self) -> None:
         while not self._ended.wait(self._seconds / self._most_missed):
             if self.look():
-                _log.critical("event_loop_stands_still", seconds=self._seconds)
+                _log.critical("event_loop_stalled", stalled_seconds=self._seconds)
                 self._end_process()
                 return
 

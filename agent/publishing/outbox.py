@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-import structlog
-
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
 from agent.publishing.disk import DiskThread
 from agent.publishing.parcels import Parcel
@@ -23,7 +21,6 @@ from gpuledger.service import Backoff, Check
 
 T = TypeVar("T")
 _FRAME_TICKS: Final = 60
-_log = structlog.get_logger(__name__)
 
 
 class Outbox:
@@ -204,17 +201,14 @@ class Outbox:
     def _tell(self) -> None:
         if self._spool is not None:
             self._told = self._spool.parcels
-            self._check.ok(f"{self._told} ticks on the disk")
+            self._check.ok(lambda: f"{self._told} ticks on the disk")
 
     def _fails(self, error: OSError) -> None:
         count_failure(error)
         SPOOL_USABLE.set(0)
         wait_seconds = self._backoff.next_seconds()
         self._shut_until_seconds = self._now_seconds() + wait_seconds
-        detail = f"in memory only: {error}"
-        if self._check.detail != detail:
-            _log.warning("spool_unavailable", detail=str(error), again=wait_seconds)
-        self._check.ok(detail)
+        self._check.failed(f"in memory only: {error}")
 
     def _give_up(self, error: OSError) -> None:
         """Go on without a disk that hangs, until the next start: its thread never comes back."""

@@ -31,6 +31,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
 from gpuledger.service import Backoff, Check
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
 
 _BATCH_TICKS: Final = 60
@@ -45,6 +46,7 @@ _PUBLISHED: Final = {
     INVENTORY.name: INVENTORIES_PUBLISHED,
 }
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Publisher:
@@ -87,21 +89,19 @@ class Publisher:
             except (BusUnavailableError, TopicsError) as error:
                 # A missing topic is no reason to stop sampling: it may be made in a moment.
                 PUBLISH_FAILURES.inc()
-                self._check.failed(str(error))
-                wait_seconds = self._backoff.next_seconds()
-                _log.warning(
-                    "bus_unavailable",
-                    detail=str(error),
-                    in_memory=self._outbox.in_memory,
-                    again=wait_seconds,
-                )
-                await asyncio.sleep(wait_seconds)
+                self._check.failed(self._waiting(str(error)))
+                await asyncio.sleep(self._backoff.next_seconds())
+
+    def _waiting(self, trouble: str = "") -> Callable[[], str]:
+        """Return what says, whenever it is asked, how much waits for the broker."""
+        begin = f"{trouble}; " if trouble else ""
+        return lambda: f"{begin}{self._outbox.in_memory} ticks wait in memory"
 
     async def _publish_from(self, producer: Producer) -> None:
         # All topics that are placed by node have the same number of partitions.
         partitions = await self._bus.partitions(SAMPLES.name)
         partition = partition_of_node(self._node, partitions=partitions)
-        self._check.ok()
+        self._check.ok(self._waiting())
         while True:
             if not self._times_ms:
                 parcels = await self._outbox.take(at_most=_BATCH_TICKS)
@@ -112,7 +112,7 @@ class Publisher:
             await self._outbox.sent()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
-            self._check.ok()
+            self._check.ok(self._waiting())
             await self._pause(times_ms)
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
@@ -147,12 +147,18 @@ def _acceptable(messages: Sequence[Message], *, now_ms: int) -> list[Message]:
     small = [one for one in messages if _size_bytes(one) <= MAX_MESSAGE_BYTES]
     if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
-        _log.error("message_too_large", count=refused, most_bytes=MAX_MESSAGE_BYTES)
+        _tell_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
     past = [one for one in small if one.timestamp_ms <= now_ms + _AHEAD_MS]
     if refused := len(small) - len(past):
         MESSAGES_OF_THE_FUTURE.inc(refused)
-        _log.error("message_of_the_future", count=refused, now_ms=now_ms)
+        _tell_dropped("from the future: look at the node's clock", refused)
     return past
+
+
+def _tell_dropped(detail: str, count: int) -> None:
+    """Say once a minute what is left out, as it may be every message for hours."""
+    if told := _repeats.count(detail, more=count):
+        _log.error("messages_dropped", detail=detail, count=told)
 
 
 async def _publish_singly(
@@ -166,7 +172,7 @@ async def _publish_singly(
             taken.append(message)
         except MessageTooLargeError as error:
             MESSAGES_TOO_LARGE.inc()
-            _log.error("message_too_large", detail=str(error))
+            _tell_dropped(str(error), 1)
     return taken
 
 
@@ -193,6 +199,6 @@ async def flush(
         async with asyncio.timeout(_CLOSING_SECONDS):
             await outbox.keep()
     if outbox.in_memory:
-        _log.warning("stopped_with_unpublished_ticks", lost=outbox.in_memory)
+        _log.error("ticks_lost", count=outbox.in_memory)
     outbox.close()
     await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

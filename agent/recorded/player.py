@@ -187,7 +187,7 @@ class PlayedLibrary:
     def _say_end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            _log.warning("recording_ended", seconds=round(self._end_ns / 1e9, 1))
+            _log.warning("recording_ended", recorded_seconds=round(self._end_ns / 1e9, 1))
 
 
 class PlayedProcfs:

@@ -20,11 +20,12 @@ class Bench:
         self.gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
         self.library = FakeNvml(*self.gpus)
         self.clock = HandClock(start_ns=0)
-        self.check = Check()
+        self.check, self.gpus_check = Check(), Check()
         self.driver = Driver(
             Nvml(self.library),
             clock=self.clock,
             check=self.check,
+            gpus_check=self.gpus_check,
             deadline_seconds=5,
             backoff=Backoff(first_seconds=1, most_seconds=8, jitter=lambda: 1.0),
         )
@@ -60,7 +61,9 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     bench.driver._crew._deadline_seconds = 0.05
     bench.gpus[0].hangs = threading.Event()
     assert await bench.ask() == ["GPU-1"]
-    assert (bench.check.is_ok, bench.check.detail) == (False, "no answer in time from GPU-0")
+    assert (bench.check.is_ok, bench.check.detail) == (True, "1 GPUs")
+    assert not bench.gpus_check.is_ok
+    assert bench.gpus_check.detail == "no answer in time from GPU-0"
     assert await bench.ask() == ["GPU-1"]
     assert bench.library.inits == 1
     hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None
@@ -68,7 +71,15 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     bench.thread_is_back("GPU-0")
     bench.driver._crew._deadline_seconds = 5
     assert await bench.ask() == ["GPU-0", "GPU-1"]
-    assert bench.check.is_ok
+    assert bench.gpus_check.is_ok
+
+
+async def test_where_no_gpu_answers_the_driver_has_failed_and_no_single_gpu(bench: Bench) -> None:
+    await bench.ask()
+    for gpu in bench.gpus:
+        gpu.lost = True
+    await bench.ask()
+    assert (bench.check.is_ok, bench.gpus_check.has_failed) == (False, False)
 
 
 async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) -> None:
@@ -76,17 +87,17 @@ async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) ->
     bench.clock.advance(60)
     bench.gpus[0].lost = True
     assert await bench.ask() == ["GPU-1"]
-    assert not bench.check.is_ok
+    assert (bench.check.is_ok, bench.gpus_check.is_ok) == (True, False)
     assert await bench.ask() == ["GPU-1"]
     assert bench.library.inits == 2
-    assert bench.check.detail == "1 GPUs do not answer"
+    assert bench.gpus_check.detail == "1 GPUs do not answer: GPU-0"
     bench.gpus[0].lost = False
     assert await bench.ask() == ["GPU-1"]
     bench.clock.advance(60)
     assert await bench.ask() == ["GPU-1"]
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.library.inits == 3
-    assert bench.check.is_ok
+    assert bench.gpus_check.is_ok
 
 
 async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(

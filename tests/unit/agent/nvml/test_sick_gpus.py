@@ -40,12 +40,13 @@ class Bench:
         self.sick = self.gpus[0]
         self.nvml = PlayedNvml(*self.gpus)
         self.clock = HandClock(start_ns=0)
-        self.check = Check()
+        self.check, self.gpus_check = Check(), Check()
         self.told: list[tuple[str, str]] = []
         self.driver = Driver(
             self.nvml,
             clock=self.clock,
             check=self.check,
+            gpus_check=self.gpus_check,
             deadline_seconds=PATIENT_SECONDS,
             backoff=Backoff(first_seconds=1, most_seconds=8, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=10, most_seconds=80, jitter=lambda: 1.0),
@@ -135,8 +136,8 @@ async def test_a_later_group_that_hangs_costs_itself_only(bench: Bench, group: C
         assert bool(answers["GPU-0"].readings) == (group is not READINGS)
         assert answers["GPU-1"].profiling
     assert bench.sick.asked[group] == 2, "it is not asked again while its thread hangs"
-    assert bench.check.is_ok
-    assert f"{group.value} of GPU-0" in bench.check.detail
+    assert bench.gpus_check.is_ok
+    assert f"{group.value} of GPU-0" in bench.gpus_check.detail
     assert not bench.told
 
 

@@ -134,7 +134,7 @@ async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_pa
     disk.error = OSError(errno.ENOSPC, "No space left on device")
     await put(outbox, clock, *range(12))
     assert failures._value.get() > before
-    assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 0)
+    assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
     assert check.detail == "in memory only: [Errno 28] No space left on device"
     assert (outbox.in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
     disk.error = None
@@ -163,12 +163,12 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
     spilling.cancel()
 
 
-async def test_a_folder_that_cannot_be_used_is_a_detail_and_no_failure(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path: Path) -> None:
     check, clock = Check(), Hands()
     outbox = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
     await put(outbox, clock, 0)
     assert await take_all(outbox, 1) == [0]
-    assert check.is_ok
+    assert check.has_failed
     assert "no such folder" in check.detail
 
 
