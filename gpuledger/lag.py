@@ -38,14 +38,18 @@ class Lag:
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
 
     def done(
-        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+        self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
     ) -> None:
-        """Record that all before `next_offset` is done; `time_ns` is its newest event's time."""
+        """Record that all before `next_offset` is done; `time_ms` is its newest event's time."""
         batches = self._open.get(partition)
         while batches and batches[0][0] <= next_offset:
             batches.popleft()
-        if time_ns is not None:
-            self._newest_ms = max(time_ns // 1_000_000, self._newest_ms or 0)
+        if time_ms is not None:
+            self._newest_ms = max(time_ms, self._newest_ms or 0)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget the partitions of these numbers, in every topic."""
+        self.keep([at for at in self._open if at.partition not in numbers])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all partitions but these: the others are somebody else's now."""

@@ -122,7 +122,8 @@ class _Session:
         time_ns: int | None = None,
         is_committed: bool = False,
     ) -> None:
-        self._lag.done(partition, next_offset, time_ns=time_ns)
+        time_ms = None if time_ns is None else time_ns // 1_000_000
+        self._lag.done(partition, next_offset, time_ms=time_ms)
         if not is_committed:
             self._progress.done(partition, next_offset)
 

@@ -68,9 +68,7 @@ class KafkaConsumer:
             while True:
                 await self._rebalances.follow()
                 with self._connection.translating(self._doing("polling")):
-                    records = await self._fetch(
-                        client, deadline=deadline, max_records=max_records
-                    )
+                    records = await self._fetch(client, deadline=deadline, max_records=max_records)
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)

@@ -221,9 +221,7 @@ class Positions:
         return None if found is None else int(found.timestamp)
 
 
-def _seek_or_leave(
-    client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None
-) -> None:
+def _seek_or_leave(client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None) -> None:
     """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
     try:
         if offset is None:

@@ -110,8 +110,12 @@ class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is
         self._topics = topics
 
     def build(self, request_struct_class: type[Any]) -> Any:  # noqa: ANN401  # aiokafka is untyped
-        wanted = [(_NOTHING, topic, {}) for topic in self._topics]
-        return request_struct_class(wanted, False, False, False, {})
+        tags: dict[int, bytes] = {}
+        wanted = [(_NOTHING, topic, tags) for topic in self._topics]
+        make_topics = with_cluster_rights = with_topic_rights = False
+        return request_struct_class(
+            wanted, make_topics, with_cluster_rights, with_topic_rights, tags
+        )
 
 
 async def fetch_topic_ids(

@@ -76,7 +76,7 @@ class MemoryConsumer:
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's identity."""
         log = self._logs.get(TopicPartition(topic, 0))
-        return log and log.topic_id
+        return log.topic_id if log else None
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""

@@ -65,10 +65,7 @@ async def run_alerts(
     gaps = readiness.check("alerts.gaps", severity=Severity.WARNING)
     check = readiness.check("alerts.bus")
     async with _open_clients(settings) as clients:
-        receivers = [
-            Receiver(client, check=readiness.check(_check_name(client.url), severity=Severity.WARNING))
-            for client in clients
-        ]
+        receivers = [Receiver(client, check=_check_of(client.url, readiness)) for client in clients]
         sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=receiver)
         await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
 
@@ -206,8 +203,8 @@ class AlertsSink:
         mark_told(alerts, url, now_ns=now_ns)
 
 
-def _check_name(url: str) -> str:
-    return f"alerts.alertmanager {shown_url(url)}"
+def _check_of(url: str, readiness: Readiness) -> Check:
+    return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=Severity.WARNING)
 
 
 def _drop(reason: str) -> None:
