@@ -13,13 +13,15 @@ from typing import Final
 
 import structlog
 
-from gpuledger.bus.protocol import Bus, Consumer, Record, Subscription, TopicPartition
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusUnavailableError
+from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import DEAD_LETTERS
-from sinks.metrics import LAG_SECONDS
+from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS
 from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Partitions, Sink
 
@@ -34,11 +36,33 @@ _log = structlog.get_logger(__name__)
 Polled = Mapping[TopicPartition, Sequence[Record]]
 
 
-async def consume(*, bus: Bus, sink: Sink, how: Consuming, check: Check, clock: Clock) -> None:
+async def consume(
+    *,
+    bus: Bus,
+    sink: Sink,
+    how: Consuming,
+    check: Check,
+    clock: Clock,
+    gaps: Check | None = None,
+) -> None:
     """Feed the sink until cancelled; where the bus is away, try again with growing pauses."""
+    _log.info(
+        "sink_started",
+        kind=sink.name,
+        receiver=how.receiver,
+        group=how.group,
+        member=how.member,
+        topics=sorted(how.decoders),
+    )
+    lag = Lag(clock=clock)
+    LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
+    ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
+    gap_check = GapCheck(gaps or Check())
     backoff = Backoff()
     while True:
-        session = _Session(sink=sink, how=how, check=check, clock=clock)
+        session = _Session(
+            sink=sink, how=how, check=check, clock=clock, lag=lag, gap_check=gap_check
+        )
         try:
             await session.run(bus)
         except BusUnavailableError as error:
@@ -49,7 +73,6 @@ async def consume(*, bus: Bus, sink: Sink, how: Consuming, check: Check, clock: 
 
 async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusUnavailableError) -> None:
     check.failed(str(error))
-    _log.warning("bus_unavailable", error=str(error))
     await clock.sleep(backoff.next_seconds())
 
 
@@ -59,8 +82,18 @@ class _Session:
     consumer: Consumer
     office: DeadLetterOffice
 
-    def __init__(self, *, sink: Sink, how: Consuming, check: Check, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        sink: Sink,
+        how: Consuming,
+        check: Check,
+        clock: Clock,
+        lag: Lag,
+        gap_check: GapCheck,
+    ) -> None:
         self._sink, self._how, self._check, self._clock = sink, how, check, clock
+        self._lag, self._gap_check = lag, gap_check
         self._progress = Progress()
         self._settling = asyncio.Lock()
         self._backoff = Backoff()
@@ -82,12 +115,17 @@ class _Session:
                 await self._settle()
 
     def acknowledge(
-        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        *,
+        time_ns: int | None = None,
+        is_committed: bool = False,
     ) -> None:
-        self._progress.done(partition, next_offset)
-        if time_ns is not None:
-            lag_seconds = (self._clock.time_ns() - time_ns) / 1e9
-            LAG_SECONDS.labels(sink=self._sink.name).set(lag_seconds)
+        time_ms = None if time_ns is None else time_ns // 1_000_000
+        self._lag.done(partition, next_offset, time_ms=time_ms)
+        if not is_committed:
+            self._progress.done(partition, next_offset)
 
     def _subscription(self) -> Subscription:
         return Subscription(
@@ -96,9 +134,20 @@ class _Session:
             member=self._how.member,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
+            on_gap=self._on_gap,
         )
 
+    async def _on_gap(self, gap: Gap) -> None:
+        self._gap_check.add(gap)
+        await self._how.on_gap(gap)
+
     async def _on_assigned(self, partitions: Partitions) -> None:
+        _log.info(
+            "assigned",
+            kind=self._sink.name,
+            group=self._how.group,
+            partitions=_by_topic(partitions),
+        )
         await self._sink.assign(partitions, self)
 
     async def _on_revoked(self, partitions: Partitions) -> None:
@@ -110,6 +159,7 @@ class _Session:
         except (TimeoutError, BusUnavailableError) as error:
             _log.warning("released_without_commit", sink=self._sink.name, error=repr(error))
         self._progress.keep(self.consumer.assignment() - partitions)
+        self._lag.keep(self.consumer.assignment() - partitions)
         for partition in partitions:
             self._spare.pop(partition, None)
 
@@ -126,9 +176,13 @@ class _Session:
             return {}
         self._failures = 0
         self.has_polled = True
-        self._check.ok()
+        self._check.ok(self._describe)
         self._backoff.reset()
         return polled
+
+    def _describe(self) -> str:
+        held = len(self.consumer.assignment())
+        return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
 
     async def _endure(self, error: BusUnavailableError) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""
@@ -151,6 +205,7 @@ class _Session:
     async def _work(self, polled: Polled) -> None:
         moved = await self._sink.prepare(self)
         kept = {at: records for at, records in polled.items() if at not in moved}
+        self._lag.polled(kept)
         await self._sink.take(self._decode(kept), self)
 
     async def _take(self, polled: Polled) -> None:
@@ -195,6 +250,13 @@ class _Session:
             if offsets:
                 await self.consumer.commit(offsets)
                 self._progress.committed(offsets)
+
+
+def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
+    topics = sorted({partition.topic for partition in partitions})
+    return {
+        topic: sorted(number for name, number in partitions if name == topic) for topic in topics
+    }
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -9,8 +9,14 @@ from prometheus_client import Counter, Gauge
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
-    "Age of the newest event that the receiver has acknowledged, at the time it did; it stands"
-    " still while none is acknowledged.",
+    "Age of the oldest event that was read and that the receiver has not acknowledged, as of the"
+    " scrape: it grows while a receiver is away, and is 0 while there is nothing to send.",
+    ["sink"],
+)
+ACKNOWLEDGED_TIMESTAMP_SECONDS: Final = Gauge(
+    "gpuledger_sink_acknowledged_timestamp_seconds",
+    "Time of the newest event that the receiver has acknowledged, since the epoch; 0 before the"
+    " first. It stands still while nodes send nothing.",
     ["sink"],
 )
 SENT_TOTAL: Final = Counter(

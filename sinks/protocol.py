@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpuledger.bus.protocol import Consumer, Record, TopicPartition
+from gpuledger.bus.protocol import Consumer, GapCallback, Record, TopicPartition, ignore_gap
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 
@@ -38,9 +38,17 @@ class Desk(Protocol):
         """Where a record is put aside."""
 
     def acknowledge(
-        self, partition: TopicPartition, next_offset: int, *, time_ns: int | None = None
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        *,
+        time_ns: int | None = None,
+        is_committed: bool = False,
     ) -> None:
-        """Say that all before `next_offset` is done; `time_ns` is the newest event's time."""
+        """Say that all before `next_offset` is done; `time_ns` is the newest event's time.
+
+        With `is_committed` the sink has committed the offset itself.
+        """
 
 
 class Sink(Protocol):
@@ -76,3 +84,7 @@ class Consuming:
     """How long a poll waits; at least this often `take` is called."""
     poll_records: int = 500
     """The most records of a poll: the bound on memory."""
+    receiver: str = ""
+    """Where it goes, for people: an address without its secrets."""
+    on_gap: GapCallback = ignore_gap
+    """Told of records that are gone before they were read, beside the check."""

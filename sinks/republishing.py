@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
 from gpuledger.bus.writers import Writers, pause_seconds_after
@@ -19,19 +17,18 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.service import Backoff, Check, Readiness, Severity
 from gpuledger.topics import BY_NAME, EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
-from sinks.metrics import DROPPED_TOTAL, LAG_SECONDS, RETRIES_TOTAL, SENT_TOTAL
+from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
 _FINISH_SECONDS: Final = 2.5
 """How long a commit that is under way may go on when its partition is given up."""
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +68,13 @@ async def run_republishing(
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=how.poll_records,
+        receiver=f"topic {how.topic}",
     )
+    gaps = readiness.check(f"{how.name}.gaps", severity=Severity.WARNING)
     check = readiness.check(f"{how.name}.bus")
     async with Writers(bus=bus, group=how.group, finish_seconds=_FINISH_SECONDS) as writers:
         sink = RepublishingSink(bus=bus, how=how, writers=writers, check=receiver, clock=clock)
-        await consume(bus=bus, sink=sink, how=consuming, check=check, clock=clock)
+        await consume(bus=bus, sink=sink, how=consuming, check=check, gaps=gaps, clock=clock)
 
 
 class RepublishingSink:
@@ -101,7 +100,7 @@ class RepublishingSink:
         wanted = desk.consumer.assignment() & self._unopened
         if wanted:
             await self._take_over(wanted, desk)
-        self._check.ok()
+        self._check.ok(f"topic {self._how.topic}")
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -163,7 +162,9 @@ class RepublishingSink:
         except (FencedError, BusUnavailableError) as error:
             self._unopened.add(partition)
             return error
-        self._tell(batch, len(messages))
+        SENT_TOTAL.labels(sink=self.name).inc(len(messages))
+        newest_ns = batch.items[-1][1].time_ns if batch.items else None
+        desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns, is_committed=True)
         return None
 
     def _messages(self, batch: Batch, desk: Desk) -> list[Message]:
@@ -204,15 +205,7 @@ class RepublishingSink:
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         self._check.failed(str(undone[0]))
-        _log.warning("undone", sink=self.name, partitions=len(undone), error=str(undone[0]))
         await self._clock.sleep(pause_seconds)
-
-    def _tell(self, batch: Batch, messages: int) -> None:
-        SENT_TOTAL.labels(sink=self.name).inc(messages)
-        if batch.items:
-            _, newest = batch.items[-1]
-            lag_seconds = (self._clock.time_ns() - newest.time_ns) / 1e9
-            LAG_SECONDS.labels(sink=self.name).set(lag_seconds)
 
     def _drop(self, reason: str) -> None:
         DROPPED_TOTAL.labels(sink=self.name, reason=reason).inc()

@@ -8,21 +8,27 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TypeVar
 
-import structlog
-
 from gpuledger.clock import Clock
 from gpuledger.service import Backoff, Check
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import RETRIES_TOTAL
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
 
 
 async def until_answered(
-    attempt: Callable[[int], Awaitable[T]], *, sink: str, check: Check, clock: Clock
+    attempt: Callable[[int], Awaitable[T]],
+    *,
+    sink: str,
+    check: Check,
+    clock: Clock,
+    receiver: str = "",
 ) -> T:
-    """Call `attempt(0)`, `attempt(1)`, … with growing pauses until one does not ask for another."""
+    """Call `attempt(0)`, `attempt(1)`, … with growing pauses until one does not ask for another.
+
+    Attempts are counted; when an outage begins and ends is the check's to log. `receiver` is what
+    the check shows while all is well.
+    """
     backoff = Backoff()
     for number in count():
         try:
@@ -31,9 +37,8 @@ async def until_answered(
             pause_seconds = max(error.retry_after_seconds, backoff.next_seconds())
             RETRIES_TOTAL.labels(sink=sink).inc()
             check.failed(str(error))
-            _log.warning("receiver_unavailable", sink=sink, attempt=number, error=str(error))
             await clock.sleep(pause_seconds)
         else:
-            check.ok()
+            check.ok(receiver)
             return answer
     raise AssertionError  # count() never ends

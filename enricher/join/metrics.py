@@ -68,8 +68,8 @@ PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")
 LAG_SECONDS: Final = Gauge(
     "gpuledger_join_lag_seconds",
-    "Age of the last tick when it was taken up, by this machine's clock; it stands still while"
-    " none comes.",
+    "Age of the oldest tick that was read and whose event is not published yet, as of the scrape:"
+    " it grows while Kafka takes nothing, and is 0 while there is nothing to join.",
 )
 LEAST_AGE_SECONDS: Final = Gauge(
     "gpuledger_join_least_age_seconds",

@@ -17,11 +17,13 @@ from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
 from enricher.join.settings import JoinSettings, JoinTuning
-from enricher.join.slices import Slices
+from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
+from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.protocol import (
     Bus,
     Consumer,
+    Gap,
     Message,
     Record,
     Subscription,
@@ -29,9 +31,11 @@ from gpuledger.bus.protocol import (
     TransactionalBus,
 )
 from gpuledger.bus.writers import Writers
+from gpuledger.clock import SystemClock
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import TopicsError
-from gpuledger.service import Backoff, Readiness
+from gpuledger.lag import Lag
+from gpuledger.service import Backoff, Readiness, Severity
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -81,6 +85,7 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
                 ),
                 insist=insist,
                 tuning=settings.join,
+                gaps=GapCheck(readiness.check("gaps", severity=Severity.WARNING)),
             )
             await worker.run(bus=bus, member=settings.kafka.group_member or None)
 
@@ -130,7 +135,11 @@ class JoinWorker:
         rebuilding: Rebuilding,
         insist: Insistence,
         tuning: JoinTuning,
+        gaps: GapCheck,
     ) -> None:
+        self._gaps = gaps
+        self._lag = Lag(clock=SystemClock())
+        metrics.LAG_SECONDS.set_function(self._lag.seconds)
         self._stage = stage
         self._office = office
         self._delivery = delivery
@@ -149,6 +158,7 @@ class JoinWorker:
             member=member,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
+            on_gap=self._on_gap,
         )
         async with bus.consumer(subscription) as consumer:
             while True:
@@ -171,6 +181,9 @@ class JoinWorker:
         self._rebuilding.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
 
+    async def _on_gap(self, gap: Gap) -> None:
+        self._gaps.add(gap)
+
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
         self._rebuilding.need(held)
@@ -186,6 +199,7 @@ class JoinWorker:
     def _forget(self, numbers: set[int]) -> None:
         """Forget partitions with what came of their records: it comes again from the commit on."""
         self._slices.drop(numbers)
+        self._lag.drop(numbers)
         for number in numbers:
             self._stage.forget(number)
             self._office.drop(number)
@@ -193,12 +207,14 @@ class JoinWorker:
     async def _work(self, batch: Batch) -> None:
         """Work through what was polled, a partition at a time, so that heartbeats live."""
         now = time.monotonic()
+        self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})
         for place, records in batch.items():
             if place.topic in INPUTS and records:
                 into = self._slices.at(place.partition, now=now)
                 topic, messages = self._make(place, records)
                 into.add(TopicPartition(topic, place.partition), messages)
                 into.offsets[place] = records[-1].offset + 1
+                into.last_time_ms = records[-1].timestamp_ms
                 self._slices.count(len(records))
                 await asyncio.sleep(0)
         for number in self._office.waiting():
@@ -213,7 +229,6 @@ class JoinWorker:
             return EVENTS.name, ()
         if place.topic == INCIDENTS.name:
             return ATTRIBUTED_INCIDENTS.name, self._stage.take_incidents(records)
-        metrics.LAG_SECONDS.set(max(0.0, time.time() - records[-1].timestamp_ms / 1e3))
         return EVENTS.name, self._stage.take_samples(records)
 
     def _seconds_left(self) -> float | None:
@@ -225,6 +240,14 @@ class JoinWorker:
         for made in slices:
             made.marks = self._stage.drain_marks(made.number)
         undone = set(await self._delivery.deliver(consumer, slices))
+        for made in slices:
+            if made.number not in undone:
+                self._finish(made)
         if undone:
             self._forget(undone)
             self._rebuilding.need(undone)
+
+    def _finish(self, made: Slice) -> None:
+        for place, next_offset in made.offsets.items():
+            if place.topic == SAMPLES.name:
+                self._lag.done(place, next_offset, time_ms=made.last_time_ms)

@@ -25,6 +25,8 @@ class Slice:
     """How far the nodes are booked with that, never to be seen before it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """How far the inputs are read with that."""
+    last_time_ms: int | None = None
+    """Event time of the last record in it."""
 
     @property
     def marks_place(self) -> TopicPartition:

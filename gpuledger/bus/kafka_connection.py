@@ -6,7 +6,7 @@ Producing and consuming stand in modules of their own.
 import asyncio
 import math
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,8 @@ class KafkaConnection:
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self.servers = settings.bootstrap_servers
+        self.topic_ids: dict[str, Mapping[str, str | None]] = {}
+        """For each group that is read here, the identities of its topics: what commits carry."""
         thin_logs()
 
     @cached_property

@@ -7,11 +7,14 @@ from typing import Final
 import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import Records, fetch, named
+from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
+from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
@@ -36,7 +39,8 @@ class KafkaConsumer:
     def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
         self._connection = connection
         self._subscription = subscription
-        self._rebalances = Rebalances(subscription)
+        self._rebalances = Rebalances(subscription, begin=self._begin)
+        self._positions = Positions(connection=connection, subscription=subscription)
         self._client: AIOKafkaConsumer | None = None
         self._opening = asyncio.Lock()
         self._heard_at = 0.0
@@ -64,11 +68,10 @@ class KafkaConsumer:
             while True:
                 await self._rebalances.follow()
                 with self._connection.translating(self._doing("polling")):
-                    records = await fetch(
-                        client, self._rebalances, deadline=deadline, max_records=max_records
-                    )
+                    records = await self._fetch(client, deadline=deadline, max_records=max_records)
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
+                    self._positions.note(records)
                     return records
         finally:
             kafka_internals.mark_polled(client)
@@ -78,14 +81,23 @@ class KafkaConsumer:
         self._must_hold(offsets)
         client = await self._opened()
         async with self._connection.asking(self._doing("committing")):
-            await client.commit({named(place): offset for place, offset in offsets.items()})
+            metadata = self._positions.metadata
+            await client.commit(
+                {named(place): (offset, metadata(place)) for place, offset in offsets.items()}
+            )
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """Give the committed offset, or `None`."""
         client = await self._opened()
         async with self._connection.asking(self._doing("reading the committed offset")):
-            offset: int | None = await client.committed(named(partition))
-            return offset
+            return await self._positions.committed(client, partition)
+
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's identity, asked of the brokers now."""
+        client = await self._opened()
+        async with self._connection.asking(self._doing("looking up the topic's identity")):
+            found = await fetch_topic_ids(kafka_internals.inner_client(client), [topic])
+        return (found or {}).get(topic)
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""
@@ -106,7 +118,10 @@ class KafkaConsumer:
         self._must_hold([partition])
         client = await self._opened()
         with self._connection.translating(self._doing("seeking")):
-            client.seek(named(partition), max(0, offset))
+            if offset > 0:
+                client.seek(named(partition), offset)
+            else:
+                kafka_internals.reset_to_beginning(client, named(partition))
 
     async def position(self, partition: TopicPartition) -> int:
         """Give the offset of the next record to be polled."""
@@ -126,8 +141,34 @@ class KafkaConsumer:
             found = await client.end_offsets(wanted)
         return {TopicPartition(*place): offset for place, offset in found.items()}
 
+    async def _fetch(
+        self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
+    ) -> Records:
+        """Give what is there; nothing where it had to be gone on behind a gap first."""
+        try:
+            return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
+        except OffsetOutOfRangeError as error:
+            await self._positions.go_on_after(client, error)
+        except NoOffsetForPartitionError as error:
+            # It was said between the assignment and our own seek.
+            (place,) = error.args
+            await self.seek(TopicPartition(*place), 0)
+        return {}
+
+    async def _begin(self, partitions: frozenset[TopicPartition]) -> None:
+        await self._positions.begin(await self._opened(), partitions)
+
     async def _living(self) -> AIOKafkaConsumer:
-        """Give the client; replace one whose own tasks ended, after which it would never read."""
+        """Give the client; replace one that would never read what there is now."""
+        client = self._client
+        if client is not None and await self._positions.must_begin_again(
+            client, self._rebalances.held
+        ):
+            # Its metadata would name the old topic for minutes. Whoever holds partitions gives
+            # them up as in a rebalance, so that nothing of the old topic is left anywhere.
+            await self._rebalances.give_up()
+            self._client = None
+            await kafka_internals.stop_consumer(client)
         if self._client is not None and kafka_internals.is_dead(self._client):
             client, self._client = self._client, None
             _log.warning("consumer_replaced", group=self._subscription.group)
@@ -171,7 +212,8 @@ class KafkaConsumer:
             "group_id": self._subscription.group,
             "group_instance_id": self._subscription.member or settings.group_member or None,
             "partition_assignment_strategy": (RangePartitionAssignor,),
-            "auto_offset_reset": "earliest",
+            # What was removed before it was read is an error, which becomes a gap: not a jump.
+            "auto_offset_reset": "none",
             "enable_auto_commit": False,
             "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
             "fetch_min_bytes": GATHER_BYTES,

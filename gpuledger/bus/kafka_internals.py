@@ -7,7 +7,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Final
@@ -15,7 +15,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
-from aiokafka.errors import CorruptRecordException, KafkaError
+from aiokafka.consumer.fetcher import OffsetResetStrategy
+from aiokafka.errors import CorruptRecordException, IllegalStateError, KafkaError
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.record import default_records
 
@@ -52,6 +53,34 @@ def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
 def raise_group_errors(client: AIOKafkaConsumer) -> None:
     """Raise what went wrong in the group, as `getmany` does; for members that fetch nothing."""
     client._coordinator.check_errors()
+
+
+async def committed_offsets(
+    client: AIOKafkaConsumer, partitions: Iterable[Any]
+) -> dict[Any, tuple[int, str]]:
+    """Return the committed offsets with their metadata, which `committed` leaves out."""
+    found: dict[Any, tuple[int, str]] = await client._coordinator.fetch_committed_offsets(
+        list(partitions)
+    )
+    return found
+
+
+def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noqa: ANN401  # untyped
+    """Go to the first record without waiting for the answer, as `seek_to_beginning` does.
+
+    Raises IllegalStateError where the partition is not assigned.
+    """
+    if not client._subscription.is_assigned(partition):
+        raise IllegalStateError(f"{partition} is not assigned")
+    client._fetcher.request_offset_reset([partition], OffsetResetStrategy.EARLIEST)
+
+
+def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  # noqa: ANN401
+    """Return the position without waiting for one; `None` where there is none now."""
+    if not client._subscription.is_assigned(partition):
+        return None
+    state = client._subscription.subscription.assignment.state_value(partition)
+    return state.position if state.has_valid_position else None
 
 
 def is_dead(client: AIOKafkaConsumer) -> bool:

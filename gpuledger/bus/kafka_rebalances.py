@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from aiokafka import ConsumerRebalanceListener
 
-from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.bus.protocol import PartitionsCallback, Subscription, TopicPartition
 
 Partitions = frozenset[TopicPartition]
 
@@ -16,12 +16,14 @@ Partitions = frozenset[TopicPartition]
 class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
     """What this consumer holds, and what the group wants of it."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, *, begin: PartitionsCallback) -> None:
         self.held: Partitions = frozenset()
         """What the stage knows that it holds."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
         self._subscription = subscription
+        self._begin = begin
+        """Sets new partitions to their first position, before the stage hears of them."""
         self._revoking = False
         self._given_up = asyncio.Event()
         self._offered: Partitions | None = None
@@ -49,7 +51,8 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         offered = self._offered
         if offered is not None:
             self.held = offered
-            # Where the callback fails, the next poll calls it again.
+            # Where a callback fails, the next poll calls both again.
+            await self._begin(offered)
             await self._subscription.on_assigned(offered)
             if self._offered is offered:
                 self._offered = None

@@ -14,6 +14,7 @@ from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import BusUnavailableError, GpuledgerError, TopicsError
@@ -84,7 +85,12 @@ class KafkaTransactions:
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
             await self._partitions.must_have(client, list(messages))
             await client.begin_transaction()
-            await _fill(client, messages, offsets, group)
+            topic_ids = self._connection.topic_ids.get(group, {})
+            told = {
+                named(place): (offset, commit_metadata(topic_ids, place.topic))
+                for place, offset in offsets.items()
+            }
+            await _fill(client, messages, told, group)
             await client.commit_transaction()
 
     def _usable(self) -> AIOKafkaProducer:
@@ -96,7 +102,7 @@ class KafkaTransactions:
 
 
 async def _fill(
-    client: AIOKafkaProducer, messages: Batches, offsets: Mapping[TopicPartition, int], group: str
+    client: AIOKafkaProducer, messages: Batches, offsets: Mapping[Any, tuple[int, str]], group: str
 ) -> None:
     """Send everything at once; the offsets go their own way to the group's coordinator."""
     waiting: list[asyncio.Future[Any]] = []
@@ -106,8 +112,7 @@ async def _fill(
                 sent = await client.send_batch(batch, place.topic, partition=place.partition)
                 waiting.append(sent)
         if offsets:
-            told = {named(place): offset for place, offset in offsets.items()}
-            sending = client.send_offsets_to_transaction(told, group)
+            sending = client.send_offsets_to_transaction(offsets, group)
             waiting.append(asyncio.ensure_future(sending))
         await asyncio.gather(*waiting)
     finally:

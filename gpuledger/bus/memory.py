@@ -6,6 +6,7 @@ It behaves as Kafka does where a stage can see it; one test suite holds both to 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
+from uuid import uuid4
 
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory_consumer import MemoryConsumer
@@ -45,10 +46,12 @@ class MemoryBus:
         self._logs: dict[TopicPartition, PartitionLog] = {}
         for topic in topics:
             self._partitions[topic.name] = topic.partitions
+            topic_id = uuid4().hex
             for number in range(topic.partitions):
                 place = TopicPartition(topic.name, number)
                 self._logs[place] = PartitionLog(
                     place,
+                    topic_id=topic_id,
                     compacted="compact" in topic.cleanup_policy,
                     max_bytes=max_partition_bytes,
                     max_records=max_partition_records,
@@ -96,13 +99,24 @@ class MemoryBus:
         for number in range(self._partitions[topic]):
             self._logs[TopicPartition(topic, number)].compact()
 
+    def remove_before(self, partition: TopicPartition, offset: int) -> None:
+        """Remove the records before an offset now, as retention would."""
+        self._logs[partition].remove_before(offset)
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and make it anew; what groups have committed of it stays."""
+        self._must_exist([topic])
+        topic_id = uuid4().hex
+        for number in range(self._partitions[topic]):
+            self._logs[TopicPartition(topic, number)].begin_anew(topic_id)
+
     def _group(self, name: str) -> Group:
         seconds = self._session_timeout_seconds
         made = Group(partitions=self._partitions, session_timeout_seconds=seconds)
         return self._groups.setdefault(name, made)
 
     def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        self._group(group).committed.update(offsets)
+        self._group(group).commit(offsets)
 
     def _must_exist(self, topics: Sequence[str]) -> None:
         for topic in topics:

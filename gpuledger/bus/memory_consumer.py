@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-import structlog
-
+from gpuledger.bus.gaps import report_gap
 from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
-from gpuledger.bus.protocol import Record, Subscription, TopicPartition
+from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, TopicsError
-
-_log = structlog.get_logger(__name__)
 
 
 class MemoryConsumer:
@@ -27,6 +24,11 @@ class MemoryConsumer:
         self._group = group
         self._logs = logs
         self._positions: dict[TopicPartition, int] = {}
+        self._last_ms: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[TopicPartition, str] = {}
+        self._gaps: list[Gap] = []
+        self._left: set[tuple[TopicPartition, str]] = set()
+        """Topics to which was gone over, by their identities: what was left behind is reported."""
         self._turns: list[TopicPartition] = []
         self._paused: set[TopicPartition] = set()
         self._generation = 0
@@ -57,6 +59,7 @@ class MemoryConsumer:
             self._woken.clear()
             await self._follow_group()
             records = self._take(max_records)
+            await self._report_gaps()
             if records or not await self._is_woken_before(deadline):
                 return records
 
@@ -64,11 +67,16 @@ class MemoryConsumer:
         """Commit offsets of partitions that are held."""
         for place in offsets:
             self._must_hold(place)
-        self._group.committed.update(offsets)
+        self._group.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """Give the committed offset, or `None`."""
-        return self._group.committed.get(partition)
+        return self._group.committed_of(partition, self._logs[partition].topic_id)
+
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's identity."""
+        log = self._logs.get(TopicPartition(topic, 0))
+        return log.topic_id if log else None
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""
@@ -86,7 +94,8 @@ class MemoryConsumer:
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read on from this offset."""
         self._must_hold(partition)
-        self._positions[partition] = max(offset, self._logs[partition].first_offset)
+        log = self._logs[partition]
+        self._positions[partition] = offset if offset > 0 else log.first_offset
         self._wake()
 
     async def position(self, partition: TopicPartition) -> int:
@@ -122,12 +131,25 @@ class MemoryConsumer:
         if self._group.must_give_up(member):
             await self._give_up()
             self._group.give_up(member)
+        elif any(self._logs[at].topic_id != own for at, own in self._topic_ids.items()):
+            await self._leave_old_topics()
         if self._generation != member.generation:
             generation, share = member.generation, member.share
             self._hold(share)
+            await self._report_gaps()
             # Where the callback fails, the next poll calls it again.
             await self._subscription.on_assigned(share)
             self._generation = generation
+
+    async def _leave_old_topics(self) -> None:
+        """Give everything up as in a rebalance, and have it assigned again."""
+        for place, own in self._topic_ids.items():
+            if self._logs[place].topic_id != own:
+                self._left.add((place, self._logs[place].topic_id))
+                self._add_gap(place, self._positions[place], 0, GapReason.TOPIC_RECREATED)
+        await self._report_gaps()
+        await self._give_up()
+        self._generation = 0
 
     def _member(self) -> Member:
         """Give the membership; the first poll joins, as on Kafka, so that it waits for nobody."""
@@ -152,8 +174,20 @@ class MemoryConsumer:
         for place in places:
             self._logs[place].readers.add(self._wake)
         self._turns = sorted(places)
-        self._positions = {place: self._group.committed.get(place, 0) for place in self._turns}
+        self._topic_ids = {place: self._logs[place].topic_id for place in self._turns}
+        self._group.topic_ids |= {place.topic: own for place, own in self._topic_ids.items()}
+        self._positions = {place: self._begin(place) for place in self._turns}
+        self._last_ms.clear()
         self._paused.clear()
+
+    def _begin(self, place: TopicPartition) -> int:
+        log = self._logs[place]
+        committed, valid = self._group.committed.get(place), None
+        if committed is not None:
+            valid = self._group.committed_of(place, log.topic_id)
+            if valid is None and (place, log.topic_id) not in self._left:
+                self._add_gap(place, committed, 0, GapReason.TOPIC_RECREATED)
+        return log.first_offset if valid is None else valid
 
     def _take(self, max_records: int) -> dict[TopicPartition, Sequence[Record]]:
         taken: dict[TopicPartition, Sequence[Record]] = {}
@@ -169,16 +203,38 @@ class MemoryConsumer:
 
     def _read(self, place: TopicPartition, max_records: int) -> Sequence[Record]:
         log, position = self._logs[place], self._positions[place]
-        if 0 < position < log.expired_before:
-            lost = log.expired_before - position
-            _log.warning(
-                "records_expired_unread", topic=place.topic, records=lost, partition=place.partition
-            )
+        if position < log.expired_before:
+            self._add_gap(place, position, log.expired_before, GapReason.RETENTION)
+            position = log.expired_before
         if position > log.end_offset:
+            self._add_gap(place, position, log.first_offset, GapReason.TRUNCATED)
             position = log.first_offset
         records = log.read(position, max_records=max_records)
+        if records:
+            self._last_ms[place] = records[-1].timestamp_ms
         self._positions[place] = records[-1].offset + 1 if records else log.end_offset
         return records
+
+    def _add_gap(
+        self, place: TopicPartition, first: int, next_offset: int, reason: GapReason
+    ) -> None:
+        kept = self._logs[place].read(next_offset, max_records=1)
+        is_same_topic = reason is not GapReason.TOPIC_RECREATED
+        gap = Gap(
+            partition=place,
+            first_offset=first,
+            next_offset=next_offset,
+            reason=reason,
+            time_before_ms=self._last_ms.get(place),
+            time_after_ms=kept[0].timestamp_ms if kept and is_same_topic else None,
+        )
+        self._gaps.append(gap)
+
+    async def _report_gaps(self) -> None:
+        gaps, self._gaps = self._gaps, []
+        for gap in gaps:
+            report_gap(gap, group=self._subscription.group)
+            await self._subscription.on_gap(gap)
 
     def _must_hold(self, place: TopicPartition) -> None:
         if place not in self._positions:

@@ -38,12 +38,28 @@ class Group:
 
     def __init__(self, *, partitions: Mapping[str, int], session_timeout_seconds: float) -> None:
         self.committed: dict[TopicPartition, int] = {}
+        self.topic_ids: dict[str, str] = {}
+        """The identities of the topics as the members began to read them."""
+        self._committed_ids: dict[TopicPartition, str] = {}
         self._partitions = partitions
         self._session_timeout_seconds = session_timeout_seconds
         self._members: dict[str, Member] = {}
         self._names = count(1)
         self._generation = 0
         self._rebalancing = False
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets of the topics that the members read."""
+        self.committed.update(offsets)
+        for place in offsets:
+            if identity := self.topic_ids.get(place.topic):
+                self._committed_ids[place] = identity
+
+    def committed_of(self, place: TopicPartition, topic_id: str) -> int | None:
+        """Give the committed offset, unless it is one of another topic of that name."""
+        if self._committed_ids.get(place, topic_id) != topic_id:
+            return None
+        return self.committed.get(place)
 
     def join(self, *, name: str | None, topics: Sequence[str], wake: Callable[[], None]) -> Member:
         """Add a member; a static one that returns takes up its share and moves nobody else's."""

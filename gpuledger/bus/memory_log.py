@@ -23,13 +23,21 @@ class PartitionLog:
     """The records of one partition, in the order of their offsets, which may have holes."""
 
     def __init__(
-        self, place: TopicPartition, *, compacted: bool, max_bytes: int, max_records: int
+        self,
+        place: TopicPartition,
+        *,
+        topic_id: str,
+        compacted: bool,
+        max_bytes: int,
+        max_records: int,
     ) -> None:
         self.place = place
         self.end_offset = 0
         """The offset that the next record gets."""
         self.expired_before = 0
-        """Records before this offset were dropped to keep within the bound."""
+        """Records before this offset were removed by age or bound, not by compaction."""
+        self.topic_id = topic_id
+        """The identity of the topic; another one after it was made anew."""
         self.compacted = compacted
         self.readers: set[Callable[[], None]] = set()
         """Called after each append."""
@@ -72,6 +80,20 @@ class PartitionLog:
             (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
             self.end_offset,
         )
+
+    def remove_before(self, offset: int) -> None:
+        """Remove what is before an offset, as retention does."""
+        del self._records[: bisect_left(self._records, offset, key=_offset)]
+        self._bytes = sum(map(_size_bytes, self._records))
+        self.expired_before = max(self.expired_before, min(offset, self.end_offset))
+
+    def begin_anew(self, topic_id: str) -> None:
+        """Become the partition of another topic of the same name, without any record."""
+        self._records.clear()
+        self._bytes = self.end_offset = self.expired_before = self._tombstones_before = 0
+        self.topic_id = topic_id
+        for wake in self.readers:
+            wake()
 
     def compact(self) -> None:
         """Keep the last record of each key; a tombstone goes with the second compaction."""

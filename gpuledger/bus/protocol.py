@@ -9,6 +9,7 @@ What a transaction has not committed yet, or never will, no consumer sees.
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 
@@ -40,11 +41,50 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+class GapReason(StrEnum):
+    """Why a consumer cannot go on where it was."""
+
+    RETENTION = "retention"
+    """Records were removed before they were read, by age, by size or by hand."""
+    TOPIC_RECREATED = "topic_recreated"
+    """The topic was deleted and made anew: its offsets are those of other records."""
+    TRUNCATED = "truncated"
+    """The partition ends before what was read of it: a leader was elected that lacks records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """What a consumer of a partition cannot read any more, and never has."""
+
+    partition: TopicPartition
+    first_offset: int
+    """Where the consumer would have gone on."""
+    next_offset: int
+    """Where it goes on instead; of another topic than `first_offset` where it was made anew."""
+    reason: GapReason
+    time_before_ms: int | None = None
+    """Event time of the last record that was read; `None` where this process has read none."""
+    time_after_ms: int | None = None
+    """Event time of the first record that is left; `None` where there is none."""
+
+    @property
+    def missed(self) -> int | None:
+        """Offsets passed over, transaction markers included; `None` where nobody can know."""
+        if self.reason is not GapReason.RETENTION:
+            return None
+        return self.next_offset - self.first_offset
+
+
 PartitionsCallback = Callable[[frozenset[TopicPartition]], Awaitable[None]]
+GapCallback = Callable[[Gap], Awaitable[None]]
 
 
 async def ignore_partitions(partitions: frozenset[TopicPartition]) -> None:
     """Do nothing on an assignment or a revocation: the default of both callbacks."""
+
+
+async def ignore_gap(gap: Gap) -> None:
+    """Do nothing about a gap, which is logged and counted without it: the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +101,8 @@ class Subscription:
     """Called with all partitions newly held, before any of their records is polled."""
     on_revoked: PartitionsCallback = ignore_partitions
     """Called with the partitions about to be given up; the last chance to commit for them."""
+    on_gap: GapCallback = ignore_gap
+    """Called within `poll`, before any record behind the gap is given."""
 
 
 class Producer(Protocol):
@@ -90,7 +132,12 @@ class Transactions(Protocol):
 
 
 class Consumer(Protocol):
-    """Reads the partitions that its group gave it."""
+    """Reads the partitions that its group gave it.
+
+    What it should have read and cannot is never passed over in silence: `bus.gaps` logs and counts
+    it, and the subscription's `on_gap` hears of it. A topic that is made anew while it is read is
+    revoked and assigned again, and is read from its beginning.
+    """
 
     async def poll(
         self, *, timeout_seconds: float, max_records: int
@@ -104,7 +151,16 @@ class Consumer(Protocol):
         """Commit, for each partition, the offset of the next record to read."""
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Give the committed offset, or `None` where nothing was committed."""
+        """Give the committed offset.
+
+        `None` where nothing was committed, or only of an earlier topic of the same name.
+        """
+
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the identity that the brokers gave the topic when it was made, asked of them now.
+
+        `None` where they give topics none, or where there is no such topic now.
+        """
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""
@@ -116,7 +172,10 @@ class Consumer(Protocol):
         """Hand out records of these partitions again, from where they were paused."""
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset; one before the first record kept means the first one kept."""
+        """Read on from this offset; one before the first record kept means the first one kept.
+
+        Offset 0 means the beginning, wherever that is now: what is not kept of it is no gap.
+        """
 
     async def position(self, partition: TopicPartition) -> int:
         """Give the offset of the next record to be polled; it steps over compacted holes too."""

@@ -6,7 +6,7 @@ records.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.service import Backoff, Check, Readiness, Severity
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
@@ -29,6 +29,7 @@ from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.receivers import shown_url
 from sinks.retrying import until_answered
 
 GROUP: Final = "gpuledger-alerts"
@@ -59,11 +60,14 @@ async def run_alerts(
             ),
         },
         poll_records=settings.poll_records,
+        receiver=", ".join(map(shown_url, settings.urls)),
     )
+    gaps = readiness.check("alerts.gaps", severity=Severity.WARNING)
     check = readiness.check("alerts.bus")
     async with _open_clients(settings) as clients:
-        sink = AlertsSink(clients=clients, settings=settings, clock=clock, check=receiver)
-        await consume(bus=bus, sink=sink, how=how, check=check, clock=clock)
+        receivers = [Receiver(client, check=_check_of(client.url, readiness)) for client in clients]
+        sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=receiver)
+        await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
 
 
 @asynccontextmanager
@@ -73,11 +77,13 @@ async def _open_clients(settings: AlertsSettings) -> AsyncIterator[list[Alertman
         yield [AlertmanagerClient(session=session, url=url) for url in settings.urls]
 
 
-class _Receiver:
+class Receiver:
     """One Alertmanager, and when it may be tried again after it did not answer."""
 
-    def __init__(self, client: AlertmanagerClient) -> None:
+    def __init__(self, client: AlertmanagerClient, *, check: Check) -> None:
         self.client = client
+        self.check = check
+        check.ok("nothing sent yet")
         self.not_before_ns = 0
         self.backoff = Backoff()
 
@@ -90,12 +96,12 @@ class AlertsSink:
     def __init__(
         self,
         *,
-        clients: Iterable[AlertmanagerClient],
+        receivers: Sequence[Receiver],
         settings: AlertsSettings,
         clock: Clock,
         check: Check,
     ) -> None:
-        self._receivers = [_Receiver(client) for client in clients]
+        self._receivers = receivers
         self._settings, self._clock, self._check = settings, clock, check
         self._resend_ns = round(settings.resend_seconds * 1e9)
         self._rules = rules_of(settings)
@@ -163,7 +169,7 @@ class AlertsSink:
         if len(failures) == len(ready):
             raise failures[0]
 
-    async def _tell_one(self, receiver: _Receiver) -> ReceiverUnavailableError | None:
+    async def _tell_one(self, receiver: Receiver) -> ReceiverUnavailableError | None:
         now_ns, url = self._clock.time_ns(), receiver.client.url
         due = [
             alert
@@ -175,12 +181,13 @@ class AlertsSink:
                 await self._post(receiver, due[start : start + _ALERTS_PER_POST], now_ns)
         except ReceiverUnavailableError as error:
             receiver.not_before_ns = now_ns + round(receiver.backoff.next_seconds() * 1e9)
-            _log.warning("alertmanager_unavailable", url=url, error=str(error))
+            receiver.check.failed(str(error))
             return error
         receiver.backoff.reset()
+        receiver.check.ok()
         return None
 
-    async def _post(self, receiver: _Receiver, alerts: list[Standing], now_ns: int) -> None:
+    async def _post(self, receiver: Receiver, alerts: list[Standing], now_ns: int) -> None:
         payload: list[dict[str, Any]] = [
             alert.as_json(now_ns=now_ns, resend_ns=self._resend_ns) for alert in alerts
         ]
@@ -194,6 +201,10 @@ class AlertsSink:
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
         mark_told(alerts, url, now_ns=now_ns)
+
+
+def _check_of(url: str, readiness: Readiness) -> Check:
+    return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=Severity.WARNING)
 
 
 def _drop(reason: str) -> None:

@@ -14,13 +14,14 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, Readiness
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.errors import RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.receivers import shown_url
 from sinks.remote_write.client import RemoteWriteClient, open_client
 from sinks.remote_write.live import LiveSeries
 from sinks.remote_write.requests import Request, Tick, cut
@@ -50,11 +51,13 @@ async def run_remote_write(
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,
+        receiver=shown_url(settings.url),
     )
+    gaps = readiness.check("remote_write.gaps", severity=Severity.WARNING)
     check = readiness.check("remote_write.bus")
     async with open_client(settings) as client:
         sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=receiver)
-        await consume(bus=bus, sink=sink, how=how, check=check, clock=clock)
+        await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
 
 
 class RemoteWriteSink:
@@ -163,6 +166,7 @@ class RemoteWriteSink:
             sink=NAME,
             check=self._check,
             clock=self._clock,
+            receiver=shown_url(self._settings.url),
         )
 
     def _put_aside(self, request: Request, message: str, desk: Desk) -> None:

@@ -42,6 +42,12 @@ class Harness(Protocol):
     async def compact(self, *, last: Message) -> None:
         """Publish one more message to `states`, and see that everything before it is compacted."""
 
+    async def remove_before(self, place: TopicPartition, offset: int) -> None:
+        """Remove the records before an offset, as retention does."""
+
+    async def recreate(self, topic: str) -> None:
+        """Delete a topic with 4 partitions and make it anew."""
+
 
 def message(text: str, *, key: str = "node-a", at_ms: int = 1_790_000_000_000) -> Message:
     return Message(key=key.encode(), value=text.encode(), timestamp_ms=at_ms)

@@ -9,6 +9,7 @@ import pytest
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
+from tests.bus_contract.gaps import GapLaws
 from tests.bus_contract.groups import GroupLaws
 from tests.bus_contract.harness import PARTITIONS
 from tests.bus_contract.histories import HistoryLaws
@@ -17,7 +18,7 @@ from tests.bus_contract.records import RecordLaws
 from tests.bus_contract.transactions import TransactionLaws
 
 if TYPE_CHECKING:
-    from gpuledger.bus.protocol import Message
+    from gpuledger.bus.protocol import Message, TopicPartition
 
 
 class MemoryHarness:
@@ -36,6 +37,12 @@ class MemoryHarness:
         async with self.bus.producer() as producer:
             await producer.publish(self.states, 0, [last])
         self.bus.compact(self.states)
+
+    async def remove_before(self, place: TopicPartition, offset: int) -> None:
+        self.bus.remove_before(place, offset)
+
+    async def recreate(self, topic: str) -> None:
+        self.bus.recreate(topic)
 
 
 @pytest.fixture
@@ -60,4 +67,8 @@ class TestHistories(HistoryLaws):
 
 
 class TestTransactions(TransactionLaws):
+    pass
+
+
+class TestGaps(GapLaws):
     pass

@@ -1,0 +1,70 @@
+"""Says what a consumer could not read: one log line, two counters, and a check that stays.
+
+Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`.
+"""
+
+from datetime import UTC, datetime
+
+import structlog
+
+from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
+from gpuledger.bus.protocol import Gap
+from gpuledger.service import Check
+
+_log = structlog.get_logger(__name__)
+
+
+def report_gap(gap: Gap, *, group: str) -> None:
+    """Log the gap and count it under its topic and the consumer's group."""
+    topic, number = gap.partition
+    GAPS_TOTAL.labels(topic=topic, consumer=group, reason=gap.reason).inc()
+    if gap.missed:
+        RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group).inc(gap.missed)
+    facts: dict[str, object] = {
+        "topic": topic,
+        "partition": number,
+        "consumer": group,
+        "reason": gap.reason.value,
+        "first_offset": gap.first_offset,
+        "next_offset": gap.next_offset,
+        "missed": gap.missed,
+        "time_before": iso_time(gap.time_before_ms),
+        "time_after": iso_time(gap.time_after_ms),
+    }
+    _log.error("records_missed", **{key: fact for key, fact in facts.items() if fact is not None})
+
+
+class GapCheck:
+    """Shows the last gap in `/readyz` for the life of the process.
+
+    What is missing stays missing, so nothing that happens later makes the check hold again; the
+    restart that somebody makes after having seen it does.
+    """
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._gaps = 0
+        check.ok("no record was missed")
+
+    def add(self, gap: Gap) -> None:
+        """Record one more gap."""
+        self._gaps += 1
+        self._check.failed(f"{self._gaps} since the start, the last one {describe_gap(gap)}")
+
+
+def describe_gap(gap: Gap) -> str:
+    """Return what is missing and why, in a part of a sentence."""
+    topic, number = gap.partition
+    times = f"{iso_time(gap.time_before_ms) or 'unknown'} to {iso_time(gap.time_after_ms) or 'now'}"
+    missed = "an unknown number of records" if gap.missed is None else f"{gap.missed} offsets"
+    return (
+        f"in {topic}[{number}] from offset {gap.first_offset}: {missed} ({gap.reason.value}),"
+        f" event time {times}"
+    )
+
+
+def iso_time(time_ms: int | None) -> str | None:
+    """Return milliseconds since the epoch as UTC in ISO 8601."""
+    if time_ms is None:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")

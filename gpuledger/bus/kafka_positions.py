@@ -1,0 +1,232 @@
+"""Where a consumer of Kafka begins, and what it cannot read any more.
+
+A position is an offset *of a topic*. Kafka keeps offsets by the topic's name, so a topic that is
+deleted and made anew gets the offsets of the one before: where it has grown beyond them, nobody
+notices what is passed over. Therefore every commit carries the topic's identity as its metadata,
+and the identities are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
+
+What retention removes is noticed by the broker's refusal of the fetch. aiokafka would go to the
+first record that is left without a word; here the refusal comes out of it (`auto_offset_reset` is
+"none"), becomes a `Gap`, and only then is gone on.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import IllegalStateError, KafkaError, OffsetOutOfRangeError
+
+from gpuledger.bus import kafka_internals
+from gpuledger.bus.gaps import report_gap
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_fetch import Records, named
+from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition
+
+TOPIC_CHECK_SECONDS: Final = 10.0
+"""How often the topics' identities are asked for while they are read."""
+TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
+"""How long the answer may take; where there is none, nothing is known and it is asked later."""
+_ABSENT_CHECKS: Final = 2
+"""So many answers in a row that a topic does not exist are believed; a broker that has just started
+may not have heard of it yet."""
+_IDENTITY: Final = "topic_id="
+
+
+def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
+    """Return what a commit of the topic carries."""
+    identity = topic_ids.get(topic)
+    return f"{_IDENTITY}{identity}" if identity else ""
+
+
+class _LastRead(NamedTuple):
+    topic_id: str | None
+    next_offset: int
+    time_ms: int
+
+
+class Positions:
+    """The topics that one consumer reads, and how far it has read them."""
+
+    def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
+        self._connection = connection
+        self._subscription = subscription
+        self._topic_ids: dict[str, str | None] = {}
+        """The identities of the topics as of the last assignment."""
+        self._last_read: dict[TopicPartition, _LastRead] = {}
+        self._reported: set[tuple[TopicPartition, str | None]] = set()
+        self._checked_at = 0.0
+        self._absent_checks = 0
+
+    async def begin(self, client: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
+        """Set newly held partitions to where the group is, as far as that is of the same topics."""
+        wanted = list(partitions)
+        async with self._connection.asking("looking up what the group has committed"):
+            self._topic_ids = await self._fetch_ids(client) or {}
+            committed = await kafka_internals.committed_offsets(client, map(named, wanted))
+        await self._report_read_of_other_topics()
+        self._connection.topic_ids[self._subscription.group] = self._topic_ids
+        self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
+        for partition in wanted:
+            offset, metadata = committed.get(named(partition), (None, ""))
+            if offset is None:
+                _seek_or_leave(client, partition, None)
+            elif self._is_of_other_topic(partition, metadata):
+                await self._report_recreated(partition, offset, metadata.removeprefix(_IDENTITY))
+                _seek_or_leave(client, partition, None)
+            else:
+                _seek_or_leave(client, partition, offset)
+
+    def note(self, records: Records) -> None:
+        """Record how far partitions were read."""
+        for partition, each in records.items():
+            if each:
+                self._last_read[partition] = _LastRead(
+                    topic_id=self._topic_ids.get(partition.topic),
+                    next_offset=each[-1].offset + 1,
+                    time_ms=each[-1].timestamp_ms,
+                )
+
+    async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
+        """Return the committed offset, unless it is one of an earlier topic of the same name."""
+        found = await kafka_internals.committed_offsets(client, [named(partition)])
+        offset, metadata = found.get(named(partition), (None, ""))
+        return None if self._is_of_other_topic(partition, metadata) else offset
+
+    def metadata(self, partition: TopicPartition) -> str:
+        """Return what a commit of this partition carries."""
+        return commit_metadata(self._topic_ids, partition.topic)
+
+    async def must_begin_again(
+        self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
+    ) -> bool:
+        """Return whether a topic was made anew, or is gone: what is held of it is of the old one.
+
+        Asks the brokers every `TOPIC_CHECK_SECONDS`, and reports a gap for each partition held.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._topic_ids or now - self._checked_at < TOPIC_CHECK_SECONDS:
+            return False
+        self._checked_at = now
+        try:
+            async with asyncio.timeout(TOPIC_CHECK_TIMEOUT_SECONDS):
+                found = await self._fetch_ids(client)
+        except (KafkaError, OSError, TimeoutError):
+            return False
+        if found is None:
+            return False
+        is_absent = bool(self._topic_ids.keys() - found.keys())
+        self._absent_checks = self._absent_checks + 1 if is_absent else 0
+        other = {topic for topic, own in self._topic_ids.items() if found.get(topic, own) != own}
+        for partition in sorted(held):
+            if partition.topic in other:
+                await self._report_recreated_at_position(client, partition)
+        return bool(other) or self._absent_checks >= _ABSENT_CHECKS
+
+    async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
+        """Report what is missing where a broker has no such offset, and go to the first it has."""
+        (refused,) = error.args
+        for place, offset in refused.items():
+            partition = TopicPartition(*place)
+            async with self._connection.asking("looking up the first offset"):
+                first = (await client.beginning_offsets([place]))[place]
+                end = (await client.end_offsets([place]))[place]
+            if first <= offset <= end:
+                _seek_or_leave(client, partition, offset)
+                continue
+            self._checked_at = 0.0
+            if offset > end and await self.must_begin_again(client, [partition]):
+                continue
+            reason = GapReason.RETENTION if offset < first else GapReason.TRUNCATED
+            last = self._last_read.get(partition)
+            await self._report(
+                Gap(
+                    partition=partition,
+                    first_offset=offset,
+                    next_offset=first,
+                    reason=reason,
+                    time_before_ms=last and last.time_ms,
+                    time_after_ms=await self._first_time_ms(client, partition),
+                )
+            )
+            _seek_or_leave(client, partition, first)
+
+    async def _fetch_ids(self, client: AIOKafkaConsumer) -> dict[str, str | None] | None:
+        inner = kafka_internals.inner_client(client)
+        return await fetch_topic_ids(inner, list(self._subscription.topics))
+
+    def _is_of_other_topic(self, partition: TopicPartition, metadata: str) -> bool:
+        current = commit_metadata(self._topic_ids, partition.topic)
+        return bool(current) and metadata.startswith(_IDENTITY) and metadata != current
+
+    async def _report_read_of_other_topics(self) -> None:
+        """Report what was read of topics that are others now, then forget what was read.
+
+        aiokafka may have found the new topic by itself, and a topic's deletion takes the group's
+        commits along. Of a topic that does not exist nothing is forgotten: it may come again.
+        """
+        for partition, last in sorted(self._last_read.items()):
+            if partition.topic not in self._topic_ids:
+                continue
+            del self._last_read[partition]
+            if last.topic_id not in (None, self._topic_ids[partition.topic]):
+                await self._report_recreated(
+                    partition, last.next_offset, last.topic_id, time_ms=last.time_ms
+                )
+
+    async def _report_recreated_at_position(
+        self, client: AIOKafkaConsumer, partition: TopicPartition
+    ) -> None:
+        last = self._last_read.get(partition)
+        await self._report_recreated(
+            partition,
+            kafka_internals.position_or_none(client, named(partition)) or 0,
+            self._topic_ids.get(partition.topic),
+            time_ms=last and last.time_ms,
+        )
+
+    async def _report_recreated(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        topic_id: str | None,
+        *,
+        time_ms: int | None = None,
+    ) -> None:
+        """Report once that what was left of the topic with this identity cannot be read."""
+        if (partition, topic_id) not in self._reported:
+            self._reported.add((partition, topic_id))
+            await self._report(
+                Gap(
+                    partition=partition,
+                    first_offset=offset,
+                    next_offset=0,
+                    reason=GapReason.TOPIC_RECREATED,
+                    time_before_ms=time_ms,
+                )
+            )
+
+    async def _report(self, gap: Gap) -> None:
+        report_gap(gap, group=self._subscription.group)
+        await self._subscription.on_gap(gap)
+
+    async def _first_time_ms(
+        self, client: AIOKafkaConsumer, partition: TopicPartition
+    ) -> int | None:
+        place = named(partition)
+        async with self._connection.asking("looking up the time of the first record"):
+            # The first record that is not older than the epoch.
+            found: Any = (await client.offsets_for_times({place: 0})).get(place)
+        return None if found is None else int(found.timestamp)
+
+
+def _seek_or_leave(client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None) -> None:
+    """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
+    try:
+        if offset is None:
+            kafka_internals.reset_to_beginning(client, named(partition))
+        else:
+            client.seek(named(partition), offset)
+    except IllegalStateError:
+        return

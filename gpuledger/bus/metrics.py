@@ -1,0 +1,19 @@
+"""What every consumer of a topic says of itself. Every metric of the bus is named here."""
+
+from typing import Final
+
+from prometheus_client import Counter
+
+RECORDS_MISSED_TOTAL: Final = Counter(
+    "gpuledger_records_missed",
+    "Offsets that a consumer group passed over because their records were removed before it read"
+    " them, markers of transactions included.",
+    ["topic", "consumer"],
+)
+GAPS_TOTAL: Final = Counter(
+    "gpuledger_gaps",
+    "Times that a consumer group could not go on where it was, by reason: `retention` (records were"
+    " removed before it read them), `topic_recreated` (the topic was deleted and made anew),"
+    " `truncated` (the partition lost records that had been read).",
+    ["topic", "consumer", "reason"],
+)

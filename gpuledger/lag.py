@@ -1,0 +1,70 @@
+"""How far behind a consumer is, by the time of the events that it has not finished.
+
+Here lives the reckoning alone: no metric and no loop. It is asked when it is shown, so it grows
+while nothing moves; and it is 0 where there is nothing to do, however long ago the last event was.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.clock import Clock
+
+
+class Lag:
+    """What a consumer has polled and not finished, and the newest time that it has finished.
+
+    `seconds` is the age of the oldest record that was polled and is not done. Between two polls of
+    which the last one brought something it is the age of the newest record that is done: more is
+    likely to wait on the bus. After a poll that brought nothing it is 0.
+    """
+
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
+        """For each batch that is not done: the offset behind it, and its first record's time."""
+        self._newest_ms: int | None = None
+        self._is_idle = True
+
+    def polled(self, batch: Mapping[TopicPartition, Sequence[Record]]) -> None:
+        """Record what a poll brought to work on, perhaps nothing."""
+        self._is_idle = not any(batch.values())
+        for partition, records in batch.items():
+            if not records:
+                continue
+            batches = self._open.setdefault(partition, deque())
+            if batches and records[0].offset < batches[-1][0]:
+                batches.clear()  # it was gone back: what was polled comes again
+            batches.append((records[-1].offset + 1, records[0].timestamp_ms))
+
+    def done(
+        self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
+    ) -> None:
+        """Record that all before `next_offset` is done; `time_ms` is its newest event's time."""
+        batches = self._open.get(partition)
+        while batches and batches[0][0] <= next_offset:
+            batches.popleft()
+        if time_ms is not None:
+            self._newest_ms = max(time_ms, self._newest_ms or 0)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget the partitions of these numbers, in every topic."""
+        self.keep([at for at in self._open if at.partition not in numbers])
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget all partitions but these: the others are somebody else's now."""
+        for partition in [at for at in self._open if at not in partitions]:
+            del self._open[partition]
+
+    def newest_seconds(self) -> float:
+        """Return the time of the newest event that is done, since the epoch; 0 before the first."""
+        return (self._newest_ms or 0) / 1e3
+
+    def seconds(self) -> float:
+        """Return how far behind the consumer is now; never below 0."""
+        oldest_ms = min((each[0][1] for each in self._open.values() if each), default=None)
+        if oldest_ms is None and not self._is_idle:
+            oldest_ms = self._newest_ms
+        if oldest_ms is None:
+            return 0.0
+        return max(0.0, self._clock.time_ns() / 1e9 - oldest_ms / 1e3)

@@ -1,0 +1,153 @@
+"""Laws of gaps: what a consumer cannot read any more is said, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
+from tests.bus_contract.harness import message, messages, poll_until, read, reading, settle, texts
+
+if TYPE_CHECKING:
+    from gpuledger.bus.protocol import GapCallback
+    from tests.bus_contract.harness import Harness
+
+BEFORE_MS, AFTER_MS = 1_790_000_001_000, 1_790_000_009_000
+
+
+def keeping(gaps: list[Gap]) -> GapCallback:
+    async def keep(gap: Gap) -> None:
+        gaps.append(gap)
+
+    return keep
+
+
+class GapLaws:
+    """Each test opens what it needs and leaves nothing open."""
+
+    async def test_a_new_group_misses_nothing_of_what_was_removed_before_it(
+        self, harness: Harness
+    ) -> None:
+        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b", "c"))
+        await harness.remove_before(place, 2)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            assert texts(await read(1, consumer)) == ["c"]
+            await consumer.seek(place, 0)
+            assert texts(await read(1, consumer)) == ["c"]
+
+        assert gaps == []
+
+    async def test_what_was_removed_while_nobody_read_is_a_gap(self, harness: Harness) -> None:
+        place, gaps = TopicPartition(harness.readings, 1), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b", "c"))
+            async with harness.bus.consumer(reading(harness)) as consumer:
+                await read(3, consumer)
+                await consumer.commit({place: 1})
+            await producer.publish(*place, [message("d", at_ms=AFTER_MS)])
+        await harness.remove_before(place, 3)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            assert texts(await read(1, consumer)) == ["d"]
+
+        assert gaps == [
+            Gap(
+                partition=place,
+                first_offset=1,
+                next_offset=3,
+                reason=GapReason.RETENTION,
+                time_after_ms=AFTER_MS,
+            )
+        ]
+        assert gaps[0].missed == 2
+
+    async def test_what_is_removed_while_a_consumer_waits_is_a_gap(self, harness: Harness) -> None:
+        place, gaps = TopicPartition(harness.readings, 2), list[Gap]()
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer,
+        ):
+            await producer.publish(*place, [message("a", at_ms=BEFORE_MS)])
+            await read(1, consumer)
+            consumer.pause([place])
+            await producer.publish(*place, messages("b", "c", "d"))
+            await producer.publish(*place, [message("e", at_ms=AFTER_MS)])
+            await harness.remove_before(place, 4)
+            # What the client had fetched before it was removed would still be given.
+            await consumer.seek(place, 1)
+            consumer.resume([place])
+
+            assert texts(await read(1, consumer)) == ["e"]
+
+        assert gaps == [
+            Gap(
+                partition=place,
+                first_offset=1,
+                next_offset=4,
+                reason=GapReason.RETENTION,
+                time_before_ms=BEFORE_MS,
+                time_after_ms=AFTER_MS,
+            )
+        ]
+
+    async def test_a_gap_is_found_where_nothing_is_left_behind_it(self, harness: Harness) -> None:
+        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b", "c"))
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            await settle(consumer)
+            await consumer.commit({place: 1})
+        await harness.remove_before(place, 3)
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            await poll_until(lambda _: bool(gaps), consumer)
+
+        assert [(gap.first_offset, gap.next_offset, gap.time_after_ms) for gap in gaps] == [
+            (1, 3, None)
+        ]
+
+    async def test_a_topic_made_anew_is_read_from_its_beginning(self, harness: Harness) -> None:
+        """Also where it has grown beyond what was committed of the one before."""
+        place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("a", "b"))
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            await read(2, consumer)
+            before = await consumer.topic_id(harness.readings)
+            await consumer.commit({place: 2})
+        await harness.recreate(harness.readings)
+        async with harness.bus.producer() as producer:
+            await producer.publish(*place, messages("A", "B", "C", "D"))
+
+        async with harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer:
+            assert texts(await read(4, consumer)) == ["A", "B", "C", "D"]
+            assert await consumer.topic_id(harness.readings) != before
+            assert await consumer.committed(place) is None
+
+    async def test_a_topic_made_anew_while_it_is_read_is_assigned_anew_and_said(
+        self, harness: Harness
+    ) -> None:
+        place, gaps, notes = TopicPartition(harness.readings, 0), list[Gap](), list[str]()
+
+        async def revoked(_: frozenset[TopicPartition]) -> None:
+            notes.append("revoked")
+
+        asked = reading(harness, on_gap=keeping(gaps), on_revoked=revoked)
+        async with harness.bus.consumer(asked) as consumer:
+            async with harness.bus.producer() as producer:
+                await producer.publish(*place, [message("a", at_ms=BEFORE_MS), message("b")])
+            await read(2, consumer)
+            await consumer.commit({place: 1})
+            await harness.recreate(harness.readings)
+            async with harness.bus.producer() as producer:
+                await producer.publish(*place, messages("A", "B", "C", "D"))
+
+            found = await poll_until(lambda got: len(texts(got)) >= 4, consumer)
+
+            assert texts(found)[-4:] == ["A", "B", "C", "D"]
+            assert notes == ["revoked"]
+        (gap,) = [gap for gap in gaps if gap.partition == place]
+        assert (gap.first_offset, gap.next_offset) == (2, 0)
+        assert (gap.reason, gap.missed) == (GapReason.TOPIC_RECREATED, None)

@@ -1,0 +1,65 @@
+"""How far behind a consumer is: it grows during an outage and is nothing where nothing waits."""
+
+from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.lag import Lag
+from tests.unit.sinks.given import SECOND_NS, START_NS, HandClock
+
+AT, OTHER = TopicPartition("events", 0), TopicPartition("events", 1)
+START_MS = START_NS // 1_000_000
+
+
+def record(offset: int, *, age_seconds: float, at: TopicPartition = AT) -> Record:
+    return Record(*at, offset, START_MS - round(age_seconds * 1000), None, b"")
+
+
+def test_what_waits_for_the_receiver_grows_older_with_the_clock() -> None:
+    clock = HandClock()
+    lag = Lag(clock=clock)
+    lag.polled({AT: [record(0, age_seconds=2), record(1, age_seconds=1)]})
+    assert lag.seconds() == 2
+    clock.now_ns += 300 * SECOND_NS
+    assert lag.seconds() == 302
+
+
+def test_nothing_to_do_is_no_lag_however_long_ago_the_last_event_was() -> None:
+    clock = HandClock()
+    lag = Lag(clock=clock)
+    assert lag.seconds() == 0
+    lag.polled({AT: [record(0, age_seconds=1)]})
+    lag.done(AT, 1, time_ms=START_MS - 1000)
+    lag.polled({})
+    clock.now_ns += 3600 * SECOND_NS
+    assert lag.seconds() == 0
+    assert lag.newest_seconds() == START_NS / 1e9 - 1
+
+
+def test_between_the_polls_of_a_backlog_the_lag_is_that_of_what_was_done_last() -> None:
+    lag = Lag(clock=HandClock())
+    lag.polled({AT: [record(0, age_seconds=500)]})
+    lag.done(AT, 1, time_ms=START_MS - 500_000)
+    assert lag.seconds() == 500
+
+
+def test_a_part_that_is_done_leaves_the_rest_waiting() -> None:
+    lag = Lag(clock=HandClock())
+    lag.polled({AT: [record(0, age_seconds=9)], OTHER: [record(5, age_seconds=3, at=OTHER)]})
+    lag.done(AT, 1)
+    assert lag.seconds() == 3
+    lag.keep([AT])
+    lag.polled({})
+    assert lag.seconds() == 0
+
+
+def test_what_is_read_again_is_not_waited_for_twice() -> None:
+    lag = Lag(clock=HandClock())
+    lag.polled({AT: [record(7, age_seconds=9)]})
+    lag.polled({AT: [record(3, age_seconds=5)]})
+    lag.done(AT, 4)
+    lag.polled({})
+    assert lag.seconds() == 0
+
+
+def test_a_clock_behind_the_events_is_no_negative_lag() -> None:
+    lag = Lag(clock=HandClock())
+    lag.polled({AT: [record(0, age_seconds=-30)]})
+    assert lag.seconds() == 0
