@@ -49,7 +49,6 @@ async def consume(*, bus: Bus, sink: Sink, how: Consuming, check: Check, clock: 
 
 async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusUnavailableError) -> None:
     check.failed(str(error))
-    _log.warning("bus_unavailable", error=str(error))
     await clock.sleep(backoff.next_seconds())
 
 
@@ -108,7 +107,7 @@ class _Session:
                 await self._sink.release(partitions, self)
                 await self._settle_once()
         except (TimeoutError, BusUnavailableError) as error:
-            _log.warning("released_without_commit", sink=self._sink.name, error=repr(error))
+            _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
         self._progress.keep(self.consumer.assignment() - partitions)
         for partition in partitions:
             self._spare.pop(partition, None)

@@ -19,7 +19,7 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.service import Backoff, Check, Readiness, Severity
 from gpuledger.topics import BY_NAME, EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
@@ -64,7 +64,7 @@ async def run_republishing(
 ) -> None:
     """Write what is made of every event until cancelled; raises TopicsError without the topic."""
     clock = clock or SystemClock()
-    receiver = readiness.check(f"{how.name}.receiver")
+    receiver = readiness.check(f"{how.name}.receiver", severity=Severity.WARNING)
     receiver.ok("nothing written yet")
     consuming = Consuming(
         group=how.group,
@@ -204,7 +204,6 @@ class RepublishingSink:
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         self._check.failed(str(undone[0]))
-        _log.warning("undone", sink=self.name, partitions=len(undone), error=str(undone[0]))
         await self._clock.sleep(pause_seconds)
 
     def _tell(self, batch: Batch, messages: int) -> None:

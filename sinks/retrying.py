@@ -8,15 +8,12 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TypeVar
 
-import structlog
-
 from gpuledger.clock import Clock
 from gpuledger.service import Backoff, Check
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import RETRIES_TOTAL
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
 
 
 async def until_answered(
@@ -31,7 +28,6 @@ async def until_answered(
             pause_seconds = max(error.retry_after_seconds, backoff.next_seconds())
             RETRIES_TOTAL.labels(sink=sink).inc()
             check.failed(str(error))
-            _log.warning("receiver_unavailable", sink=sink, attempt=number, error=str(error))
             await clock.sleep(pause_seconds)
         else:
             check.ok()

@@ -14,7 +14,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 
 from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import remembered_refusals, thin_logs
+from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
 from gpuledger.errors import BusUnavailableError, SettingsError, TopicsError
 from gpuledger.settings import KafkaSettings
 
@@ -25,7 +25,7 @@ class KafkaConnection:
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
         self.servers = settings.bootstrap_servers
-        thin_logs()
+        demote_logs()
 
     @cached_property
     def arguments(self) -> dict[str, Any]:

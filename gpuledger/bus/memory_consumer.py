@@ -171,9 +171,7 @@ class MemoryConsumer:
         log, position = self._logs[place], self._positions[place]
         if 0 < position < log.expired_before:
             lost = log.expired_before - position
-            _log.warning(
-                "records_expired_unread", topic=place.topic, records=lost, partition=place.partition
-            )
+            _log.warning("records_missed", topic=place.topic, count=lost, partition=place.partition)
         if position > log.end_offset:
             position = log.first_offset
         records = log.read(position, max_records=max_records)

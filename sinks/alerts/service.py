@@ -17,7 +17,7 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.service import Backoff, Check, Readiness
+from gpuledger.service import Backoff, Check, Readiness, Severity
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
@@ -47,7 +47,7 @@ async def run_alerts(
 ) -> None:
     """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
     clock = clock or SystemClock()
-    receiver = readiness.check("alerts.receiver")
+    receiver = readiness.check("alerts.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
         group=GROUP,
@@ -152,7 +152,7 @@ class AlertsSink:
         for watch in self._watches.values():
             silent = watch.forget(now_ns=self._clock.time_ns(), silent_ns=silent_ns)
             if silent:
-                _log.warning("alerts_of_silent_gpus_dropped", alerts=silent)
+                _log.warning("silent_alerts_dropped", count=silent)
 
     async def _tell(self) -> None:
         """Tell every Alertmanager what it is due; done when at least one of them has it all."""
@@ -175,7 +175,7 @@ class AlertsSink:
                 await self._post(receiver, due[start : start + _ALERTS_PER_POST], now_ns)
         except ReceiverUnavailableError as error:
             receiver.not_before_ns = now_ns + round(receiver.backoff.next_seconds() * 1e9)
-            _log.warning("alertmanager_unavailable", url=url, error=str(error))
+            _log.debug("alertmanager_failed", url=url, error=str(error))
             return error
         receiver.backoff.reset()
         return None
@@ -190,7 +190,7 @@ class AlertsSink:
         except RejectedError as error:
             # Partial: the valid ones are taken. None of ours is sent again before its time.
             _drop("rejected")
-            _log.warning("alerts_rejected", url=url, alerts=len(alerts), answer=str(error))
+            _log.warning("alerts_rejected", url=url, count=len(alerts), error=str(error))
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
         mark_told(alerts, url, now_ns=now_ns)
