@@ -153,9 +153,7 @@ class ExactlyOnce:
         except (FencedError, BusUnavailableError) as error:
             cause = "fenced" if isinstance(error, FencedError) else "unavailable"
             metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
-            _log.warning(
-                "transaction_undone", partition=made.number, reason=cause, error=str(error)
-            )
+            _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
             return error
         count_events(made)
         return None

@@ -112,7 +112,7 @@ class _Deadline:
             self._timer.cancel()
 
     def _end(self) -> None:
-        _log.error("stop_timed_out", stop_within_seconds=self._seconds)
+        _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
         sys.stderr.flush()
         os._exit(_FAILED)
 

@@ -65,7 +65,7 @@ def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(ca
         _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
 
     assert child.returncode == 1
-    assert logged(stderr)[-1] == "stop_timed_out"
+    assert logged(stderr)[-1] == "stop_deadline_missed"
     assert 0.3 <= time.monotonic() - before < PATIENCE_SECONDS
 
 
