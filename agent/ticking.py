@@ -88,7 +88,7 @@ class Ticking:
             TICKS_FAILED.inc()
             self.sampler.forget()
             detail = f"the last tick failed: {type(error).__name__}: {error}"
-            if count := _repeats.count(type(error)):
+            if count := _repeats.count(type(error).__name__):
                 _log.exception("tick_failed", count=count)
             self.made.failed(detail)
             return False

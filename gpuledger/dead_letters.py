@@ -126,7 +126,7 @@ class DeadLetterOffice:
 def _tell(letters: Sequence[DeadLetter]) -> None:
     first = letters[0]
     _log.warning(
-        "dead_letters",
+        "records_buried",
         count=len(letters),
         topic=first.topic,
         partition=first.partition,

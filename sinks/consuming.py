@@ -157,7 +157,7 @@ class _Session:
                 await self._sink.release(partitions, self)
                 await self._settle_once()
         except (TimeoutError, BusUnavailableError) as error:
-            _log.warning("released_without_commit", sink=self._sink.name, error=repr(error))
+            _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
         self._progress.keep(self.consumer.assignment() - partitions)
         self._lag.keep(self.consumer.assignment() - partitions)
         for partition in partitions:

@@ -61,7 +61,7 @@ async def run_republishing(
 ) -> None:
     """Write what is made of every event until cancelled; raises TopicsError without the topic."""
     clock = clock or SystemClock()
-    receiver = readiness.check(f"{how.name}.receiver")
+    receiver = readiness.check(f"{how.name}.receiver", severity=Severity.WARNING)
     receiver.ok("nothing written yet")
     consuming = Consuming(
         group=how.group,

@@ -56,9 +56,9 @@ class NodePage:
         try:
             self._dcgm = _dcgm(self._settings)
         except UserError as error:
-            _log.error("counters_not_read_again", error=str(error))
+            _log.error("counters_refused", error=str(error))
         else:
-            _log.info("counters_read_again", file=str(self._settings.counters_file))
+            _log.info("counters_read", file=str(self._settings.counters_file))
 
     def _write(self) -> bytes:
         self._look()

@@ -159,7 +159,7 @@ class Driver:
         self._crew.begin(found, self._clock.monotonic_ns())
         reason, self._closed = self._closed, None
         was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
-        _log.info("nvml_started", gpus=len(found), unbind_unheard=self._keeper.unbind_unheard)
+        _log.info("nvml_started", count=len(found), unbind_unheard=self._keeper.unbind_unheard)
         there = {gpu.uuid for gpu in found}
         for uuid in self._losses.known:
             if uuid not in there:

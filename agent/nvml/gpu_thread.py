@@ -45,7 +45,7 @@ class Abandoned:
             return False
         worker.end()
         self._questions[uuid].append(question)
-        _log.warning("thread_abandoned", gpu=uuid, group=question.at and question.at.value)
+        _log.warning("thread_abandoned", gpu=uuid, call_group=question.at and question.at.value)
         self.show()
         return True
 
@@ -240,9 +240,12 @@ class GpuThread:
         self._open[group].set(is_open)
         if is_open and group not in self._opened_seconds:
             self._opened_seconds[group] = time.monotonic()
-            _log.warning("breaker_opened", gpu=self.gpu.uuid, group=group.value, reason=reason)
+            _log.warning("breaker_opened", gpu=self.gpu.uuid, call_group=group.value, reason=reason)
         elif not is_open and group in self._opened_seconds:
             open_seconds = round(time.monotonic() - self._opened_seconds.pop(group), 3)
             _log.warning(
-                "breaker_closed", gpu=self.gpu.uuid, group=group.value, open_seconds=open_seconds
+                "breaker_closed",
+                gpu=self.gpu.uuid,
+                call_group=group.value,
+                open_seconds=open_seconds,
             )

@@ -119,7 +119,7 @@ class Question:
         except Exception as error:  # noqa: BLE001  # no error of one group may cost another one
             self.errors[group] = error
             if not isinstance(error, UnavailableError):
-                _log.exception("call_group_failed", gpu=self.gpu.uuid, group=group.value)
+                _log.exception("call_group_failed", gpu=self.gpu.uuid, call_group=group.value)
         self.took_seconds[group] = time.monotonic() - self.since
         return group in self.answers
 

@@ -131,7 +131,7 @@ class Spool:
         for segment in [one for one in loaded if not one.frames]:
             self._remove(segment)
         if not self.is_empty:
-            _log.info("spool_found", ticks=self.parcels, folder=str(self._folder.path))
+            _log.info("spool_found", count=self.parcels, folder=str(self._folder.path))
 
     def _loaded(self, path: Path) -> Iterator[Segment]:
         try:
@@ -163,7 +163,7 @@ class Spool:
     def _skip(self, segment: Segment, error: Exception) -> None:
         if isinstance(error, OSError):
             count_failure(error)
-        _log.error("spool_damaged", file=segment.path.name, lost=segment.parcels, detail=str(error))
+        _log.error("spool_damaged", file=segment.path.name, count=segment.parcels, error=str(error))
         self._drop(segment, reason="damaged")
 
     def _drop_old(self) -> None:

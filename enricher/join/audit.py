@@ -71,7 +71,7 @@ class Audit:
         if expired:
             metrics.UNKNOWN_TOTAL.inc(len(expired))
             first = expired[0]
-            _log.warning("pods_unknown", count=len(expired), node=first.node, example=first.names)
+            _log.warning("pods_not_found", count=len(expired), node=first.node, example=first.names)
 
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""

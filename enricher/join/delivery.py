@@ -94,7 +94,7 @@ class AtLeastOnce:
             await consumer.commit(self._done)
         except BusUnavailableError as error:
             metrics.RETRIES_TOTAL.inc()
-            _log.warning("not_committed", detail=str(error))
+            _log.warning("commit_failed", error=str(error))
         else:
             self._done = {}
 
@@ -153,7 +153,7 @@ class ExactlyOnce:
         except (FencedError, BusUnavailableError) as error:
             cause = "fenced" if isinstance(error, FencedError) else "unavailable"
             metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
-            _log.warning("undone", partition=made.number, cause=cause, detail=str(error))
+            _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
             return error
         count_events(made)
         return None

@@ -7,14 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import structlog
-
 from enricher.join import metrics
 from gpuledger.errors import BusUnavailableError
 from gpuledger.service import Backoff, Check
 
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
 
 
 class Insistence:
@@ -32,7 +29,6 @@ class Insistence:
             except BusUnavailableError as error:
                 self._check.failed(str(error))
                 metrics.RETRIES_TOTAL.inc()
-                _log.warning("bus_unavailable", detail=str(error))
                 await asyncio.sleep(self._backoff.next_seconds())
             else:
                 self._backoff.reset()

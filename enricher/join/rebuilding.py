@@ -86,7 +86,7 @@ class Rebuilding:
 
     async def _read_back(self, consumer: Consumer, numbers: set[int]) -> None:
         """Give way where a rebalance comes in between: it makes everything anew."""
-        self._check.failed("reading the pods and marks of new partitions")
+        self._check.waits("reading the pods and marks of new partitions")
         consumer.pause(consumer.assignment())
         await self._delivery.take_over(numbers)
         held = {place for place in consumer.assignment() if place.partition in numbers}
@@ -127,5 +127,5 @@ class Rebuilding:
         consumer.resume(held - marks)
         gc.freeze()  # the cache lives long: the collector need not walk it again and again
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
-        self._check.ok(f"{len(self._stage.pods)} pods")
-        _log.info("state_read", pods=len(self._stage.pods))
+        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
+        _log.info("state_read", count=len(self._stage.pods))

@@ -188,7 +188,7 @@ class JoinWorker:
         held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
         self._rebuilding.need(held)
         metrics.PARTITIONS.set(len(held))
-        _log.info("assigned", partitions=held)
+        _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         numbers = {each.partition for each in partitions}

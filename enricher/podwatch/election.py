@@ -92,7 +92,6 @@ class Elector:
             if self._holds():
                 await self._attempt()
         self._check.failed("the lease was lost")
-        _log.warning("lease_lost", identity=self._identity)
 
     async def _attempt(self) -> bool:
         """Try once to acquire or renew; a failure is told and not raised."""
@@ -102,7 +101,6 @@ class Elector:
             remedy = _NO_PERMISSION if error.status == HTTPStatus.FORBIDDEN else ""
             metrics.LEASE_FAILURES.inc()
             self._check.failed(f"{error.said}{remedy}")
-            _log.warning("lease_failed", error=error.said + remedy, status=error.status)
         else:
             self._check.ok("leading" if self._holds() else self._standing_by())
         return self._holds()
@@ -166,7 +164,7 @@ class Elector:
         try:
             await self._keeper.write(spec, after=lease, within_seconds=_RELEASE_SECONDS)
         except KubernetesError as error:
-            _log.warning("lease_not_released", error=error.said)
+            _log.warning("lease_release_failed", error=error.said)
         else:
             _log.info("lease_released", identity=self._identity)
 

@@ -81,7 +81,7 @@ class EventReader:
             return self._reader.read(raw)
         except UndecodableError as error:
             metrics.UNDECODABLE.inc()
-            _log.warning("pod_unreadable", error=str(error))
+            _log.warning("pod_skipped", error=str(error))
             return None
 
 
@@ -97,7 +97,7 @@ def _bookmark(raw: msgspec.Raw) -> Bookmark:
     try:
         meta = _decode_version(raw).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.warning("version_unreadable", error=str(error))
+        _log.warning("version_skipped", error=str(error))
         return Bookmark("", ends_list=False)
     notes = meta.annotations
     return Bookmark(

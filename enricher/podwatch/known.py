@@ -82,20 +82,20 @@ class KnownPods:
     def _count_undecodable(self, error: str) -> None:
         self.undecodable += 1
         metrics.UNDECODABLE_RECORDS.inc()
-        _log.warning("record_unreadable", error=error)
+        _log.warning("record_skipped", error=error)
 
 
 async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; `TopicsError` where it is missing."""
     backoff = Backoff()
     while True:
-        check.failed("reading which pods are known")
+        if not check.has_failed:
+            check.waits("reading which pods are known")
         try:
             known = await _read_once(bus)
         except BusUnavailableError as error:
             metrics.READ_FAILURES.inc()
             check.failed(f"reading which pods are known: {error}")
-            _log.warning("known_pods_unread", error=str(error))
             await clock.sleep(backoff.next_seconds())
         else:
             _tell(known, check)
@@ -115,4 +115,9 @@ def _tell(known: KnownPods, check: Check) -> None:
     count = len(known.by_uid)
     deleted = sum(pod.deleted_time_ns is not None for pod in known.by_uid.values())
     check.ok(f"{count} pods were known, {deleted} of them deleted")
-    _log.info("known_pods_read", pods=count, deleted=deleted, undecodable=known.undecodable)
+    _log.info(
+        "known_pods_read",
+        count=count,
+        deleted_count=deleted,
+        undecodable_count=known.undecodable,
+    )

@@ -5,8 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
 from enricher.podwatch import metrics
 from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
@@ -22,7 +20,6 @@ _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
 Fence = Callable[[], None]
 """Called before each publish; raises where another one may publish now."""
-_log = structlog.get_logger(__name__)
 
 
 def let_pass() -> None:
@@ -80,8 +77,8 @@ class Publisher:
 
     async def _pause(self, error: BusUnavailableError) -> None:
         metrics.PUBLISH_FAILURES.inc()
-        self._check.failed(str(error))
-        _log.warning("publish_failed", error=str(error), unpublished=self._table.unpublished)
+        trouble = str(error)
+        self._check.failed(lambda: f"{trouble}; {self._table.unpublished} pods wait")
         await self._clock.sleep(self._backoff.next_seconds())
 
     async def _send(self, producer: Producer, batch: Sequence[Pending], partitions: int) -> None:

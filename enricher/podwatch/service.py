@@ -74,7 +74,7 @@ class _Podwatch:
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read what is known, then list, watch and publish until cancelled."""
         for name in ("api", "kafka"):
-            self.readiness.check(name).failed("starting")
+            self.readiness.check(name).waits("starting")
         table = await self._known_pods()
         publisher = Publisher(
             bus=self.bus,
@@ -148,16 +148,15 @@ class Follower:
             case Mark.LISTED:
                 self._listed(gone=self._table.end_list(time_ns=now, version=version))
             case Mark.WATCHING:
-                self._check.ok(f"{len(self._table)} pods")
+                self._check.ok(lambda: f"{len(self._table)} pods")
             case Interrupted(error):
                 self._check.failed(str(error))
-                _log.warning("api_interrupted", error=str(error), status=error.status)
         self._publisher.wake()
 
     def _listed(self, *, gone: int) -> None:
-        self._check.ok(f"{len(self._table)} pods")
+        self._check.ok(lambda: f"{len(self._table)} pods")
         self._publisher.measure()
-        _log.info("pods_listed", pods=len(self._table), gone=gone)
+        _log.info("pods_listed", count=len(self._table), gone_count=gone)
 
 
 async def _bury(table: PodTable, publisher: Publisher, clock: Clock) -> None:

@@ -27,7 +27,7 @@ def report_gap(gap: Gap, *, group: str) -> None:
         "reason": gap.reason.value,
         "first_offset": gap.first_offset,
         "next_offset": gap.next_offset,
-        "missed": gap.missed,
+        "count": gap.missed,
         "time_before": iso_time(gap.time_before_ms),
         "time_after": iso_time(gap.time_after_ms),
     }

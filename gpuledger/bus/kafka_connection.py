@@ -14,7 +14,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 
 from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import remembered_refusals, thin_logs
+from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
 from gpuledger.errors import BusUnavailableError, SettingsError, TopicsError
 from gpuledger.settings import KafkaSettings
 
@@ -27,7 +27,7 @@ class KafkaConnection:
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
-        thin_logs()
+        demote_logs()
 
     @cached_property
     def arguments(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class KafkaConsumer:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._rebalances.give_up()
         except TimeoutError:
-            _log.warning("closed_without_commit", group=self._subscription.group)
+            _log.warning("commit_skipped", group=self._subscription.group)
         finally:
             client, self._client = self._client, None
             if client is not None:

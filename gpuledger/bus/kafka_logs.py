@@ -1,4 +1,4 @@
-"""What aiokafka may say: harmless lines are dropped, repeated ones thinned, refusals remembered.
+"""What aiokafka may say: its retries are debug lines, refused connections are remembered.
 
 aiokafka keeps the reason of a failed connection to its log; here it is taken from there, so that
 our own error can name it.
@@ -12,23 +12,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-LOGGERS: Final = (
-    "aiokafka",
-    "aiokafka.cluster",
-    "aiokafka.conn",
-    "aiokafka.consumer.fetcher",
-    "aiokafka.consumer.group_coordinator",
-    "aiokafka.producer.sender",
+LIBRARY: Final = "aiokafka"
+TOLD: Final = (
+    # Raised by a callback of ours, and seen by nobody else.
+    "User provided subscription listener %s for group %s failed on_partitions_revoked",
+    "User provided listener %s for group %s failed on partition assignment: %s",
+    # For people who set it up; aiokafka says it for each connection.
+    "Sending username and password in the clear",
 )
-HARMLESS: Final = (
-    # Said in every rebalance, which this is.
-    "Heartbeat failed for group %s because it is rebalancing",
-    # Raised by us as TopicsError; aiokafka says it ten times a second.
-    "Topic %s not found in cluster metadata",
-)
+"""What stays a warning or an error. All else is a retry of aiokafka's, or comes back to the caller
+as an exception and so to a check: it is of use to who looks for a mistake in the client."""
 REFUSED: Final = ('Unable connect to "%s:%s": %s', 'Unable to request metadata from "%s:%s": %s')
-QUIET_SECONDS: Final = 10.0
-"""How long a line is not said again: while a broker is away, some come ten times a second."""
+QUIET_SECONDS: Final = 3600.0
+"""How long a line that stays is not written again."""
 
 _refusals: ContextVar[list[str] | None] = ContextVar("refusals", default=None)
 
@@ -44,34 +40,40 @@ def remembered_refusals() -> Iterator[list[str]]:
         _refusals.reset(token)
 
 
-class Thinning:
-    """Drops what is harmless, and what was said a moment ago: a filter for a logger."""
+class Demotion:
+    """Makes a debug line of what is no news: a filter for the loggers of aiokafka."""
 
     def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._said_at: dict[str, float] = {}
 
     def __call__(self, record: logging.LogRecord) -> bool:
-        """Say whether a line passes."""
+        """Say whether a line passes; it may have become a debug line."""
         if record.levelno < logging.WARNING:
             return True
-        if record.msg in HARMLESS or _is_remembered(record):
+        if _is_remembered(record):
             return False
-        now = self._seconds()
-        if now - self._said_at.get(record.msg, -math.inf) < QUIET_SECONDS:
+        if not self._is_news(record.msg):
+            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        return True
+
+    def _is_news(self, template: str) -> bool:
+        now_seconds = self._seconds()
+        said_at_seconds = self._said_at.get(template, -math.inf)
+        if template not in TOLD or now_seconds - said_at_seconds < QUIET_SECONDS:
             return False
-        # Keyed by the template, of which aiokafka has some dozens, so this stays small.
-        self._said_at[record.msg] = now
+        self._said_at[template] = now_seconds
         return True
 
 
-_thinning: Final = Thinning()
+_demotion: Final = Demotion()
 
 
-def thin_logs() -> None:
-    """Install the filter; again is as good as once."""
-    for name in LOGGERS:
-        logging.getLogger(name).addFilter(_thinning)
+def demote_logs() -> None:
+    """Install the filter on every logger of aiokafka; again is as good as once."""
+    for name in (LIBRARY, *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == LIBRARY:
+            logging.getLogger(name).addFilter(_demotion)
 
 
 def _is_remembered(record: logging.LogRecord) -> bool:

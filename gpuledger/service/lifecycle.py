@@ -66,7 +66,7 @@ async def _supervise(work: Callable[[], Awaitable[None]], deadline: "_Deadline")
         nonlocal signalled
         if not signalled:  # a wrapper may pass the same signal on twice
             signalled = True
-            _log.info("stopping", signal=name)
+            _log.info("signal_received", signal=name)
             deadline.begin()
             task.cancel()
 
@@ -112,7 +112,7 @@ class _Deadline:
             self._timer.cancel()
 
     def _end(self) -> None:
-        _log.error("did_not_stop", stop_within_seconds=self._seconds)
+        _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
         sys.stderr.flush()
         os._exit(_FAILED)
 
@@ -122,9 +122,9 @@ def _explain(error: BaseException) -> int:
         sys.stderr.write(f"{_program()}: {' '.join(str(mistake).split())}\n")
         return _USER_ERROR
     if end := _foreseen(error, FreshStartError):
-        _log.critical("failed", detail=str(end))
+        _log.critical("service_failed", error=str(end))
     else:
-        _log.error("failed", exc_info=error)
+        _log.error("service_failed", exc_info=error)
     return _FAILED
 
 

@@ -12,6 +12,7 @@ import structlog
 from structlog.types import Processor
 
 from gpuledger.settings.groups import LogSettings
+from gpuledger.settings.secret import mask_addresses
 
 _SHARED: Final[list[Processor]] = [
     structlog.contextvars.merge_contextvars,
@@ -56,8 +57,13 @@ def _formatter(settings: LogSettings) -> logging.Formatter:
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_SHARED, processors=[remove_meta, *rendering]
+        foreign_pre_chain=_SHARED, processors=[remove_meta, *rendering, _mask]
     )
+
+
+def _mask(_logger: object, _method: str, line: Any) -> str:  # noqa: ANN401  # structlog's own form
+    """Mask the passwords in addresses, wherever they stand: in a traceback, in a library's line."""
+    return mask_addresses(line)
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options

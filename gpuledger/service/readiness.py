@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from gpuledger.service.check_log import CheckLog
 from gpuledger.service.metrics import CHECK_OK
+from gpuledger.settings.secret import mask_addresses
 
 
 class Severity(StrEnum):
@@ -45,8 +46,8 @@ class Check:
 
     @property
     def detail(self) -> str:
-        """The text beside it, as of now."""
-        return self._detail if isinstance(self._detail, str) else self._detail()
+        """The text beside it, as of now, with the passwords of addresses masked."""
+        return mask_addresses(self._detail if isinstance(self._detail, str) else self._detail())
 
     def ok(self, detail: Detail = "") -> None:
         """Record that it is so; a function as `detail` is asked whenever the check is shown."""

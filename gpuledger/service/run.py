@@ -50,10 +50,10 @@ def run_service(
         async with serve_health(
             listen=settings.http.listen, readiness=readiness, page=page, guard=guard
         ) as address:
-            _log.info("started", version=__version__, http=address)
+            _log.info("service_started", version=__version__, http=address)
             try:
                 await main(settings, readiness)
             finally:
-                _log.info("ended")
+                _log.info("service_ended")
 
     return run_until_signalled(work)

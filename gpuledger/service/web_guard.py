@@ -82,9 +82,9 @@ class WebGuard:
         try:
             self._change(read_web_config(self._file))
         except UserError as error:
-            _log.error("web_config_not_read_again", error=str(error))
+            _log.error("web_config_refused", error=str(error))
         else:
-            _log.info("web_config_read_again", file=str(self._file))
+            _log.info("web_config_read", file=str(self._file))
 
     def _change(self, config: WebConfig) -> None:
         if (config.tls_server_config is None) != (self._context is None):

@@ -5,7 +5,6 @@ Here the sources are put in their order: defaults, YAML file, environment, optio
 
 import argparse
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,11 @@ from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
 from gpuledger.settings.fields import REQUIRED, Setting, settings_of
-from gpuledger.settings.secret import MASK, Secret
+from gpuledger.settings.secret import MASK, Secret, mask_addresses
 from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 _WIDTH: Final = 100
-_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
     if not isinstance(value, str):
         return value
     is_of_mapping = any(setting.path == path[:-1] and path[-1] for setting in settings)
-    return MASK if is_of_mapping else _PASSWORD.sub(MASK, value)
+    return MASK if is_of_mapping else mask_addresses(value)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,10 +1,17 @@
 """A text that must not be seen. Where secrets come from is the loader's business."""
 
+import re
 from typing import Final
 
 from typing_extensions import override
 
 MASK: Final = "********"
+_IN_ADDRESS: Final = re.compile(r"(?<=://)[^/@\s\"']+(?=@)")
+
+
+def mask_addresses(text: str) -> str:
+    """Return a text with user and password of each address in it masked."""
+    return _IN_ADDRESS.sub(MASK, text)
 
 
 class Secret:

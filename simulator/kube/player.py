@@ -51,7 +51,7 @@ class Player:
             event = self._events[self._next]
             await self._take(event)
             self._next += 1
-            _log.info("pod step", pod=event.pod.key, step=event.step.value)
+            _log.info("pod_step_played", pod=event.pod.key, step=event.step.value)
 
     def _wait_seconds(self) -> float:
         at_ns = self._simulation.epoch_ns + self._events[self._next].at_ns

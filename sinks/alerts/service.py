@@ -48,7 +48,7 @@ async def run_alerts(
 ) -> None:
     """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
     clock = clock or SystemClock()
-    receiver = readiness.check("alerts.receiver")
+    receiver = readiness.check("alerts.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
         group=GROUP,
@@ -158,7 +158,7 @@ class AlertsSink:
         for watch in self._watches.values():
             silent = watch.forget(now_ns=self._clock.time_ns(), silent_ns=silent_ns)
             if silent:
-                _log.warning("alerts_of_silent_gpus_dropped", alerts=silent)
+                _log.warning("silent_alerts_dropped", count=silent)
 
     async def _tell(self) -> None:
         """Tell every Alertmanager what it is due; done when at least one of them has it all."""
@@ -197,7 +197,7 @@ class AlertsSink:
         except RejectedError as error:
             # Partial: the valid ones are taken. None of ours is sent again before its time.
             _drop("rejected")
-            _log.warning("alerts_rejected", url=url, alerts=len(alerts), answer=str(error))
+            _log.warning("alerts_rejected", url=url, count=len(alerts), error=str(error))
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
         mark_told(alerts, url, now_ns=now_ns)

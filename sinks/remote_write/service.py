@@ -44,7 +44,7 @@ async def run_remote_write(
 ) -> None:
     """Send every event's samples to the receiver until cancelled."""
     clock = clock or SystemClock()
-    receiver = readiness.check("remote_write.receiver")
+    receiver = readiness.check("remote_write.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
         group=GROUP,
@@ -129,7 +129,7 @@ class RemoteWriteSink:
             try:
                 await self._write(tick.body)
             except RejectedError as error:
-                _log.warning("rejected_ends", samples=tick.samples, answer=str(error))
+                _log.warning("stale_markers_rejected", count=tick.samples, error=str(error))
             else:
                 SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
@@ -171,7 +171,9 @@ class RemoteWriteSink:
 
     def _put_aside(self, request: Request, message: str, desk: Desk) -> None:
         self._check.failed(f"rejected: {message}")
-        _log.warning("rejected", samples=request.samples, events=len(request.ticks), answer=message)
+        _log.warning(
+            "samples_rejected", count=request.samples, event_count=len(request.ticks), error=message
+        )
         for tick in request.ticks:
             _drop("rejected")
             desk.office.bury(tick.record, reason="rejected", detail=message)

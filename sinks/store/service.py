@@ -15,7 +15,7 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import UserError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, Readiness
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
@@ -45,7 +45,10 @@ async def run_store(
     clock = clock or SystemClock()
     table = EntriesTable(store_uri=settings.uri, storage_options=settings.storage_options)
     sink = StoreSink(
-        table=table, settings=settings, clock=clock, check=readiness.check("store.receiver")
+        table=table,
+        settings=settings,
+        clock=clock,
+        check=readiness.check("store.receiver", severity=Severity.WARNING),
     )
     how = Consuming(
         group=GROUP,
@@ -163,7 +166,7 @@ class StoreSink:
                 await desk.office.flush()
                 await self._append(pending)
         except StaleTableError as error:
-            _log.warning("store_conflict", error=str(error), rows=len(pending.rows))
+            _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
             self._unsought |= desk.consumer.assignment()
         else:
             _acknowledge(pending, desk)
@@ -194,7 +197,8 @@ def _acknowledge(pending: Pending, desk: Desk) -> None:
     for partition, last_offset in pending.last_offsets.items():
         desk.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
     if pending.rows:
-        _log.info("stored", rows=len(pending.rows), partitions=len(pending.last_offsets))
+        partitions = len(pending.last_offsets)
+        _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)
 
 
 def _look_at(writing: asyncio.Task[None]) -> None:

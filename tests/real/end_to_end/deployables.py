@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -80,6 +80,16 @@ class Deployable:
         """Give the value of a metric without labels."""
         lines = self.metrics().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+    def readyz(self) -> dict[str, Any]:
+        """Give what `/readyz` shows."""
+        shown: dict[str, Any] = orjson.loads(web.fetch(f"{self.health}/readyz").body)
+        return shown
+
+    @property
+    def log(self) -> Path:
+        """The file with everything it wrote."""
+        return self._process.log
 
     def log_tail(self) -> str:
         """Give the end of its log."""

@@ -105,8 +105,11 @@ class Pipeline:
         )
 
     def _agent(self, node: str) -> Deployable:
+        spool = self._folder / f"spool-{node}"
+        spool.mkdir()
         settings = {
             "NODE_NAME": node,
+            "SPOOL__FOLDER": str(spool),
             "SOURCE": f"simulated:{self._scenario}",
             "SIMULATOR__EPOCH_NS": str(self._simulation.epoch_ns),
             "SIMULATOR__UIDS_FILE": str(self._uids),

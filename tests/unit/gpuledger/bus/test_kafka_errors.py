@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+from pathlib import Path
 
+import aiokafka
 import pytest
 from aiokafka import errors as vendor
 
 from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import QUIET_SECONDS, Thinning, remembered_refusals
+from gpuledger.bus.kafka_logs import QUIET_SECONDS, TOLD, Demotion, remembered_refusals
 from gpuledger.errors import (
     BusUnavailableError,
     MessageTooLargeError,
@@ -49,30 +52,51 @@ def line(message: str, *args: object, level: int = logging.WARNING) -> logging.L
     return logging.LogRecord("aiokafka", level, __file__, 1, message, args, None)
 
 
-def test_a_line_that_comes_again_and_again_is_said_once_in_a_while() -> None:
-    now = 0.0
-    passes = Thinning(seconds=lambda: now)
-    said = []
-    for _ in range(50):
-        said.append(passes(line("Unable to update metadata from %s", [1])))
-        now += QUIET_SECONDS / 10
-
-    assert sum(said) == 5
-
-
 @pytest.mark.parametrize(
     "message",
     [
         "Heartbeat failed for group %s because it is rebalancing",
         "Topic %s not found in cluster metadata",
+        "Unable to update metadata from %s",
+        "Got error produce response on topic-partition %s, retrying. Error: %s",
     ],
 )
-def test_harmless_lines_are_dropped(message: str) -> None:
-    assert not Thinning()(line(message, "x"))
+def test_what_the_client_tries_again_is_a_debug_line(message: str) -> None:
+    said = line(message, "x", level=logging.ERROR)
+
+    assert Demotion()(said)
+    assert (said.levelno, said.levelname) == (logging.DEBUG, "DEBUG")
+
+
+def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
+    now_seconds = 0.0
+    passes = Demotion(seconds=lambda: now_seconds)
+    levels = []
+    for _ in range(20):
+        said = line(TOLD[-1])
+        assert passes(said)
+        levels.append(said.levelno)
+        now_seconds += QUIET_SECONDS / 10
+
+    assert levels.count(logging.WARNING) == 2
+
+
+@pytest.mark.parametrize("template", TOLD)
+def test_what_stays_is_what_the_client_says(template: str) -> None:
+    """A new version may say it otherwise, and then it would be demoted unseen."""
+    sources = [path.read_text() for path in Path(aiokafka.__file__).parent.rglob("*.py")]
+    constants = {
+        node.value
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant)
+    }
+
+    assert template in constants
 
 
 def test_a_refused_connection_is_told_by_the_error_and_not_by_the_log() -> None:
-    passes = Thinning()
+    passes = Demotion()
     with remembered_refusals() as refusals:
         assert not passes(line(BROKEN, "kafka-0", 9092, OSError("refused")))
 

@@ -75,7 +75,7 @@ async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is
 
         first = behind[0].offset
         assert first > 10
-        assert [(line["event"], line["missed"]) for line in logged] == [
+        assert [(line["event"], line["count"]) for line in logged] == [
             ("records_missed", first - 10)
         ]
         await consumer.seek(PLACE, 3)

@@ -54,7 +54,7 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
         stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
-    assert "stopping" in logged(stderr)
+    assert "signal_received" in logged(stderr)
 
 
 @pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
@@ -65,7 +65,7 @@ def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(ca
         _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
 
     assert child.returncode == 1
-    assert logged(stderr)[-1] == "did_not_stop"
+    assert logged(stderr)[-1] == "stop_deadline_missed"
     assert 0.3 <= time.monotonic() - before < PATIENCE_SECONDS
 
 
@@ -155,7 +155,8 @@ def test_a_users_mistake_is_one_line_with_the_programs_name(
 def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: object) -> None:
     with structlog.testing.capture_logs() as logged:
         assert run_until_signalled(work) == 1  # type: ignore[arg-type]  # a row of the table above
-    assert logged == [{"event": "failed", "log_level": "critical", "detail": "the driver is stuck"}]
+    said = {"log_level": "critical", "error": "the driver is stuck"}
+    assert logged == [{"event": "service_failed", **said}]
 
 
 def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from typing import Literal
 
 import pytest
 import structlog
@@ -47,6 +48,20 @@ def test_a_secret_is_written_as_its_mask(capsys: pytest.CaptureFixture[str]) -> 
 
     (line,) = lines(capsys)
     assert (line["password"], line["all"]) == ("********", ["********"])
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_the_password_of_an_address_is_masked_wherever_it_stands(
+    capsys: pytest.CaptureFixture[str], form: Literal["json", "text"]
+) -> None:
+    configure_logs(LogSettings(format=form))
+    address = "https://ada:hunter2@receiver:9093/api"
+    structlog.get_logger("x").info("said", url=address, exc_info=ValueError(address))
+    logging.getLogger("library").error("cannot reach %s", address)
+
+    written = capsys.readouterr().err
+    assert "hunter2" not in written
+    assert "receiver:9093" in written
 
 
 @pytest.mark.parametrize(

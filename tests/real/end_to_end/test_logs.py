@@ -1,0 +1,123 @@
+"""What people on call read: nothing while all is well, and two lines of an outage of Kafka."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from simulator.opening import open_simulation
+from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.parts.alertmanager import AlertmanagerApi
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.parts.prometheus import PrometheusApi
+
+SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
+AHEAD_SECONDS = 15
+HEALTHY_SECONDS = 20.0
+AWAY_SECONDS = 20.0
+BACK_SECONDS = 60.0
+LOUD = ("warning", "error", "critical")
+
+Line = dict[str, Any]
+
+
+@pytest.fixture
+def pipeline(
+    start_kafka: Callable[[], Kafka],
+    kube_api: KubeApiClient,
+    prometheus: PrometheusApi,
+    alertmanager: AlertmanagerApi,
+    tmp_path: Path,
+) -> Iterator[Pipeline]:
+    """Start every deployable on a broker of its own."""
+    refuse_stray_settings()
+    epoch_ns = time.time_ns() + AHEAD_SECONDS * 1_000_000_000
+    uids = tmp_path / UIDS_FILE
+    made = Pipeline(
+        parts=RealParts(
+            kafka=start_kafka(),
+            kube_api=kube_api,
+            prometheus=prometheus,
+            alertmanager=alertmanager,
+        ),
+        simulation=open_simulation(SCENARIO, epoch_ns=epoch_ns, uids_file=uids),
+        scenario=SCENARIO,
+        folder=tmp_path,
+    )
+    try:
+        made.create_topics()
+        made.start()
+        yield made
+    finally:
+        made.kill()
+
+
+def loud_lines(deployable: Deployable) -> list[Line]:
+    """Give the lines at warning or above, as far as they are whole."""
+    lines = deployable.log.read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["level"] in LOUD]
+
+
+def loud_lines_of(pipeline: Pipeline) -> dict[str, list[Line]]:
+    return {one.name: lines for one in pipeline.everything() if (lines := loud_lines(one))}
+
+
+def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
+    """Wait until no check of any of them fails, those included that leave it ready."""
+    end_seconds = time.monotonic() + BACK_SECONDS
+    while failing := [one.name for one in deployables if failing_checks(one)]:
+        assert time.monotonic() < end_seconds, failing
+        time.sleep(0.5)
+
+
+def failing_checks(deployable: Deployable) -> list[str]:
+    checks = deployable.readyz()["checks"]
+    return [name for name, check in checks.items() if not check["ok"]]
+
+
+def keep_open(deployable: Deployable) -> http.client.HTTPConnection:
+    """Ask for a page as Prometheus does, and keep the connection."""
+    connection = http.client.HTTPConnection(deployable.health.removeprefix("http://"))
+    connection.request("GET", "/metrics")
+    connection.getresponse().read()
+    return connection
+
+
+def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
+    pipeline: Pipeline,
+) -> None:
+    kafka = pipeline.parts.kafka
+    deployables = list(pipeline.everything())
+    time.sleep(HEALTHY_SECONDS)
+    assert loud_lines_of(pipeline) == {}
+
+    kafka.kill()
+    time.sleep(AWAY_SECONDS)
+    kafka.start()
+    wait_until_all_is_well(deployables)
+
+    for name, lines in loud_lines_of(pipeline).items():
+        said = [(line["event"], line.get("check")) for line in lines]
+        checks = [check for _, check in said[:1]]
+        assert said == [("check_failed", *checks), ("check_recovered", *checks)], (name, lines)
+        assert lines[1]["failed_seconds"] > 1
+    assert set(loud_lines_of(pipeline)) == {one.name for one in deployables}
+
+    before = loud_lines_of(pipeline)
+    connections = [keep_open(one) for one in deployables]
+    assert set(pipeline.end().values()) == {0}
+    assert loud_lines_of(pipeline) == before
+    for connection in connections:
+        connection.close()

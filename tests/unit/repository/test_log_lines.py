@@ -1,0 +1,132 @@
+"""Every log line keeps the scheme of docs/logs.md: event, keys, and a row from warning on."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = (ROOT / "docs" / "logs.md").read_text()
+PACKAGES: Final = ("agent", "enricher", "sinks", "gpuledger", "cli", "simulator")
+QUIET: Final = {"debug", "info"}
+UNITS: Final = ("_count", "_seconds", "_bytes")
+# Verbs in the past that do not end in -ed.
+PAST: Final = {"begun", "found", "held", "hung", "lost", "read", "seen", "sent", "torn", "undone"}
+PAST |= {"withdrawn"}
+# Python's own keys of a line.
+OWN: Final = {"exc_info", "stack_info"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A call that writes a line."""
+
+    place: str
+    level: str
+    event: str
+    keys: tuple[str, ...]
+    call: ast.Call
+
+
+def _lines() -> Iterator[Line]:
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Call) and _is_of_a_logger(node.func):
+                    yield _line(node, f"{file.relative_to(ROOT)}:{node.lineno}")
+
+
+def _is_of_a_logger(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "_log"
+    )
+
+
+def _line(call: ast.Call, place: str) -> Line:
+    assert isinstance(call.func, ast.Attribute)
+    event = call.args[-1]
+    assert isinstance(event, ast.Constant), f"{place}: an event is a text that stands there"
+    keys = tuple(keyword.arg for keyword in call.keywords if keyword.arg)
+    return Line(place=place, level=call.func.attr, event=event.value, keys=keys, call=call)
+
+
+LINES: Final = list(_lines())
+BY_PLACE: Final = pytest.mark.parametrize("line", LINES, ids=lambda line: line.place)
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Give the cells of the table below a heading."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+SHARED_KEYS: Final = {name for row in rows("Names") for name in names(row[0])}
+EVENTS: Final = {name for row in rows("From warning on") for name in names(row[0])}
+
+
+@BY_PLACE
+def test_an_event_is_a_noun_and_a_verb_in_the_past(line: Line) -> None:
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)+", line.event)
+    verb = line.event.rpartition("_")[2]
+    assert verb.endswith("ed") or verb in PAST
+
+
+@BY_PLACE
+def test_a_key_is_a_word_in_snake_case(line: Line) -> None:
+    assert not [key for key in line.keys if not re.fullmatch(r"[a-z]+(_[a-z]+)*", key)]
+
+
+@BY_PLACE
+def test_the_text_of_an_exception_is_under_error(line: Line) -> None:
+    said = {
+        keyword.arg
+        for keyword in line.call.keywords
+        if isinstance(keyword.value, ast.Call)
+        and isinstance(keyword.value.func, ast.Name)
+        and keyword.value.func.id in {"str", "repr"}
+        and isinstance(keyword.value.args[0], ast.Name)
+        and keyword.value.args[0].id in {"error", "end"}
+    }
+
+    assert said <= {"error"}
+
+
+def test_a_key_of_several_events_is_in_the_table_or_ends_in_its_unit() -> None:
+    events = defaultdict(set)
+    for line in LINES:
+        for key in line.keys:
+            events[key].add(line.event)
+    shared = {key for key, found in events.items() if len(found) > 1}
+
+    assert not {key for key in shared - SHARED_KEYS - OWN if not key.endswith(UNITS)}
+
+
+def test_every_event_from_warning_on_has_its_row_and_no_row_is_without_an_event() -> None:
+    loud = {line.event for line in LINES if line.level not in QUIET}
+
+    assert sorted(loud) == sorted(EVENTS)
+
+
+def test_libraries_are_not_written_for_by_another_logger() -> None:
+    """Lines of ours all go through `_log`, or the tests above would not see them."""
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    others = [
+        file
+        for file in files
+        if "get_logger(" in (text := file.read_text())
+        and "_log = structlog.get_logger(__name__)" not in text
+    ]
+
+    assert others == []
