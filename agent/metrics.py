@@ -106,7 +106,8 @@ PUBLISH_FAILURES: Final = Counter(
 )
 MESSAGES_OF_THE_FUTURE: Final = Counter(
     "gpuledger_agent_messages_of_the_future",
-    "Records stamped more than a day ahead, left out: the node's clock had been wrong.",
+    "Records that the broker refused as too far ahead, and that are ahead of the node's clock as it"
+    " is now: left out, as that clock had been wrong when they were made.",
 )
 MESSAGES_TOO_LARGE: Final = Counter(
     "gpuledger_agent_messages_too_large", "Records that no broker would take, left out."

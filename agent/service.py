@@ -28,7 +28,6 @@ from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from agent.ticking import Ticking
 from gpuledger.bus.protocol import Bus
-from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.service import Backoff, Check, Readiness, Severity
@@ -49,7 +48,7 @@ async def run_agent(
     Without a bus nothing is published; a view is shown each tick. Raises NothingWorksError where
     only a fresh start can help.
     """
-    outbox = _outbox(settings, machine.clock, readiness) if bus else None
+    outbox = _outbox(settings, machine, readiness) if bus else None
     node = _run(machine, Outlets(outbox=outbox, view=view), settings, readiness)
     if bus and outbox:
         publisher = Publisher(
@@ -89,11 +88,11 @@ async def _run(
     """Run everything that looks at the node; the driver is let go of at the end."""
     procfs_check = readiness.check("procfs", severity=Severity.WARNING)
     sampler = _sampler(settings, machine.procfs, procfs_check)
-    hardware = Hardware(node=settings.node_name, boot_id=read_boot_id(machine.procfs))
+    hardware = Hardware(node=settings.node_name, boot_id=_boot_id(machine.procfs))
     allocations = _allocations(machine, settings, readiness)
     watch = IncidentWatch(
         node=settings.node_name,
-        boot_id=read_boot_id(machine.procfs),
+        boot_id=_boot_id(machine.procfs),
         library=machine.nvml,
         clock=machine.clock,
         tell=outlets.tell_incident,
@@ -141,8 +140,13 @@ def _driver(
     )
 
 
-def _outbox(settings: AgentSettings, clock: Clock, readiness: Readiness) -> Outbox:
-    spool = Spool(settings.spool, node=settings.node_name, now_ns=clock.time_ns)
+def _outbox(settings: AgentSettings, machine: Machine, readiness: Readiness) -> Outbox:
+    spool = Spool(
+        settings.spool,
+        node=settings.node_name,
+        boot_id=_boot_id(machine.procfs),
+        boottime_ns=machine.clock.boottime_ns,
+    )
     return Outbox(
         queue=TickQueue(most_ticks=settings.queue_ticks),
         spool=spool if settings.spool.folder else None,
@@ -175,6 +179,14 @@ def _on(hardware: Hardware, allocations: Allocations | None) -> AllocationsOn:
         return find_on(held, gpu_uuid, gpu_instance)
 
     return find
+
+
+def _boot_id(procfs: Procfs) -> str:
+    """Return the kernel's id of this boot; raises `UserError` where `/proc` does not show it."""
+    try:
+        return read_boot_id(procfs)
+    except OSError as error:
+        raise UserError(f"cannot read /proc: {error}; the agent needs the node's /proc") from error
 
 
 def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:

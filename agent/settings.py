@@ -8,9 +8,12 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.exposition.settings import ExpositionSettings
+from gpuledger.errors import SettingsError
+from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NodeName
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 
 _MOST_OF_A_TICK: Final = 0.8
+_MAX_SHOWN: Final = 80
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +76,8 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     most_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
     """The most that may lie there; then the oldest is dropped, an eighth at a time at most."""
     most_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
-    """What is older is dropped rather than sent."""
+    """What has lain there for longer is dropped rather than sent; by the time since boot, which
+    nobody can set. What an earlier boot left counts as no older than this one is."""
     least_free_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 2**30
     """Free space that is left to others: below it nothing is written."""
     after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
@@ -154,8 +158,23 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:
-    """Fill in the node's name where the settings leave it open."""
+    """Return the settings with the node's name filled in; raises `SettingsError` for a bad one.
+
+    The host's name is lowercased, as the kubelet does with it.
+    """
     if settings.node_name:
-        return settings
-    name = environ.get("NODE_NAME") or platform.node()
+        origin, name = "node_name", settings.node_name
+    elif environ.get("NODE_NAME"):
+        origin, name = "NODE_NAME", environ["NODE_NAME"]
+    else:
+        origin, name = "the host's name", platform.node().strip().lower()
+    try:
+        msgspec.convert(name, NodeName)
+    except msgspec.ValidationError as error:
+        shown = repr(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}…")
+        raise SettingsError(
+            f"{origin}: {shown} is no name of a Kubernetes node (lowercase letters, digits, '-' and"
+            f" '.', {MAX_NODE_NAME_LENGTH} characters at most): set NODE_NAME to the node's"
+            " metadata.name, as the shipped DaemonSet does from spec.nodeName"
+        ) from error
     return msgspec.structs.replace(settings, node_name=name)

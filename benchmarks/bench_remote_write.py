@@ -81,8 +81,7 @@ def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
 
 def _count(events: list[GpuEvent]) -> int:
     series = LiveSeries()
-    encoded = (series.encode(event) for event in events)
-    return sum(one.samples for one in encoded if one is not None)
+    return sum(series.encode(event).samples for event in events)
 
 
 def _write_request() -> Any:  # noqa: ANN401  # a class made at run time

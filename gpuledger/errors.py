@@ -53,3 +53,7 @@ class UnavailableError(GpuledgerError):
 
 class BusUnavailableError(UnavailableError):
     """The broker did not answer, or did not acknowledge in time."""
+
+
+class TimestampRefusedError(BusUnavailableError):
+    """The broker refused a record as too far ahead of its clock: theirs may be wrong, or ours."""

@@ -1,10 +1,12 @@
 """The simulation's clocks: one that runs faster than the machine, and one that is moved by hand.
 
-Both keep scenario time: event times, sleeps and intervals are in its seconds.
+Both keep scenario time: event times, sleeps and intervals are in its seconds. A node's own clock is
+one of them as the node shows it: its wall clock may be wrong, and be set, as the scenario says.
 """
 
 import asyncio
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from gpuledger.clock import Clock, SystemClock
 
@@ -66,16 +68,37 @@ class HandClock:
         await asyncio.sleep(0)
 
 
-class NodeClock:
-    """A node's clock: the simulation's, with the time since the node's boot."""
+class Step(NamedTuple):
+    """A node's wall clock is set."""
 
-    def __init__(self, clock: Clock, *, boot_time_ns: int) -> None:
+    at_ns: int
+    """When, nanoseconds since the Unix epoch in scenario time."""
+    by_ns: int
+    """How far ahead; below zero back."""
+
+
+class NodeClock:
+    """A node's clock: the simulation's, with the time since the node's boot.
+
+    What happens on the node happens in scenario time, whatever its wall clock shows; the time since
+    boot and the monotonic clock are never set.
+    """
+
+    def __init__(self, clock: Clock, *, boot_time_ns: int, steps: Sequence[Step] = ()) -> None:
         self._clock = clock
         self._boot_time_ns = boot_time_ns
+        self._steps = tuple(steps)
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch."""
-        return self._clock.time_ns()
+        """Nanoseconds since the Unix epoch, as the node's wall clock shows them."""
+        return self.shown_ns(self._clock.time_ns())
+
+    def shown_ns(self, scenario_ns: int) -> int:
+        """Return what the wall clock shows at an instant of the scenario."""
+        if not self._steps:
+            return scenario_ns
+        set_by_ns = sum(step.by_ns for step in self._steps if step.at_ns <= scenario_ns)
+        return max(0, scenario_ns + set_by_ns)
 
     def monotonic_ns(self) -> int:
         """Nanoseconds that never fall."""

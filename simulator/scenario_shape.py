@@ -45,6 +45,15 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the driver keeps accounts of processes, and which call it has for them."""
 
 
+class ClockStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node's wall clock is set; nothing else of the node notices."""
+
+    at_seconds: float
+    """When, since the scenario's start; below zero: it was wrong before."""
+    by_seconds: float
+    """How far ahead it is set; below zero back. Several add up."""
+
+
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine with GPUs."""
 
@@ -62,6 +71,8 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the agent sees the machine's processes, or those of its own container alone."""
     events: EventSupport = EventSupport()
     """What its driver tells through NVML's event sets."""
+    clock_steps: list[ClockStep] = []
+    """When its wall clock is set, as by NTP or by hand."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

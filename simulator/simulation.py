@@ -11,7 +11,7 @@ from functools import partial
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from simulator import identities
-from simulator.clock import NodeClock, ScaledClock
+from simulator.clock import NodeClock, ScaledClock, Step
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
 from simulator.faults import plan_faults
 from simulator.identities import DerivedUids, Uids
@@ -127,13 +127,17 @@ class Simulation:
         processes = [process for process in self.processes if process.node == node.name]
         gpus = self._make_gpus(node, processes)
         incidents = plan_incidents(self.scenario, node)
-        clock = NodeClock(self.clock, boot_time_ns=self.epoch_ns - uptime_ns)
+        boot_time_ns = self.epoch_ns - uptime_ns
+        # By which the node's parts work, and what the node shows.
+        truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
+        clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=self._steps(node))
         return SimulatedNode(
             name=node.name,
             nvml=make_nvml(
                 gpus,
                 faults=plan_faults(self.scenario.faults, node.name),
-                clock=clock,
+                clock=truth,
+                shown_ns=clock.shown_ns,
                 epoch_ns=self.epoch_ns,
                 uptime_ns=uptime_ns,
                 sample_period_ns=round(self.scenario.sample_period_seconds * _NS),
@@ -142,7 +146,7 @@ class Simulation:
             ),
             procfs=SimulatedProcfs(
                 processes,
-                clock=clock,
+                clock=truth,
                 epoch_ns=self.epoch_ns,
                 boot_id=identities.run_uuid(seed, self.epoch_ns, f"boot/{node.name}"),
                 cgroup_driver=node.cgroup_driver,
@@ -155,12 +159,18 @@ class Simulation:
                 self.pods,
                 gpus,
                 node=node.name,
-                clock=clock,
+                clock=truth,
                 epoch_ns=self.epoch_ns,
                 uid_of=self.given_uid,
             ),
-            open_kmsg=partial(SimulatedKmsg, incidents, clock=clock, epoch_ns=self.epoch_ns),
+            open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
         )
+
+    def _steps(self, node: Node) -> list[Step]:
+        return [
+            Step(self.epoch_ns + round(one.at_seconds * _NS), round(one.by_seconds * _NS))
+            for one in node.clock_steps
+        ]
 
     def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:
         seed = self.scenario.seed

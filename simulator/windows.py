@@ -4,7 +4,7 @@ Here the truth is blurred as a driver blurs it. The ring buffer is not stored: a
 can be worked out again from the truth.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,10 +38,12 @@ class ProcessSample:
 class SamplingWindows:
     """The windows of one GPU that its ring buffer still holds."""
 
-    def __init__(self, gpu: SimulatedGpu, *, period_ns: int, epoch_ns: int) -> None:
+    def __init__(
+        self, gpu: SimulatedGpu, *, period_ns: int, stamp_us: Callable[[int], int]
+    ) -> None:
         self._gpu = gpu
         self._period_ns = period_ns
-        self._epoch_ns = epoch_ns
+        self._stamp_us = stamp_us
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[Window]:
         """Give the completed windows with a newer stamp, oldest first.
@@ -49,10 +51,11 @@ class SamplingWindows:
         The driver has sampled since before the scenario's start: those windows are idle.
         """
         newest = now_ns // self._period_ns
-        seen = (last_seen_us * 1000 - self._epoch_ns) // self._period_ns
-        oldest = max(newest - RING_SAMPLES + 1, seen)
-        windows = [self._window(number) for number in range(oldest, newest + 1)]
-        return [window for window in windows if window.timestamp_us > last_seen_us]
+        return [
+            self._window(number)
+            for number in range(newest - RING_SAMPLES + 1, newest + 1)
+            if self._stamp_us(number * self._period_ns) > last_seen_us
+        ]
 
     def latest(self, now_ns: int) -> Window:
         """Give the newest completed window."""
@@ -96,7 +99,7 @@ class SamplingWindows:
         return Window(
             start_ns=end_ns - self._period_ns,
             end_ns=end_ns,
-            timestamp_us=(self._epoch_ns + end_ns) // 1000,
+            timestamp_us=self._stamp_us(end_ns),
         )
 
 

@@ -1,31 +1,55 @@
-"""Recognise a tick that was published twice, as a restarted join may do.
+"""Recognise a tick that was published twice, as a restarted join may do, by (node, boot, seq).
 
-Here lives the mark of each node, by partition, in memory. It holds within the life of a consumer's
-assignment; what comes again after that is for the reader of the store to tell by (node, boot, seq).
+Here lives how far each node was seen, by partition, in memory. It holds within the life of a
+consumer's assignment; what comes again after that is for the reader of the store to tell.
 """
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import Final
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.records import GpuEvent
 
+_MAX_BOOTS: Final = 5
+"""As many boots of a node as the join remembers: a spool may bring ticks of earlier ones late."""
 
-class SeenTicks:
-    """The last tick seen of each node; one node's ticks always come in one partition, in order."""
+
+class SeenBoots:
+    """How far the few boots of a node that were heard of last were seen; never by a clock."""
+
+    __slots__ = ("_seqs",)
 
     def __init__(self) -> None:
-        self._last: dict[TopicPartition, dict[str, tuple[str, int]]] = {}
+        self._seqs: dict[str, int] = {}
 
-    def is_new(self, partition: TopicPartition, event: GpuEvent) -> bool:
-        """Say whether the tick is beyond what was seen of its node's boot, and remember it."""
-        seen = self._last.setdefault(partition, {})
-        boot_id, seq = seen.get(event.node, ("", -1))
-        if boot_id == event.boot_id and event.seq <= seq:
+    def is_new(self, event: GpuEvent) -> bool:
+        """Return whether the tick is beyond what was seen of its boot, and remember it."""
+        boot_id, seq = event.boot_id, event.seq
+        if seq <= self._seqs.get(boot_id, -1):
             return False
-        seen[event.node] = (event.boot_id, event.seq)
+        # Put last, so that the boot that was heard of longest ago is first.
+        self._seqs.pop(boot_id, None)
+        self._seqs[boot_id] = seq
+        if len(self._seqs) > _MAX_BOOTS:
+            self._seqs.pop(next(islice(self._seqs, 1)))
         return True
 
+
+class SeenTicks:
+    """The ticks seen of each node; one node's ticks always come in one partition."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[TopicPartition, dict[str, SeenBoots]] = {}
+
+    def is_new(self, partition: TopicPartition, event: GpuEvent) -> bool:
+        """Return whether the tick is beyond what was seen of its node's boot, and remember it."""
+        nodes = self._nodes.setdefault(partition, {})
+        if (boots := nodes.get(event.node)) is None:
+            boots = nodes[event.node] = SeenBoots()
+        return boots.is_new(event)
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the marks of partitions that are read by somebody else, or again."""
+        """Forget partitions that are read by somebody else, or again."""
         for partition in partitions:
-            self._last.pop(partition, None)
+            self._nodes.pop(partition, None)

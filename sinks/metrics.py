@@ -33,7 +33,8 @@ RETRIES_TOTAL: Final = Counter(
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `rejected`, `too_large`,"
-    " `too_old`): events; in alerts also incidents, and posts that an Alertmanager refused.",
+    "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `out_of_order`,"
+    " `rejected`, `superseded`, `too_large`, `too_old`): events; in alerts also incidents, and"
+    " posts that an Alertmanager refused.",
     ["sink", "reason"],
 )

@@ -34,17 +34,17 @@ class Head(NamedTuple):
     """How many parcels are in it."""
     oldest_ms: int
     """The event time of the oldest one, milliseconds since the epoch."""
-    newest_ms: int
-    """The event time of the newest one, milliseconds since the epoch."""
+    spooled_ms: int
+    """When it was written, milliseconds since boot; in a file of the first form the event time of
+    the newest one, which tells no age."""
 
 
-def pack_frame(parcels: Sequence[Parcel]) -> bytes:
-    """Make a frame of at least one parcel."""
+def pack_frame(parcels: Sequence[Parcel], *, spooled_ms: int) -> bytes:
+    """Return a frame of at least one parcel, written `spooled_ms` after the node's boot."""
     import cramjam  # noqa: PLC0415  # aiokafka brings it; an agent without Kafka carries neither
 
     body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels), _LEVEL))
-    times_ms = [time_ms(parcel) for parcel in parcels]
-    head = Head(len(body), 0, len(parcels), min(times_ms), max(times_ms))
+    head = Head(len(body), 0, len(parcels), min(map(time_ms, parcels)), spooled_ms)
     checksum = zlib.crc32(body, zlib.crc32(_HEAD.pack(*head)[_CHECKED_FROM:]))
     return _HEAD.pack(*head._replace(checksum=checksum)) + body
 

@@ -1,7 +1,10 @@
 """From the outbox to the broker, in order, again and again until the broker has acknowledged.
 
 Here lives the loop that publishes. What is taken out of the outbox is kept in hand until all of
-its topics are acknowledged, so nothing is lost and nothing overtakes.
+its topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever
+take is left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is
+left out only where the broker refuses it and this node's clock, as it is now, agrees: either clock
+alone may be the wrong one, and one that was set back must not cost the ticks made before.
 """
 
 import asyncio
@@ -29,14 +32,19 @@ from agent.publishing.pace import pause_seconds
 from agent.publishing.parcels import Parcel, time_ms
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
-from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
+from gpuledger.errors import (
+    BusUnavailableError,
+    MessageTooLargeError,
+    TimestampRefusedError,
+    TopicsError,
+)
 from gpuledger.service import Backoff, Check
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
 
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
-_AHEAD_MS: Final = 86_400_000  # the topics' message.timestamp.after.max.ms
+_AHEAD_MS: Final = 60_000
 _NS_PER_MS: Final = 1_000_000
 _PUBLISHED: Final = {
     SAMPLES.name: TICKS_PUBLISHED,
@@ -116,15 +124,39 @@ class Publisher:
             await self._pause(times_ms)
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        # Looked at again with each attempt: a clock that ran ahead may have been set right since.
-        messages = _acceptable(self._unsent[topic], now_ms=self._now_ns() // _NS_PER_MS)
+        messages = _small(self._unsent[topic])
         try:
             await producer.publish(topic, partition, messages)
-        except MessageTooLargeError:
-            messages = await _publish_singly(producer, topic, partition, messages)
+        except (MessageTooLargeError, TimestampRefusedError):
+            messages = await self._publish_singly(producer, topic, partition, messages)
         del self._unsent[topic]
         if counter := _PUBLISHED.get(topic):
             counter.inc(len(messages))
+
+    async def _publish_singly(
+        self, producer: Producer, topic: str, partition: int, messages: Sequence[Message]
+    ) -> list[Message]:
+        """Publish one by one, without what this broker does not take; return what it took.
+
+        Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
+        again later.
+        """
+        taken = []
+        for message in messages:
+            try:
+                await producer.publish(topic, partition, [message])
+                taken.append(message)
+            except MessageTooLargeError as error:
+                MESSAGES_TOO_LARGE.inc()
+                _tell_dropped(str(error), 1)
+            except TimestampRefusedError as error:
+                # Looked at with each attempt: the clock may have been set right since.
+                now_ms = self._now_ns() // _NS_PER_MS
+                if message.timestamp_ms <= now_ms + _AHEAD_MS:
+                    raise
+                MESSAGES_OF_THE_FUTURE.inc()
+                _tell_dropped("from the future: look at the node's clock", 1)
+        return taken
 
     async def _pause(self, times_ms: Sequence[int]) -> None:
         seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
@@ -142,38 +174,19 @@ def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
     return sorted_
 
 
-def _acceptable(messages: Sequence[Message], *, now_ms: int) -> list[Message]:
-    """Leave out what no broker takes: it would be refused for ever, and all that is behind it."""
-    small = [one for one in messages if _size_bytes(one) <= MAX_MESSAGE_BYTES]
+def _small(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without those that no broker takes: they would be refused for ever."""
+    small = [message for message in messages if _size_bytes(message) <= MAX_MESSAGE_BYTES]
     if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
         _tell_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
-    past = [one for one in small if one.timestamp_ms <= now_ms + _AHEAD_MS]
-    if refused := len(small) - len(past):
-        MESSAGES_OF_THE_FUTURE.inc(refused)
-        _tell_dropped("from the future: look at the node's clock", refused)
-    return past
+    return small
 
 
 def _tell_dropped(detail: str, count: int) -> None:
     """Say once a minute what is left out, as it may be every message for hours."""
     if told := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=told)
-
-
-async def _publish_singly(
-    producer: Producer, topic: str, partition: int, messages: Sequence[Message]
-) -> list[Message]:
-    """Leave out what this broker does not take, as its limit is lower; give what it took."""
-    taken = []
-    for message in messages:
-        try:
-            await producer.publish(topic, partition, [message])
-            taken.append(message)
-        except MessageTooLargeError as error:
-            MESSAGES_TOO_LARGE.inc()
-            _tell_dropped(str(error), 1)
-    return taken
 
 
 def _size_bytes(message: Message) -> int:

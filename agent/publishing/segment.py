@@ -1,9 +1,10 @@
-"""One file of the spool: a head that says what of it is sent, and frames behind it.
+"""One file of the spool: a head that says what of it is sent and of which boot, frames behind it.
 
 Here lives the reading and writing of a file. Each write is one frame at the end of the file, or
 the position in its head; whatever a crash leaves of a frame is cut off when the file is opened.
 Nothing is synced: what the kernel took outlives the process, and a machine that lost power lost
-its last seconds anyway. Errors: any method may raise `OSError`.
+its last seconds anyway. A file is written by one process, so all of it is of one boot. The first
+form of the file, without the boot's id, is still read. Errors: any method may raise `OSError`.
 """
 
 import os
@@ -18,10 +19,13 @@ from typing import Final, NamedTuple
 from agent.publishing.frames import HEAD_BYTES, DamagedError, Head, head_of, read_head, unpack_frame
 from agent.publishing.parcels import Parcel
 
-_MAGIC: Final = b"gpuledger spool\1"
+_MAGIC: Final = b"gpuledger spool\2"
+_FIRST_MAGIC: Final = b"gpuledger spool\1"
 _POSITION: Final = struct.Struct("<Q")
-START: Final = len(_MAGIC) + _POSITION.size
-"""Where the first frame begins."""
+_BOOT_ID_BYTES: Final = 64
+_FIRST_START: Final = len(_FIRST_MAGIC) + _POSITION.size
+START: Final = _FIRST_START + _BOOT_ID_BYTES
+"""Where the first frame of a new file begins."""
 _OURS_ALONE: Final = 0o600
 
 
@@ -39,6 +43,8 @@ class Segment:
 
     path: Path
     """The file; its name is its number."""
+    boot_id: str | None
+    """The kernel's id of the boot in which it was written; `None` in a file of the first form."""
     size_bytes: int = START
     """Its length."""
     frames: deque[Frame] = field(default_factory=deque)
@@ -56,33 +62,42 @@ class Segment:
         """How many parcels are not sent."""
         return sum(frame.head.parcels for frame in self.frames)
 
+    @property
+    def start(self) -> int:
+        """Where its first frame begins."""
+        return _FIRST_START if self.boot_id is None else START
+
     @classmethod
-    def create(cls, path: Path) -> "Segment":
-        """Make an empty file that nobody else may read."""
+    def create(cls, path: Path, *, boot_id: str) -> "Segment":
+        """Return an empty file that nobody else may read."""
+        written = _boot_id_bytes(boot_id)
         with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            _write(file, _MAGIC + _POSITION.pack(START), at=0)
-        return cls(path)
+            _write(file, _MAGIC + _POSITION.pack(START) + written, at=0)
+        return cls(path, _boot_id(written))
 
     @classmethod
     def load(cls, path: Path) -> "Segment":
-        """Find the frames of a file; what is no whole frame ends it and is cut off."""
+        """Return a file with its frames; what is no whole frame ends it and is cut off."""
         with _opened(path, os.O_RDWR) as file:
             length = os.fstat(file).st_size
             head = os.pread(file, START, 0)
-            is_ours = len(head) == START and head.startswith(_MAGIC)
-            frames = list(_scan(file, length)) if is_ours else []
-            end = frames[-1].end if frames else START
+            boot_id, start = _form_of(head)
+            frames = list(_scan(file, start, length)) if start else []
+            end = frames[-1].end if frames else start or START
             if end < length:
                 os.ftruncate(file, end)
-        (position,) = _POSITION.unpack(head[len(_MAGIC) :]) if is_ours else (START,)
+        if not start:
+            return cls(path, boot_id, size_bytes=end, torn_bytes=length)
+        (position,) = _POSITION.unpack_from(head, len(_MAGIC))
         unsent = [frame for frame in frames if frame.start >= position]
         # A position that is no border was never written by us: rather twice than not at all.
-        known = {START, *(frame.end for frame in frames)}
+        known = {start, *(frame.end for frame in frames)}
         return cls(
             path,
+            boot_id,
             size_bytes=end,
             frames=deque(unsent if position in known else frames),
-            torn_bytes=max(0, length - end) if is_ours else length,
+            torn_bytes=max(0, length - end),
         )
 
     def append(self, frame: bytes) -> int:
@@ -120,9 +135,30 @@ class Segment:
         self.path.unlink(missing_ok=True)
 
 
-def _scan(file: int, length: int) -> Iterator[Frame]:
-    """Find the frames by their heads; their bodies are checked when they are read."""
-    start = START
+def same_boot(first: str | None, second: str) -> bool:
+    """Return whether an id read from a file is that of a boot."""
+    return first == _boot_id(_boot_id_bytes(second))
+
+
+def _boot_id_bytes(boot_id: str) -> bytes:
+    return boot_id.encode()[:_BOOT_ID_BYTES].ljust(_BOOT_ID_BYTES, b"\0")
+
+
+def _boot_id(written: bytes) -> str:
+    return written.rstrip(b"\0").decode(errors="replace")
+
+
+def _form_of(head: bytes) -> tuple[str | None, int]:
+    """Return the boot's id and where frames begin; 0 where the head is none of ours."""
+    if len(head) == START and head.startswith(_MAGIC):
+        return _boot_id(head[_FIRST_START:]), START
+    if len(head) >= _FIRST_START and head.startswith(_FIRST_MAGIC):
+        return None, _FIRST_START
+    return None, 0
+
+
+def _scan(file: int, start: int, length: int) -> Iterator[Frame]:
+    """Yield the frames by their heads; their bodies are checked when they are read."""
     while head := read_head(os.pread(file, HEAD_BYTES, start)):
         end = start + HEAD_BYTES + head.body_bytes
         if end > length:

@@ -2,6 +2,12 @@
 
 Here live the folder, its files in their order, and what is dropped when they are too many or too
 old. All of it blocks: `outbox` runs it in a thread. Errors: `OSError`.
+
+The wall clock may be set while ticks wait, and starts wrong on many machines, so no age is counted
+by it: a leap of an hour must not drop an hour's ticks. What this boot has written is as old as the
+time since boot says (CLOCK_BOOTTIME, suspended time included). What an earlier boot has written is
+at least as old as this boot is, and counts as no older. What was written in the first form of the
+file, which names no boot, ages from when it was found.
 """
 
 import errno
@@ -23,7 +29,7 @@ from agent.metrics import (
 from agent.publishing.folder import SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
 from agent.publishing.parcels import Parcel, size_bytes
-from agent.publishing.segment import START, Segment
+from agent.publishing.segment import START, Frame, Segment, same_boot
 from agent.settings import SpoolSettings
 
 _SEGMENT_BYTES: Final = 4 * 2**20
@@ -43,10 +49,19 @@ class Mark(NamedTuple):
 class Spool:
     """The folder of one node in a spool's folder."""
 
-    def __init__(self, settings: SpoolSettings, *, node: str, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: SpoolSettings,
+        *,
+        node: str,
+        boot_id: str,
+        boottime_ns: Callable[[], int],
+    ) -> None:
         self._settings = settings
         self._folder = SpoolFolder(Path(settings.folder), node=node)
-        self._now_ns = now_ns
+        self._boot_id = boot_id
+        self._boottime_ns = boottime_ns
+        self._found_ms = 0
         self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
         self._writing: Segment | None = None
@@ -83,7 +98,7 @@ class Spool:
         """Write parcels behind all others, whole or not at all; give the place behind them."""
         self.open()
         self._folder.refuse_below(self._settings.least_free_bytes)
-        frame = pack_frame(parcels)
+        frame = pack_frame(parcels, spooled_ms=self._now_ms())
         self._drop_old()
         self._make_room(len(frame))
         mark = self._append(frame)
@@ -128,6 +143,7 @@ class Spool:
         loaded = [segment for path in paths for segment in self._loaded(path)]
         self._last_number = int(paths[-1].stem) if paths else 0
         self._segments = loaded
+        self._found_ms = self._now_ms()
         for segment in [one for one in loaded if not one.frames]:
             self._remove(segment)
         if not self.is_empty:
@@ -146,7 +162,7 @@ class Spool:
 
     def _read_from(self, segment: Segment, at_most: int) -> tuple[list[Parcel], Mark] | None:
         parcels: list[Parcel] = []
-        end = START
+        end = segment.start
         try:
             for frame in segment.frames:
                 is_enough = sum(map(size_bytes, parcels)) > _READ_BYTES
@@ -167,14 +183,25 @@ class Spool:
         self._drop(segment, reason="damaged")
 
     def _drop_old(self) -> None:
-        oldest_ms = self._now_ns() // _NS_PER_MS - self._settings.most_age_seconds * 1000
-        while self._segments and self._segments[0].frames[0].head.newest_ms < oldest_ms:
+        oldest_ms = self._now_ms() - self._settings.most_age_seconds * 1000
+        while self._segments:
             segment = self._segments[0]
+            if self._spooled_ms(segment, segment.frames[0]) >= oldest_ms:
+                break
             frame = segment.frames.popleft()
             if not self._is_lent(segment, frame.end):
                 SPOOL_DROPPED.labels(reason="age").inc(frame.head.parcels)
             if not segment.frames:
                 self._remove(segment)
+
+    def _spooled_ms(self, segment: Segment, frame: Frame) -> int:
+        """Return when a frame was written, milliseconds since this boot, or the latest it was."""
+        if segment.boot_id is None:
+            return self._found_ms
+        return frame.head.spooled_ms if same_boot(segment.boot_id, self._boot_id) else 0
+
+    def _now_ms(self) -> int:
+        return self._boottime_ns() // _NS_PER_MS
 
     def _make_room(self, needed_bytes: int) -> None:
         if needed_bytes + START > self._settings.most_bytes:
@@ -211,7 +238,7 @@ class Spool:
     def _new_segment(self) -> Segment:
         # Counted on also where it fails: a file that may be there is not made again.
         self._last_number += 1
-        return Segment.create(self._folder.file(self._last_number))
+        return Segment.create(self._folder.file(self._last_number), boot_id=self._boot_id)
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)

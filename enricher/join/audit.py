@@ -61,11 +61,16 @@ class Audit:
             self._ticks_to_check = TICKS_PER_CHECK
             self._check(event, sample, now_ns=now_ns)
 
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set since the tick before."""
+        self._skew.see_step(node, seconds)
+
     def tell(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
             self._newest_ns = 0
+        self._skew.tell_steps()
         expired = self._pending.expire(now_ns)
         metrics.PENDING.set(len(self._pending))
         if expired:

@@ -77,6 +77,13 @@ LEAST_AGE_SECONDS: Final = Gauge(
     " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
 )
+CLOCK_STEPS_TOTAL: Final = Counter(
+    "gpuledger_join_clock_steps",
+    "Settings of nodes' wall clocks by more than a second, by direction: `ahead` or `back`. Found"
+    " where the time between two ticks and their `seq` differ, or where a boot begins before the"
+    " last tick of the boot before it.",
+    ["direction"],
+)
 NODE_BEHIND_SECONDS: Final = Gauge(
     "gpuledger_join_node_behind_api_server_seconds",
     "Time by which a node's clock is behind the API server's at least: the most by which a pod read"

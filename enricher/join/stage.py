@@ -18,7 +18,13 @@ from enricher.join.naming.incidents import describe_incident
 from enricher.join.naming.pods import PodCache
 from enricher.join.naming.slim import Slimmer
 from enricher.join.timing.marks import NodeMarks
-from enricher.join.timing.passage import Mark, is_booked, is_late, uncovered_seconds
+from enricher.join.timing.passage import (
+    Mark,
+    clock_step_seconds,
+    is_booked,
+    is_late,
+    uncovered_seconds,
+)
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
@@ -156,6 +162,8 @@ class JoinStage:
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
         events = self._publishable(record, event)
         if events:
+            if (step_seconds := clock_step_seconds(sample, mark)) is not None:
+                self._audit.see_step(sample.node, step_seconds)
             marks.advance(sample, offset=record.offset, now_ns=now_ns)
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events

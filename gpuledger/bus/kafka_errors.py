@@ -10,6 +10,7 @@ from gpuledger.errors import (
     FencedError,
     GpuledgerError,
     MessageTooLargeError,
+    TimestampRefusedError,
     TopicsError,
     UserError,
 )
@@ -43,7 +44,7 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
         "refused it as larger than the topic's segment.bytes",
     ),
     vendor.InvalidTimestampError: (
-        BusUnavailableError,
+        TimestampRefusedError,
         (
             "refused a record as too far ahead of its own clock; set this machine's clock, "
             "or the topic's message.timestamp.after.max.ms"

@@ -1,6 +1,7 @@
 """How a record is made: frozen, keyword-only, and without a key for what is not known.
 
-Here live the decorators of all records and their whole numbers. No record itself, no encoding.
+Here live the decorators of all records, their whole numbers, and the bounds of what identifies a
+tick: node, boot and `seq`. Decoding holds every record to them. No record itself, no encoding.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,23 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # What the store keeps in 32 bits.
 SmallNatural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+MAX_SEQ: Final = 10 * 366 * 86_400_000
+"""Ten years in milliseconds: longer than any kernel runs."""
+# What of a boot is not above the highest `seq` of it counts as repeated, so one that cannot be
+# true would cost all ticks of that boot.
+Seq = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)]
+MAX_NODE_NAME_LENGTH: Final = 253
+# `$` alone would take a newline behind it, in Python though not in JSON Schema.
+NODE_NAME_PATTERN: Final = (
+    r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$(?!\n)"
+)
+"""Kubernetes' rule for the names of nodes: a DNS-1123 subdomain."""
+NodeName = Annotated[
+    str,
+    msgspec.Meta(min_length=1, max_length=MAX_NODE_NAME_LENGTH, pattern=NODE_NAME_PATTERN),
+]
+# The kernel's are UUIDs, of 36 characters.
+BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

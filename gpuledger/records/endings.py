@@ -3,7 +3,7 @@
 Here lives the record that a tick carries of it. What is booked for it is the join's business.
 """
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import Natural, Seq, record
 
 
 @record
@@ -31,11 +31,11 @@ class ProcessEnd:
     unclaimed_busy_seconds: float
     """What of the device's busy time is set aside for it: of ticks in which no process was seen on
     the GPU, and set aside for no other process."""
-    from_seq: Natural
+    from_seq: Seq
     """The first tick that covers a part of its time on the GPU, as far as the agent remembers."""
     from_time_ns: Natural
     """Where that tick's interval begins, nanoseconds since the epoch."""
-    until_seq: Natural
+    until_seq: Seq
     """The last tick that covers a part of it."""
     until_time_ns: Natural
     """Where that tick's interval ends, nanoseconds since the epoch."""

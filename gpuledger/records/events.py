@@ -7,7 +7,7 @@ follows from an entry and its reading is not written again: who worked how much 
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, array_record, record
+from gpuledger.records.base import BootId, Natural, NodeName, Seq, array_record, record
 from gpuledger.records.readings import GpuReading
 from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
@@ -107,11 +107,11 @@ class Settlement:
     """Process id in the node's own pid namespace."""
     started_boottime_ns: Natural
     """Start of the process since the node's boot."""
-    from_seq: Natural
+    from_seq: Seq
     """The first of the ticks in which it was used."""
     from_time_ns: Natural
     """Where that tick's interval begins, nanoseconds since the epoch."""
-    until_seq: Natural
+    until_seq: Seq
     """The last of these ticks."""
     until_time_ns: Natural
     """Where that tick's interval ends, nanoseconds since the epoch."""
@@ -123,11 +123,11 @@ class Settlement:
 class GpuEvent:
     """One tick of one node, booked. `(node, boot_id, seq)` is its identity."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of the boot."""
-    seq: Natural
+    seq: Seq
     """The tick's number within the boot, as the agent gave it."""
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch."""

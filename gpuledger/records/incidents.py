@@ -6,7 +6,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, SmallNatural, record
+from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
 from gpuledger.records.events import PodDescription
 from gpuledger.records.samples import DeviceAllocation
 
@@ -39,9 +39,9 @@ class IncidentProcess:
 class Incident:
     """What a node saw happen to one of its GPUs."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of the boot."""
     gpu_uuid: str
     """The GPU to which it happened."""

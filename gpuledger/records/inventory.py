@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.inventory.v1`, a compacted topic keyed by node.
 """
 
-from gpuledger.records.base import Natural, SmallNatural, record
+from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
 
 
 @record
@@ -104,9 +104,9 @@ class GpuFacts:
 class Inventory:
     """One node's GPUs at a time at which something of them had changed."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of this boot."""
     time_ns: Natural
     """When it was found so, nanoseconds since the epoch."""

@@ -3,16 +3,16 @@
 Here lives the record of `gpuledger.marks.v1`, a compacted topic keyed by node.
 """
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import BootId, Natural, NodeName, Seq, record
 
 
 @record
 class BootMark:
     """How far an earlier boot of a node is booked."""
 
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of the boot."""
-    seq: Natural
+    seq: Seq
     """The number of its last tick that was booked."""
 
 
@@ -20,11 +20,11 @@ class BootMark:
 class NodeMark:
     """The last tick of a node that was booked; what of a boot is not above it was booked before."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of the boot: the newest of which a tick was booked."""
-    seq: Natural
+    seq: Seq
     """The tick's number within the boot."""
     time_ns: Natural
     """End of the interval that the tick covers, nanoseconds since the epoch."""

@@ -3,7 +3,7 @@
 Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod's UID.
 """
 
-from gpuledger.records.base import Integer, Natural, record
+from gpuledger.records.base import Integer, Natural, NodeName, record
 
 
 @record
@@ -34,7 +34,7 @@ class PodRecord:
     """The pod's namespace."""
     name: str
     """The pod's name."""
-    node: str
+    node: NodeName
     """The node on which it runs; its record's partition is that node's."""
     owner_kind: str | None = None
     """Kind of the workload that people know it by, such as `Deployment` or `Job`."""

@@ -5,7 +5,7 @@ Here lives the record of `gpuledger.processes.v1`. What a process used in a tick
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, record
+from gpuledger.records.base import BootId, Natural, NodeName, record
 
 
 class ProcessChange(StrEnum):
@@ -38,9 +38,9 @@ class GpuTotals:
 class ProcessRecord:
     """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""

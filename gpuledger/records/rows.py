@@ -4,7 +4,7 @@ Here lives the record of `gpuledger.rows.v1`. It says what `gpuledger.events.v1`
 inside anything else: names and units are those of the store's columns.
 """
 
-from gpuledger.records.base import Natural, SmallNatural, record
+from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
 from gpuledger.records.events import Account, Method
 
 
@@ -12,11 +12,11 @@ from gpuledger.records.events import Account, Method
 class EntryRow:
     """An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its identity."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of the boot."""
-    seq: Natural
+    seq: Seq
     """The tick's number within the boot, as in the event."""
     row: Natural
     """The row's number within its event, from 0."""

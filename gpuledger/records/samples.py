@@ -7,7 +7,15 @@ path, names are the join's business.
 
 from enum import StrEnum
 
-from gpuledger.records.base import Natural, SmallNatural, array_record, record
+from gpuledger.records.base import (
+    BootId,
+    Natural,
+    NodeName,
+    Seq,
+    SmallNatural,
+    array_record,
+    record,
+)
 from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.readings import GpuDetails, GpuReading
 
@@ -81,11 +89,11 @@ class DeviceAllocation:
 class NodeSample:
     """One tick of one node: all that the node knew of its GPUs at that instant."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
-    seq: Natural
+    seq: Seq
     """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
@@ -110,11 +118,11 @@ class NodeSample:
 class NodeReadings:
     """What else a node read of its GPUs in a tick. `(node, boot_id, seq)` are those of the tick."""
 
-    node: str
+    node: NodeName
     """The node's name in Kubernetes."""
-    boot_id: str
+    boot_id: BootId
     """The kernel's id of this boot."""
-    seq: Natural
+    seq: Seq
     """Milliseconds since boot at the tick."""
     time_ns: Natural
     """End of the interval that the tick covers, nanoseconds since the epoch."""

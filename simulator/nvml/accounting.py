@@ -59,7 +59,7 @@ class Accounting(Session):
         stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
         stats.maxMemoryUsage = process.spec.memory_bytes
         stats.time = 0 if is_running else lived_ns // _NS_PER_MS
-        stats.startTime = (self._epoch_ns + process.start_ns) // 1000
+        stats.startTime = self._stamp_us(process.start_ns)
         stats.isRunning = int(is_running)
         return stats
 

@@ -17,7 +17,6 @@ from simulator.nvml.session import Handle, Session
 
 _LOOK_SECONDS: Final = 0.05
 _NO_INSTANCE: Final = 0xFFFFFFFF
-_NS_PER_US: Final = 1_000
 _TYPES: Final = {
     "xid": pynvml.nvmlEventTypeXidCriticalError,
     "double_bit_error": pynvml.nvmlEventTypeDoubleBitEccError,
@@ -100,7 +99,7 @@ class Events(Session):
         params.uuid = self._gpus[found.spec.gpu].facts.uuid.encode()
         params.eventType = _TYPES[found.spec.event]
         params.eventData = _data(found)
-        params.timestampUsec = (self._epoch_ns + found.time_ns) // _NS_PER_US
+        params.timestampUsec = self._stamp_us(found.time_ns)
         params.gpuInstanceId = _instance(found.spec.gpu_instance)
         params.computeInstanceId = _instance(found.spec.compute_instance)
 

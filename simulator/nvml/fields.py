@@ -37,7 +37,7 @@ class Fields(Session):
         return values
 
     def _fill_field(self, value: Any, gpu: SimulatedGpu, now_ns: int) -> None:  # noqa: ANN401  # a ctypes struct
-        value.timestamp = (self._epoch_ns + now_ns) // 1000
+        value.timestamp = self._stamp_us(now_ns)
         known = _FIELDS.get(value.fieldId)
         if known is None or not _is_scope(value.fieldId, value.scopeId, gpu):
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT

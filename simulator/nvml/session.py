@@ -1,7 +1,7 @@
 """An open library: its users, its handles, its time. What a device answers lives beside it."""
 # ruff: noqa: N802  # NVML's own names
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pynvml
@@ -28,13 +28,16 @@ class Session:
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
         sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
         event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
+        shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
     ) -> None:  # fmt: skip
         self._gpus = gpus
         self._clock = clock
         self._epoch_ns = epoch_ns
         self._driver_loaded_ns = -uptime_ns
+        self._shown_ns = shown_ns
         self._windows = [
-            SamplingWindows(gpu, period_ns=sample_period_ns, epoch_ns=epoch_ns) for gpu in gpus
+            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=self._stamp_us)
+            for gpu in gpus
         ]
         self._incidents = incidents
         self._event_support = event_support
@@ -64,6 +67,10 @@ class Session:
     def _check_open(self) -> None:
         if not self._users:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def _stamp_us(self, since_epoch_ns: int) -> int:
+        """Return an instant as the driver stamps it: by the node's wall clock as it was then."""
+        return self._shown_ns(self._epoch_ns + since_epoch_ns) // 1000
 
     def _since_epoch_ns(self) -> int:
         return self._clock.time_ns() - self._epoch_ns

@@ -1,25 +1,31 @@
-"""Rules over time: pending, firing, resolved, by the events' own time.
+"""Rules over time: pending, firing, resolved, by the node's own time since boot.
 
 Here lives what a partition's watch remembers: since when each condition holds, and the alerts that
-stand. A replay of the same events gives the same alerts. Pure; the clock's time is given, and used
-for sending alone.
+stand. How long a condition has held is told by `seq`, so no clock that is set makes an alert fire
+early, late or not at all; a tick from the future is judged like any other. A replay of the same
+events gives the same alerts. Pure; this machine's time is given, and used for sending alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
-from sinks.alerts.standing import Labels, StandingAlerts
+from sinks.alerts.standing import Labels, Now, StandingAlerts
+from sinks.timelines import Place, Timelines
 
 _Key = tuple[str, str, str]
+_NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(slots=True)
 class _Condition:
-    since_ns: int
-    """Event time of the first tick in which it held."""
+    boot_id: str
+    """The boot in which it was last seen to hold."""
+    since_seq: int
+    """The first tick of that boot in which it held."""
     alert: Labels | None = None
     """The identity of its alert, once it fires."""
 
@@ -29,15 +35,15 @@ class Watch:
 
     def __init__(self, *, rules: Sequence[Rule]) -> None:
         self._rules = rules
-        self._marks: dict[str, int] = {}
+        self._timelines = Timelines()
         self._conditions: dict[_Key, _Condition] = {}
         self.alerts = StandingAlerts()
 
-    def judge(self, event: GpuEvent, *, now_ns: int) -> bool:
-        """Hold the rules against one tick; False where it is not newer than the node's last."""
-        if event.time_ns <= self._marks.get(event.node, -1):
-            return False
-        self._marks[event.node] = event.time_ns
+    def judge(self, event: GpuEvent, *, now: Now) -> Place:
+        """Hold the rules against a tick that is its node's newest; return where it stands."""
+        place = self._timelines.place(event, heard_ns=now.monotonic_ns).place
+        if place is not Place.CURRENT:
+            return place
         for books in event.gpus:
             for rule in self._rules:
                 measure = rule.measure(books, event.interval_ns / 1e9)
@@ -46,24 +52,31 @@ class Watch:
                     continue
                 key = (rule.name, event.node, books.reading.uuid)
                 if measure >= rule.threshold:
-                    self._holds(rule, key, event, books, measure=measure, now_ns=now_ns)
+                    self._holds(rule, key, event, books, measure=measure, now=now)
                 else:
-                    self._ends(key, event, now_ns)
-        return True
+                    self._ends(key, event, now)
+        return place
 
-    def take_incident(self, taken: AttributedIncident, *, hold_ns: int, now_ns: int) -> None:
-        """Let the incident's alert stand for `hold_ns`.
+    def age_ns(self, taken: AttributedIncident, *, now: Now) -> int:
+        """Return how long ago an incident was; below zero where its node's clock is ahead.
 
-        Counted from now where the incident comes late: an alert that is over when it is first sent
-        is never notified.
+        What the node's clock was seen to be set back by is no age.
         """
-        at_ns = taken.incident.time_ns
+        incident = taken.incident
+        return now.time_ns - incident.time_ns - self._timelines.behind_ns(incident.node)
+
+    def take_incident(self, taken: AttributedIncident, *, hold_ns: int, now: Now) -> None:
+        """Let the incident's alert stand for `hold_ns` from now on.
+
+        Not from when it happened: an alert that is over when it is first sent is never notified,
+        and one that a clock stamped that was ahead would stand until then.
+        """
         self.alerts.hold(
             labels_of(taken),
             annotations_of(taken),
-            at_ns=at_ns,
-            until_ns=max(at_ns, now_ns) + hold_ns,
-            now_ns=now_ns,
+            at_ns=taken.incident.time_ns,
+            hold_ns=hold_ns,
+            now=now,
         )
 
     def _holds(
@@ -74,27 +87,32 @@ class Watch:
         books: GpuBooks,
         *,
         measure: float,
-        now_ns: int,
+        now: Now,
     ) -> None:
-        condition = self._conditions.setdefault(key, _Condition(since_ns=event.time_ns))
+        condition = self._conditions.get(key)
+        if condition is None:
+            condition = self._conditions[key] = _Condition(event.boot_id, event.seq)
+        elif condition.boot_id != event.boot_id:
+            # Whatever it was did not live through the reboot; an alert that stands is about both.
+            condition.boot_id, condition.since_seq = event.boot_id, event.seq
         if condition.alert is not None:
-            self.alerts.confirm(condition.alert, now_ns=now_ns)
-        elif event.time_ns - condition.since_ns >= rule.for_ns:
+            self.alerts.confirm(condition.alert, now=now)
+        elif (event.seq - condition.since_seq) * _NS_PER_MS >= rule.for_ns:
             condition.alert = self.alerts.fire(
                 _labels(rule, event, books),
                 _annotations(rule, event, books, measure),
                 since_ns=event.time_ns,
-                now_ns=now_ns,
+                now=now,
             )
 
-    def _ends(self, key: _Key, event: GpuEvent, now_ns: int) -> None:
+    def _ends(self, key: _Key, event: GpuEvent, now: Now) -> None:
         condition = self._conditions.pop(key, None)
         if condition is not None and condition.alert is not None:
-            self.alerts.end(condition.alert, at_ns=event.time_ns, now_ns=now_ns)
+            self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
 
-    def forget(self, *, now_ns: int, silent_ns: int) -> int:
-        """Drop alerts that are over; give how many of them were still firing."""
-        over = self.alerts.forget(now_ns=now_ns, silent_ns=silent_ns)
+    def forget(self, *, now: Now, silent_ns: int) -> int:
+        """Drop alerts that are over; return how many of them were still firing."""
+        over = self.alerts.forget(now=now, silent_ns=silent_ns)
         silent = {alert.labels for alert in over if alert.ends_ns is None}
         for key in [key for key, one in self._conditions.items() if one.alert in silent]:
             del self._conditions[key]

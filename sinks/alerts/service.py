@@ -24,17 +24,21 @@ from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import Watch
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import Standing, mark_told
+from sinks.alerts.standing import Now, Standing, mark_told
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.receivers import shown_url
 from sinks.retrying import until_answered
+from sinks.timelines import Place
 
 GROUP: Final = "gpuledger-alerts"
 NAME: Final = "alerts"
 _ALERTS_PER_POST: Final = 256
+_KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
+_UNJUDGED: Final = {Place.REPEATED: "duplicate", Place.SUPERSEDED: "superseded"}
+"""Why an event is not held against the rules, by where it stands."""
 _log = structlog.get_logger(__name__)
 
 
@@ -131,38 +135,43 @@ class AlertsSink:
 
     def _judge(self, batch: Batch) -> int | None:
         newest_ns: int | None = None
-        watch = self._watch(batch.partition)
+        watch, now = self._watch(batch.partition), Now.of(self._clock)
         for _, value in batch.items:
             if batch.partition.topic == EVENTS.name:
                 newest_ns = value.time_ns
-                if not watch.judge(value, now_ns=self._clock.time_ns()):
-                    _drop("duplicate")
+                if reason := _UNJUDGED.get(watch.judge(value, now=now)):
+                    _drop(reason)
             else:
-                self._take_incident(watch, value)
+                self._take_incident(watch, value, now)
         return newest_ns
 
     def _watch(self, partition: TopicPartition) -> Watch:
         # Equally numbered partitions of both topics come to the same consumer.
         return self._watches.setdefault(partition.partition, Watch(rules=self._rules))
 
-    def _take_incident(self, watch: Watch, taken: AttributedIncident) -> None:
-        now_ns = self._clock.time_ns()
-        if now_ns - taken.incident.time_ns > self._settings.incident_age_seconds * 1e9:
+    def _take_incident(self, watch: Watch, taken: AttributedIncident, now: Now) -> None:
+        """Alert of an incident, unless it is long past.
+
+        One that is older than the topic keeps records has not waited there: its node's clock is
+        wrong, as one in 1970, and when it happened is not known.
+        """
+        age_ns = watch.age_ns(taken, now=now)
+        if self._settings.incident_age_seconds * 1e9 < age_ns <= _KEPT_NS:
             _drop("too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
-        watch.take_incident(taken, hold_ns=hold_ns, now_ns=now_ns)
+        watch.take_incident(taken, hold_ns=hold_ns, now=now)
 
     def _forget(self) -> None:
         silent_ns = round(self._settings.silent_seconds * 1e9)
         for watch in self._watches.values():
-            silent = watch.forget(now_ns=self._clock.time_ns(), silent_ns=silent_ns)
+            silent = watch.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:
                 _log.warning("silent_alerts_dropped", count=silent)
 
     async def _tell(self) -> None:
         """Tell every Alertmanager what it is due; done when at least one of them has it all."""
-        now_ns = self._clock.time_ns()
+        now_ns = self._clock.monotonic_ns()
         ready = [one for one in self._receivers if one.not_before_ns <= now_ns] or self._receivers
         errors = await asyncio.gather(*(self._tell_one(one) for one in ready))
         failures = [error for error in errors if error is not None]
@@ -170,26 +179,26 @@ class AlertsSink:
             raise failures[0]
 
     async def _tell_one(self, receiver: Receiver) -> ReceiverUnavailableError | None:
-        now_ns, url = self._clock.time_ns(), receiver.client.url
+        now, url = Now.of(self._clock), receiver.client.url
         due = [
             alert
             for watch in self._watches.values()
-            for alert in watch.alerts.due(url, now_ns=now_ns, resend_ns=self._resend_ns)
+            for alert in watch.alerts.due(url, now=now, resend_ns=self._resend_ns)
         ]
         try:
             for start in range(0, len(due), _ALERTS_PER_POST):
-                await self._post(receiver, due[start : start + _ALERTS_PER_POST], now_ns)
+                await self._post(receiver, due[start : start + _ALERTS_PER_POST], now)
         except ReceiverUnavailableError as error:
-            receiver.not_before_ns = now_ns + round(receiver.backoff.next_seconds() * 1e9)
+            receiver.not_before_ns = now.monotonic_ns + round(receiver.backoff.next_seconds() * 1e9)
             receiver.check.failed(str(error))
             return error
         receiver.backoff.reset()
         receiver.check.ok()
         return None
 
-    async def _post(self, receiver: Receiver, alerts: list[Standing], now_ns: int) -> None:
+    async def _post(self, receiver: Receiver, alerts: list[Standing], now: Now) -> None:
         payload: list[dict[str, Any]] = [
-            alert.as_json(now_ns=now_ns, resend_ns=self._resend_ns) for alert in alerts
+            alert.as_json(now=now, resend_ns=self._resend_ns) for alert in alerts
         ]
         url = receiver.client.url
         try:
@@ -200,7 +209,7 @@ class AlertsSink:
             _log.warning("alerts_rejected", url=url, count=len(alerts), error=str(error))
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
-        mark_told(alerts, url, now_ns=now_ns)
+        mark_told(alerts, url, now=now)
 
 
 def _check_of(url: str, readiness: Readiness) -> Check:

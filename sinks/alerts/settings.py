@@ -31,8 +31,9 @@ class AlertsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long the alert of an incident stands."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
-    silent_seconds: Seconds = 900.0
-    """An alert of a GPU of which nothing has come for so long is no longer sent."""
+    silent_seconds: Seconds = 600.0
+    """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
+    four times `resend_seconds` after it was sent last."""
     busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
     """The rule `GpuBusyWithoutPod`."""
     poll_records: Count = 500

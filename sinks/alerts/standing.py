@@ -1,13 +1,16 @@
 """The alerts that stand: what each Alertmanager has yet to be told, and until when.
 
 Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
-time with an end a while ahead, a resolved one for some minutes more. Pure; times are given.
+time with an end a while ahead, a resolved one for some minutes more. Pure; times are given: what
+Alertmanager is told is the wall clock's, how long something has lasted is the monotonic clock's.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from gpuledger.clock import Clock
 
 SECOND_NS: Final = 1_000_000_000
 _ENDS_AFTER_RESENDS: Final = 4
@@ -17,6 +20,20 @@ _TELL_END_NS: Final = 300 * SECOND_NS
 
 Labels = tuple[tuple[str, str], ...]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Now(NamedTuple):
+    """This machine's clocks at one instant."""
+
+    time_ns: int
+    """Since the epoch."""
+    monotonic_ns: int
+    """Of the clock that is never set."""
+
+    @classmethod
+    def of(cls, clock: Clock) -> "Now":
+        """Return what the clocks show."""
+        return cls(clock.time_ns(), clock.monotonic_ns())
 
 
 @dataclass(kw_only=True)
@@ -30,17 +47,19 @@ class Standing:
     starts_ns: int
     """Since when, nanoseconds since the epoch."""
     ends_ns: int | None = None
-    """Until when; `None` while it fires."""
+    """Until when, nanoseconds since the epoch; `None` while it fires."""
     seen_ns: int
-    """When its condition was last seen to hold, by this machine's clock."""
+    """When its condition was last seen to hold, by the monotonic clock."""
+    over_ns: int = 0
+    """Once it has an end: when that is, by the monotonic clock."""
     told_ns: dict[str, int] = field(default_factory=dict)
-    """For each Alertmanager when it last took this alert as it is now."""
+    """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
 
-    def as_json(self, *, now_ns: int, resend_ns: int) -> dict[str, Any]:
+    def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
         """Give the alert as `/api/v2/alerts` takes it."""
         ends_ns = self.ends_ns
         if ends_ns is None:
-            ends_ns = now_ns + _ENDS_AFTER_RESENDS * resend_ns
+            ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
         return {
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
@@ -70,27 +89,29 @@ class StandingAlerts:
         annotations: Mapping[str, str],
         *,
         since_ns: int,
-        now_ns: int,
+        now: Now,
     ) -> Labels:
-        """Let an alert begin, or one that has ended begin again; give its identity."""
+        """Let an alert begin, or one that has ended begin again; return its identity."""
         key = tuple(sorted((name, value) for name, value in labels.items() if value))
         # An alert that began ahead of this clock could not be ended by it.
-        starts_ns = min(since_ns, now_ns)
+        starts_ns = min(since_ns, now.time_ns)
         self._standing[key] = Standing(
-            labels=key, annotations=annotations, starts_ns=starts_ns, seen_ns=now_ns
+            labels=key, annotations=annotations, starts_ns=starts_ns, seen_ns=now.monotonic_ns
         )
         return key
 
-    def confirm(self, key: Labels, *, now_ns: int) -> None:
-        """Note that its condition still holds."""
+    def confirm(self, key: Labels, *, now: Now) -> None:
+        """Record that its condition still holds."""
         if key in self._standing:
-            self._standing[key].seen_ns = now_ns
+            self._standing[key].seen_ns = now.monotonic_ns
 
-    def end(self, key: Labels, *, at_ns: int, now_ns: int) -> None:
+    def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
         """Let an alert end at `at_ns`, or now where that is still to come."""
         if key in self._standing:
             alert = self._standing[key]
-            alert.ends_ns = max(alert.starts_ns, min(at_ns, now_ns))
+            alert.ends_ns = max(alert.starts_ns, min(at_ns, now.time_ns))
+            # Told for some minutes from now on, however long ago that was by the node's clock.
+            alert.over_ns = now.monotonic_ns
             alert.told_ns.clear()
 
     def hold(
@@ -99,42 +120,42 @@ class StandingAlerts:
         annotations: Mapping[str, str],
         *,
         at_ns: int,
-        until_ns: int,
-        now_ns: int,
+        hold_ns: int,
+        now: Now,
     ) -> None:
-        """Let an alert stand from `at_ns` until `until_ns`; where it stands already, prolong it."""
+        """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on."""
         before = dict(self._standing)
-        key = self.fire(labels, annotations, since_ns=at_ns, now_ns=now_ns)
+        key = self.fire(labels, annotations, since_ns=at_ns, now=now)
         alert = self._standing[key]
-        alert.ends_ns = until_ns
+        alert.ends_ns, alert.over_ns = now.time_ns + hold_ns, now.monotonic_ns + hold_ns
         known = before.get(key)
-        if known is not None and known.ends_ns is not None and known.ends_ns > now_ns:
+        if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
-            alert.ends_ns = max(until_ns, known.ends_ns)
 
-    def due(self, receiver: str, *, now_ns: int, resend_ns: int) -> list[Standing]:
-        """Give what this Alertmanager has not been told, or not for `resend_ns`."""
+    def due(self, receiver: str, *, now: Now, resend_ns: int) -> list[Standing]:
+        """Return what this Alertmanager has not been told, or not for `resend_ns`."""
         return [
             alert
             for alert in self
-            if receiver not in alert.told_ns or now_ns - alert.told_ns[receiver] >= resend_ns
+            if receiver not in alert.told_ns
+            or now.monotonic_ns - alert.told_ns[receiver] >= resend_ns
         ]
 
-    def forget(self, *, now_ns: int, silent_ns: int) -> list[Standing]:
-        """Drop and give what is over: ended and told, or firing and long not seen."""
-        over = [alert for alert in self if _is_over(alert, now_ns, silent_ns)]
+    def forget(self, *, now: Now, silent_ns: int) -> list[Standing]:
+        """Drop and return what is over: ended and told, or firing and long not seen."""
+        over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
         for alert in over:
             del self._standing[alert.labels]
         return over
 
 
-def mark_told(alerts: Iterable[Standing], receiver: str, *, now_ns: int) -> None:
-    """Note that the Alertmanager has taken these alerts."""
+def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:
+    """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
-        alert.told_ns[receiver] = now_ns
+        alert.told_ns[receiver] = now.monotonic_ns
 
 
-def _is_over(alert: Standing, now_ns: int, silent_ns: int) -> bool:
+def _is_over(alert: Standing, monotonic_ns: int, silent_ns: int) -> bool:
     if alert.ends_ns is None:
-        return now_ns - alert.seen_ns >= silent_ns
-    return now_ns - alert.ends_ns >= _TELL_END_NS
+        return monotonic_ns - alert.seen_ns >= silent_ns
+    return monotonic_ns - alert.over_ns >= _TELL_END_NS

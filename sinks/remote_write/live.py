@@ -1,8 +1,9 @@
 """The series that are alive, and a tick encoded against them.
 
-Here lives what a partition's sender remembers: of each node the last tick's time, and of each of
-its series the encoded labels. A series that the next tick does not have ends with a stale marker
-at that tick's time. Pure; nothing is sent.
+Here lives what a partition's sender remembers: of each node the latest time that was sent, and of
+each of its series the encoded labels. A series that the next tick does not have ends with a stale
+marker at that tick's time. Which tick is the next is decided elsewhere: after a clock was set back
+it is stamped earlier than what was sent before. Pure; nothing is sent.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ class _Live:
 
 @dataclass(slots=True)
 class _Node:
-    mark_ms: int = -1
+    latest_ms: int = -1
+    """The latest time that was encoded."""
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[Group, _Live] = field(default_factory=dict)
@@ -39,6 +41,8 @@ class EncodedTick:
 
     body: bytes
     samples: int
+    is_behind: bool = False
+    """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
 
 
 class LiveSeries:
@@ -47,19 +51,16 @@ class LiveSeries:
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
 
-    def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick | None:
-        """Encode the event's samples and the ends of series; `None` for a tick that is not new.
+    def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
+        """Encode the samples of a node's next tick, and the ends of series.
 
         `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
         no series, for a time that the wire cannot carry or a holder that the event does not list.
         """
-        time_ms = event.time_ns // _MS_NS
-        suffix = timestamp_suffix(time_ms)
-        node = self._nodes.setdefault(event.node, _Node())
-        if time_ms <= node.mark_ms:
-            return None
+        suffix = timestamp_suffix(event.time_ns // _MS_NS)
         values = values_of(event)
-        node.mark_ms, node.seen_ns = time_ms, now_ns
+        node = self._nodes.setdefault(event.node, _Node())
+        node.seen_ns = now_ns
         parts: list[bytes] = []
         for group, of_group in values.items():
             live = node.groups.get(group)
@@ -68,14 +69,26 @@ class LiveSeries:
             _append(parts, live, of_group, suffix)
         for group in node.groups.keys() - values.keys():
             _end(parts, node.groups.pop(group), suffix)
-        return _put_together(parts)
+        return _put_together(parts, is_behind=_is_behind(node, event))
+
+    def encode_past(self, event: GpuEvent) -> EncodedTick:
+        """Encode the samples of a tick that others have followed: it begins and ends no series.
+
+        Raises ValueError as `encode` does.
+        """
+        suffix = timestamp_suffix(event.time_ns // _MS_NS)
+        parts: list[bytes] = []
+        for group, of_group in values_of(event).items():
+            _append(parts, _Live(prefixes=_prefixes(event.node, group)), of_group, suffix)
+        node = self._nodes.setdefault(event.node, _Node())
+        return _put_together(parts, is_behind=_is_behind(node, event))
 
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
         for node in self._nodes.values():
             if node.groups and node.seen_ns < before_ns:
-                node.mark_ms += 1
-                suffix, parts = timestamp_suffix(node.mark_ms), list[bytes]()
+                node.latest_ms += 1
+                suffix, parts = timestamp_suffix(node.latest_ms), list[bytes]()
                 for live in node.groups.values():
                     _end(parts, live, suffix)
                 node.groups.clear()
@@ -87,8 +100,16 @@ class LiveSeries:
         return sum(live.had.bit_count() for live in groups)
 
 
-def _put_together(parts: list[bytes]) -> EncodedTick:
-    return EncodedTick(body=b"".join(parts), samples=len(parts) // 3)
+def _is_behind(node: _Node, event: GpuEvent) -> bool:
+    """Return whether something of this time or later was encoded before; remember this one."""
+    time_ms = event.time_ns // _MS_NS
+    is_behind = time_ms <= node.latest_ms
+    node.latest_ms = max(node.latest_ms, time_ms)
+    return is_behind
+
+
+def _put_together(parts: list[bytes], *, is_behind: bool = False) -> EncodedTick:
+    return EncodedTick(body=b"".join(parts), samples=len(parts) // 3, is_behind=is_behind)
 
 
 def _append(parts: list[bytes], live: _Live, values: Values, suffix: bytes) -> None:

@@ -1,8 +1,9 @@
 """Ticks put together to write requests, cut where a repetition would still be harmless.
 
 A request holds at most one tick of a node, so at most one sample of a series. What may have been
-sent before (everything published before this consumer came) goes one tick a request: a receiver
-that refuses an old sample refuses the whole request, and no new sample may go down with it. Pure.
+sent before (everything published before this consumer came), and what is stamped no later than
+something that its node has sent, goes one tick a request: a receiver that refuses an old sample
+refuses the whole request, and no new sample may go down with it. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,10 @@ class Request:
         """Time of its newest tick."""
         return max(tick.time_ns for tick in self.ticks)
 
+    def split(self) -> "Iterator[Request]":
+        """Yield a request for each tick."""
+        return (Request(ticks=(tick,)) for tick in self.ticks)
+
 
 def cut(ticks: Iterable[Tick], *, most_samples: int, repeated_before: int) -> Iterator[Request]:
     """Cut the ticks of one partition into requests, in their order.
@@ -66,6 +71,8 @@ def cut(ticks: Iterable[Tick], *, most_samples: int, repeated_before: int) -> It
 
 def _fits(tick: Tick, waiting: list[Tick], most_samples: int, repeated_before: int) -> bool:
     if waiting[-1].record.offset < repeated_before:
+        return False
+    if tick.encoded.is_behind or waiting[-1].encoded.is_behind:
         return False
     if any(other.node == tick.node for other in waiting):
         return False

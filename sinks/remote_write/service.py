@@ -5,6 +5,7 @@ made elsewhere in this package; the consume loop is `sinks.consuming`'s.
 """
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -22,15 +23,21 @@ from sinks.errors import RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.receivers import shown_url
+from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
 from sinks.remote_write.live import LiveSeries
 from sinks.remote_write.requests import Request, Tick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
+from sinks.timelines import Place, Timelines
 
 GROUP: Final = "gpuledger-remote-write"
 NAME: Final = "remote_write"
 _RELEASE_SECONDS: Final = 3.0
+_OUT_OF_ORDER: Final = re.compile(
+    r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
+)
+"""How Prometheus, Mimir and Thanos say that a series is beyond a sample's time already."""
 _log = structlog.get_logger(__name__)
 
 
@@ -75,6 +82,7 @@ class RemoteWriteSink:
     ) -> None:
         self._client, self._settings, self._clock, self._check = client, settings, clock, check
         self._series: dict[TopicPartition, LiveSeries] = {}
+        self._timelines: dict[TopicPartition, Timelines] = {}
         self._repeated_before: dict[TopicPartition, int] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
 
@@ -82,6 +90,7 @@ class RemoteWriteSink:
         """Begin without any series: who held these before us has not told us his."""
         for partition in partitions:
             self._series[partition] = LiveSeries()
+            self._timelines[partition] = Timelines()
             self._repeated_before.pop(partition, None)
 
     async def prepare(self, desk: Desk) -> Partitions:
@@ -108,6 +117,7 @@ class RemoteWriteSink:
                 task.cancel()
         for partition in partitions:
             self._series.pop(partition, None)
+            self._timelines.pop(partition, None)
             self._repeated_before.pop(partition, None)
             self._sending.pop(partition, None)
 
@@ -135,28 +145,43 @@ class RemoteWriteSink:
 
     def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
         series = self._series.setdefault(batch.partition, LiveSeries())
-        newest_ns = self._clock.time_ns() + round(self._settings.newest_ahead_seconds * 1e9)
-        for record, event in batch.items:
-            if event.time_ns > newest_ns:
-                _drop("future")
-                desk.office.bury(record, reason="future", detail=_ahead(event, newest_ns))
+        time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
+        for record, event, place, refusal in admit(
+            batch.items,
+            self._timelines.setdefault(batch.partition, Timelines()),
+            time_ns=time_ns,
+            monotonic_ns=now_ns,
+            max_ahead_ns=round(self._settings.newest_ahead_seconds * 1e9),
+        ):
+            if refusal is not None:
+                _drop(refusal)
+                if refusal == FUTURE:
+                    detail = _ahead(event, time_ns)
+                    desk.office.bury(record, reason=refusal, detail=detail)
                 continue
             try:
-                encoded = series.encode(event, now_ns=self._clock.monotonic_ns())
+                encoded = (
+                    series.encode_past(event)
+                    if place is Place.SUPERSEDED
+                    else series.encode(event, now_ns=now_ns)
+                )
             except ValueError as error:
                 _drop("invalid")
                 desk.office.bury(record, reason="invalid", detail=str(error))
                 continue
-            if encoded is None:
-                _drop("duplicate")
-            elif encoded.samples:
+            if encoded.samples:
                 yield Tick(node=event.node, time_ns=event.time_ns, record=record, encoded=encoded)
 
     async def _send(self, request: Request, desk: Desk) -> None:
         try:
             await self._write(request.body)
         except RejectedError as error:
-            self._put_aside(request, str(error), desk)
+            if len(request.ticks) > 1:
+                # One bad sample is enough for that: the others must not go down with it.
+                for single in request.split():
+                    await self._send(single, desk)
+            else:
+                self._put_aside(request.ticks[0], str(error), desk)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(request.samples)
 
@@ -169,20 +194,24 @@ class RemoteWriteSink:
             receiver=shown_url(self._settings.url),
         )
 
-    def _put_aside(self, request: Request, message: str, desk: Desk) -> None:
-        self._check.failed(f"rejected: {message}")
-        _log.warning(
-            "samples_rejected", count=request.samples, event_count=len(request.ticks), error=message
-        )
-        for tick in request.ticks:
-            _drop("rejected")
-            desk.office.bury(tick.record, reason="rejected", detail=message)
+    def _put_aside(self, tick: Tick, message: str, desk: Desk) -> None:
+        is_order = bool(_OUT_OF_ORDER.search(message))
+        if not is_order:
+            self._check.failed(f"rejected: {message}")
+            _log.warning("samples_rejected", count=tick.encoded.samples, error=message)
+        # What is only out of order says nothing of the receiver: a node's clock was set back.
+        reason = "out_of_order" if is_order else "rejected"
+        _drop(reason)
+        desk.office.bury(tick.record, reason=reason, detail=message)
 
 
 def _drop(reason: str) -> None:
     DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()
 
 
-def _ahead(event: GpuEvent, newest_ns: int) -> str:
-    seconds = (event.time_ns - newest_ns) / 1e9
-    return f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent"
+def _ahead(event: GpuEvent, time_ns: int) -> str:
+    seconds = (event.time_ns - time_ns) / 1e9
+    return (
+        f"time_ns {event.time_ns} is {seconds:.0f} s ahead of this machine's clock, or of the ticks"
+        " behind it: its series would take nothing more until then"
+    )

@@ -30,7 +30,8 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
     newest_ahead_seconds: Seconds = 300.0
-    """Ticks further in the future are put aside: they would block their series at the receiver."""
+    """Ticks further in the future are put aside: they would block their series at the receiver. So
+    are those of a clock that leapt ahead less than a minute before, from 10 s on."""
     silent_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
     poll_records: Count = 500

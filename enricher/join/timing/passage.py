@@ -15,6 +15,9 @@ LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
 LEAST_GAP_SECONDS: Final = 0.05
 """Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+_STEP_NS: Final = 1_000_000_000
+# Two clocks of one machine drift apart by less than a thousandth.
+_DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 # As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
 _AWAY_NS: Final = 3_600 * 10**9
@@ -77,6 +80,27 @@ def uncovered_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
     else:
         gap_seconds = (sample.time_ns - sample.interval_ns - mark.time_ns) / 1e9
     return round(gap_seconds, 3) if gap_seconds > LEAST_GAP_SECONDS else None
+
+
+def clock_step_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
+    """Return by how much the node's clock was set since the tick that was booked before.
+
+    Within a boot as far as its time and `seq` differ in what passed; across boots it shows only
+    where the later boot begins before the earlier one's last tick. `None` where nothing shows.
+    """
+    if mark is None:
+        return None
+    time_ns = sample.time_ns - mark.time_ns
+    if sample.boot_id == mark.boot_id:
+        passed_ns = (sample.seq - mark.seq) * 1_000_000
+        step_ns = time_ns - passed_ns
+        least_ns = _STEP_NS + passed_ns // _DRIFT
+    elif mark.seq_of(sample.boot_id) is None:
+        step_ns = min(0, time_ns - sample.seq * 1_000_000)
+        least_ns = _STEP_NS
+    else:
+        return None
+    return step_ns / 1e9 if abs(step_ns) > least_ns else None
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:

@@ -4,9 +4,13 @@ Nothing is corrected by it. A clock that is behind looks like a way that is slow
 only one direction can be known: what is seen before it can have happened.
 """
 
+import structlog
+
 from enricher.join import metrics
 from enricher.join.timing.recent import RecentLeast
 from gpuledger.records import PodRecord
+
+_log = structlog.get_logger(__name__)
 
 
 class ClockSkew:
@@ -15,6 +19,7 @@ class ClockSkew:
     def __init__(self) -> None:
         self._ages_ns = RecentLeast()
         self._leads_ns = RecentLeast()
+        self._steps: list[tuple[str, float]] = []
 
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
@@ -30,3 +35,15 @@ class ClockSkew:
             return
         if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
             metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.least / 1e9))
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline."""
+        metrics.CLOCK_STEPS_TOTAL.labels(direction="ahead" if seconds > 0 else "back").inc()
+        self._steps.append((node, seconds))
+
+    def tell_steps(self) -> None:
+        """Log one of the settings recorded since the last call, for all of them."""
+        if self._steps:
+            node, seconds = self._steps[0]
+            count, self._steps = len(self._steps), []
+            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)

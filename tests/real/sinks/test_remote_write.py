@@ -119,7 +119,12 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     ]
     changes = {"entries": [entry(busy_seconds=0.125), *idle], "allocations": held, "node": node}
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
-    free = {"entries": [entry(Account.IDLE, busy_seconds=1.0)], "allocations": [], "node": node}
+    free = {
+        "entries": [entry(Account.IDLE, busy_seconds=1.0)],
+        "allocations": [],
+        "node": node,
+        "seq": last.seq + 1000,
+    }
     (gone,) = ticks(1, namespace="idle", first_ns=last.time_ns + SECOND_NS, **free)
     of_idle = f'gpuledger_account_gpu_busy_ratio{{node="{node}", account="idle"}}'
     by_holder = f"sum by (holder_namespace, holder_pod) ({of_idle})"

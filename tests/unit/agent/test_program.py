@@ -36,6 +36,26 @@ def test_a_node_is_named_by_its_settings_then_by_kubernetes(
     assert name_node(AgentSettings(node_name=given), environ).node_name == name
 
 
+@pytest.mark.parametrize("name", ["Node-1", "node_1", "-a", "a..b", "a\n", "a" * 254, "ä"])
+@pytest.mark.parametrize("origin", ["node_name", "NODE_NAME"])
+def test_a_name_that_is_none_of_a_kubernetes_node_is_refused_in_one_line(
+    name: str, origin: str
+) -> None:
+    settings = AgentSettings(node_name=name if origin == "node_name" else "")
+    environ = {"NODE_NAME": name}
+    with pytest.raises(SettingsError, match=f"^{origin}: .*set NODE_NAME to") as refused:
+        name_node(settings, environ)
+    assert len(str(refused.value)) < 400
+    assert "\n" not in str(refused.value)
+
+
+def test_a_host_whose_name_has_capitals_is_named_as_the_kubelet_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: "GPU-7.Example.COM")
+    assert name_node(AgentSettings(), {}).node_name == "gpu-7.example.com"
+
+
 def test_a_node_without_a_name_takes_the_hosts() -> None:
     assert name_node(AgentSettings(), {}).node_name
 

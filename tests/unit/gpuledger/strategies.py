@@ -3,8 +3,9 @@
 from dataclasses import is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import msgspec
 from hypothesis import strategies as st
 
 T = TypeVar("T")
@@ -21,12 +22,22 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type ann
     if origin in (Union, UnionType):
         return st.one_of(*map(_values, inner))
     if origin is Annotated:
-        return st.integers(min_value=inner[1].ge, max_value=inner[1].le)
+        return _bounded(*inner)
     if origin is list:
         return st.lists(_values(inner[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(_values(inner[0]), _values(inner[1]), max_size=3)
     return _plain(hint)
+
+
+def _bounded(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+    if kind is int:
+        return st.integers(min_value=cast("int", limits.ge), max_value=cast("int", limits.le))
+    if limits.pattern:
+        return st.from_regex(limits.pattern).filter(
+            lambda made: len(made) <= cast("int", limits.max_length)
+        )
+    return st.text(min_size=limits.min_length or 0, max_size=limits.max_length)
 
 
 def _plain(hint: type) -> st.SearchStrategy[Any]:

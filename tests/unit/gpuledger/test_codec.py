@@ -1,6 +1,7 @@
 """What does not decode is named: topic, field, value. What decodes can be encoded again."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,8 +11,11 @@ import pytest
 from gpuledger.codec import Decoder, decoder_of, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import ContainerRef, GpuDetails, GpuReading, NodeSample, PodRecord
+from gpuledger.records.base import MAX_SEQ
+from gpuledger.topics import BY_NAME, TOPICS
 from gpuledger.twins import twin_of
 
+MESSAGES = Path(__file__).parents[2] / "data" / "messages"
 Make = Callable[[type[Any]], type[Any]]
 
 SAMPLE: dict[str, object] = {
@@ -165,3 +169,55 @@ def test_a_null_of_another_writer_reads_as_absent() -> None:
 def test_there_is_one_decoder_for_a_topic_and_its_record() -> None:
     assert decoder_of("a.topic", GpuReading) is decoder_of("a.topic", GpuReading)
     assert decoder_of("a.topic", GpuReading) is not decoder_of("b.topic", GpuReading)
+
+
+def records_with(field: str) -> list[tuple[str, dict[str, Any]]]:
+    """Give a golden message of each topic whose record has a field at its top."""
+    found = []
+    for topic in TOPICS:
+        messages = sorted((MESSAGES / topic.name).glob("*.json"))
+        decoded = orjson.loads(messages[0].read_bytes())
+        if field in decoded:
+            found.append((topic.name, decoded))
+    return found
+
+
+BAD_NAMES = ["", "n" * 254, "x" * 10_240, "Node", "a_b", "-a", "a-", ".a", "a..b", "a\n", "a b"]
+GOOD_NAMES = ["n", "0", "gpu-node-1", "10.0.0.1", "ip-10-0-0-1.ec2.internal", "n" * 253]
+
+
+@pytest.mark.parametrize(("topic", "message"), records_with("node"))
+def test_a_nodes_name_is_kubernetes_own_in_every_record(
+    topic: str, message: dict[str, object]
+) -> None:
+    decode: Callable[[bytes], Any] = Decoder(
+        topic=topic, record=twin_of(BY_NAME[topic].record)
+    ).decode
+    for name in GOOD_NAMES:
+        assert decode(orjson.dumps(message | {"node": name})).node == name
+    for name in BAD_NAMES:
+        with pytest.raises(UndecodableError, match=f"{topic}: field node: "):
+            decode(orjson.dumps(message | {"node": name}))
+
+
+@pytest.mark.parametrize(("topic", "message"), records_with("seq"))
+def test_a_seq_that_no_kernel_can_reach_is_refused_in_every_record(
+    topic: str, message: dict[str, object]
+) -> None:
+    decode: Callable[[bytes], Any] = Decoder(
+        topic=topic, record=twin_of(BY_NAME[topic].record)
+    ).decode
+    assert decode(orjson.dumps(message | {"seq": MAX_SEQ})).seq == MAX_SEQ
+    for seq in (MAX_SEQ + 1, 2**63 - 1):
+        with pytest.raises(UndecodableError, match=f"{topic}: field seq: "):
+            decode(orjson.dumps(message | {"seq": seq}))
+
+
+@pytest.mark.parametrize(("topic", "message"), records_with("boot_id"))
+def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[str, object]) -> None:
+    decode: Callable[[bytes], Any] = Decoder(
+        topic=topic, record=twin_of(BY_NAME[topic].record)
+    ).decode
+    for boot_id in ("", "b" * 65):
+        with pytest.raises(UndecodableError, match=f"{topic}: field boot_id: "):
+            decode(orjson.dumps(message | {"boot_id": boot_id}))

@@ -32,9 +32,26 @@ def number_of(parcel: Parcel) -> int:
     return int((parcel[0][1].value or b"").split()[0])
 
 
-def spool_in(folder: Path, *, now_seconds: float = NOW_SECONDS, **settings: float) -> Spool:
+BOOT = "6f0b5f7c-2f0e-4b62-9a3d-0d5f6f1f4d11"
+
+
+class Uptime:
+    """The time since boot, moved by hand."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> int:
+        return round(self.seconds * 1e9)
+
+
+def spool_in(
+    folder: Path, *, up_seconds: float | Uptime = 0, boot_id: str = BOOT, **settings: float
+) -> Spool:
+    """Return the spool of a node that booted `up_seconds` ago."""
+    clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
     made = SpoolSettings(**{"least_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
-    return Spool(made, node=NODE, now_ns=lambda: int(now_seconds * 1e9))
+    return Spool(made, node=NODE, boot_id=boot_id, boottime_ns=clock)
 
 
 def files_in(folder: Path) -> list[Path]:

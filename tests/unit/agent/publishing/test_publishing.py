@@ -1,12 +1,12 @@
 """The queue is bounded, the order is kept, and nothing is taken for sent before it is."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from agent.metrics import (
     MESSAGES_OF_THE_FUTURE,
@@ -23,7 +23,12 @@ from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
-from gpuledger.errors import BusUnavailableError, MessageTooLargeError, TopicsError
+from gpuledger.errors import (
+    BusUnavailableError,
+    MessageTooLargeError,
+    TimestampRefusedError,
+    TopicsError,
+)
 from gpuledger.records import (
     GpuDetails,
     Incident,
@@ -95,7 +100,9 @@ def outbox_in_memory(most_ticks: int = 9) -> Outbox:
     )
 
 
-def publisher_of(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> Publisher:
+def publisher_of(
+    bus: FakeBus, outbox: Outbox, check: Check | None = None, *, now_ms: int = 0
+) -> Publisher:
     return Publisher(
         node=NODE,
         bus=bus,
@@ -103,6 +110,7 @@ def publisher_of(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> Pu
         check=check or Check(),
         backoff=Backoff(first_seconds=0.0001, most_seconds=0.0001),
         catch_up_factor=50,
+        now_ns=lambda: now_ms * 1_000_000,
     )
 
 
@@ -274,17 +282,64 @@ async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else
     assert MESSAGES_TOO_LARGE._value.get() - refused == 1
 
 
-async def test_ticks_of_a_clock_that_ran_ahead_block_nothing_once_it_is_right() -> None:
-    left_out = MESSAGES_OF_THE_FUTURE._value.get()
-    bus, outbox = FakeBus(), outbox_in_memory()
-    in_a_week = Message(
-        key=b"k", value=b"ahead", timestamp_ms=time.time_ns() // 1_000_000 + 7 * 86_400_000
-    )
-    outbox.put(((SAMPLES.name, in_a_week),))
-    outbox.put(parcel(1))
-    await publish_all(bus, outbox)
+DAY_MS = 86_400_000
+NOW_MS = 1_900_000_000_000
+
+
+class DatedBus(FakeBus):
+    """A bus that refuses, as brokers do, what is stamped more than a day ahead of its clock."""
+
+    now_ms = NOW_MS
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if any(message.timestamp_ms > self.now_ms + DAY_MS for message in messages):
+            raise TimestampRefusedError("refused a record as too far ahead of its own clock")
+        await super().publish(topic, partition, messages)
+
+
+def stamped(value: bytes, time_ms: int) -> Parcel:
+    return ((SAMPLES.name, Message(key=NODE.encode(), value=value, timestamp_ms=time_ms)),)
+
+
+@pytest.mark.parametrize(
+    ("what", "node_now_ms", "published", "left_out"),
+    [
+        ("the clock that ran ahead is right again", NOW_MS, [b"1", b"2"], 1),
+        # Both were wrong once, and neither costs what was stamped rightly.
+        ("the clock is in 1970 now", 1000, [b"1", b"2"], 1),
+        ("the clock is a day behind now", NOW_MS - DAY_MS, [b"1", b"2"], 1),
+    ],
+)
+async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_out(
+    what: str, node_now_ms: int, published: list[bytes], left_out: int
+) -> None:
+    before = MESSAGES_OF_THE_FUTURE._value.get()
+    bus, outbox = DatedBus(), outbox_in_memory()
+    outbox.put(stamped(b"1", NOW_MS - 5000))
+    outbox.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
+    outbox.put(stamped(b"2", NOW_MS))
+    publisher = publisher_of(bus, outbox, now_ms=node_now_ms)
+    publishing = asyncio.create_task(publisher.run())
+    await flush(publisher, outbox, publishing, seconds=5)
+    assert not outbox.in_memory, what
+    assert bus.values(SAMPLES.name) == published
+    assert MESSAGES_OF_THE_FUTURE._value.get() - before == left_out
+
+
+async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
+    before = MESSAGES_OF_THE_FUTURE._value.get()
+    bus, outbox, check = DatedBus(), outbox_in_memory(), Check()
+    bus.now_ms = NOW_MS - 7 * DAY_MS
+    outbox.put(stamped(b"1", NOW_MS))
+    publisher = publisher_of(bus, outbox, check, now_ms=NOW_MS)
+    publishing = asyncio.create_task(publisher.run())
+    while "too far ahead" not in check.detail:  # noqa: ASYNC110  # a few turns of the loop
+        await asyncio.sleep(0)
+    bus.now_ms = NOW_MS
+    await flush(publisher, outbox, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1"]
-    assert MESSAGES_OF_THE_FUTURE._value.get() - left_out == 1
+    assert MESSAGES_OF_THE_FUTURE._value.get() == before
 
 
 async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:

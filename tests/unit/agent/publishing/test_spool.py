@@ -10,16 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.metrics import SPOOL_BYTES, SPOOL_DROPPED, SPOOL_OLDEST_SECONDS, SPOOL_TICKS, SPOOL_TORN
+from agent.metrics import SPOOL_BYTES, SPOOL_DROPPED, SPOOL_OLDEST_SECONDS, SPOOL_TORN
 from agent.publishing.frames import DamagedError, pack_frame, unpack_frame
+from agent.publishing.segment import START
 from agent.publishing.spool import Spool
 from tests.unit.agent.publishing.given import (
+    BOOT,
     NOW_SECONDS,
+    Uptime,
     files_in,
     number_of,
     parcel_of,
     spool_in,
 )
+
+EARLIER_BOOT = "0c1de0c8-9d0f-4f7a-8ad8-0f0c55f5a6b1"
 
 
 def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
@@ -37,10 +42,12 @@ def drain(spool: Spool) -> list[int]:
     return found
 
 
-def reopened(spool: Spool, folder: Path, **settings: float) -> Spool:
+def reopened(
+    spool: Spool, folder: Path, *, up_seconds: "float | Uptime" = 0, **settings: float
+) -> Spool:
     """Give what the next process finds; the lock goes with the one before."""
     spool.close()
-    other = spool_in(folder, **settings)
+    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, **settings)
     other.open()
     return other
 
@@ -51,12 +58,12 @@ def dropped(reason: str) -> float:
 
 def test_a_frame_gives_back_what_was_put_in() -> None:
     parcels = [parcel_of(number) for number in range(5)]
-    assert unpack_frame(pack_frame(parcels)) == parcels
+    assert unpack_frame(pack_frame(parcels, spooled_ms=7)) == parcels
 
 
 @given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
 def test_a_frame_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
-    frame = bytearray(pack_frame([parcel_of(1), parcel_of(2)]))
+    frame = bytearray(pack_frame([parcel_of(1), parcel_of(2)], spooled_ms=7))
     frame[at % len(frame)] ^= flip
     if at % len(frame) >= 4:  # the length is the file's business
         with pytest.raises(DamagedError):
@@ -138,14 +145,82 @@ def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path
     assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 3
 
 
-def test_what_is_too_old_is_dropped_and_counted(tmp_path: Path) -> None:
-    before = dropped("age")
-    spool = spool_in(tmp_path, now_seconds=NOW_SECONDS + 100, most_age_seconds=10)
-    fill(spool, 80, 89, 90, 99)
-    assert SPOOL_TICKS._value.get() == 2
-    assert SPOOL_OLDEST_SECONDS._value.get() == NOW_SECONDS + 90
-    assert drain(spool) == [90, 99]
+def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
+    before, clock = dropped("age"), Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=10)
+    for number, second in enumerate((1000, 1009, 1010, 1019)):
+        clock.seconds = second
+        fill(spool, number)
+    clock.seconds = 1020
+    assert drain(spool) == [2, 3]
     assert dropped("age") - before == 2
+
+
+@pytest.mark.parametrize("leap_seconds", [240, 3600, 365 * 86_400, -3600, -NOW_SECONDS])
+def test_whatever_time_ticks_are_stamped_with_they_age_by_the_time_since_boot(
+    tmp_path: Path, leap_seconds: int
+) -> None:
+    before, clock = dropped("age"), Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=3600)
+    for second in range(200):
+        clock.seconds = 1000 + second
+        leapt = leap_seconds if 195 <= second < 200 else 0
+        fill(spool, second + leapt)
+    found = drain(spool)
+    assert [one for one in found if 0 <= one < 195] == list(range(195))
+    assert len(found) == 200
+    assert dropped("age") == before
+
+
+def test_the_next_process_of_a_boot_counts_the_age_on(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path, up_seconds=1000)
+    fill(spool, 1)
+    spool.close()
+    spool = spool_in(tmp_path, up_seconds=1900)
+    fill(spool, 2)
+    assert drain(reopened(spool, tmp_path, up_seconds=1905, most_age_seconds=900)) == [2]
+
+
+def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
+    tmp_path: Path,
+) -> None:
+    before, clock = dropped("age"), Uptime(0)
+    spool = spool_in(tmp_path, boot_id=EARLIER_BOOT, up_seconds=86_400)
+    fill(spool, 1)
+    # Whenever that was, and whatever the clock shows after the reboot.
+    again = reopened(spool, tmp_path, up_seconds=clock, most_age_seconds=60)
+    clock.seconds = 60
+    found = again.read(at_most=9)
+    assert found is not None
+    assert list(map(number_of, found[0])) == [1]
+    clock.seconds = 61
+    assert again.read(at_most=9) is None
+    assert dropped("age") - before == 1
+
+
+def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found(
+    tmp_path: Path,
+) -> None:
+    clock = Uptime(1000)
+    folder = tmp_path / "node-1"
+    folder.mkdir()
+    frames = [
+        pack_frame([parcel_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))
+        for number in range(6)
+    ]
+    position = 24 + len(frames[0])
+    head = b"gpuledger spool\1" + position.to_bytes(8, "little")
+    (folder / "000000000003.spool").write_bytes(head + b"".join(frames) + b"torn")
+    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=60)
+    spool.open()
+    fill(spool, 6)
+    clock.seconds = 1060
+    found = spool.read(at_most=2)
+    assert found is not None
+    assert list(map(number_of, found[0])) == [1, 2]
+    spool.forget(found[1])
+    again = reopened(spool, tmp_path, up_seconds=clock, most_age_seconds=60)
+    assert drain(again) == [3, 4, 5, 6]
 
 
 def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
@@ -175,7 +250,7 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
     os.truncate(file, cut)
     again = reopened(spool, folder)
     whole = [number for number, end in enumerate(ends) if end <= cut]
-    assert SPOOL_TORN._value.get() - torn == (cut not in (0, 24, *ends))
+    assert SPOOL_TORN._value.get() - torn == (cut not in (0, START, *ends))
     fill(again, 10)
     assert drain(again) == [*whole, 10]
 
@@ -220,7 +295,7 @@ def test_a_position_that_is_no_border_is_not_believed(tmp_path: Path) -> None:
     fill(spool, 1, 2)
     with files_in(tmp_path)[0].open("r+b") as file:
         file.seek(16)
-        file.write((29).to_bytes(8, "little"))
+        file.write((START + 5).to_bytes(8, "little"))
     assert drain(reopened(spool, tmp_path)) == [1, 2]
 
 
@@ -277,5 +352,5 @@ def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
 )
 def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: str) -> None:
     settings = spool_in(tmp_path)._settings
-    Spool(settings, node=node, now_ns=lambda: 0).open()
+    Spool(settings, node=node, boot_id="b", boottime_ns=lambda: 0).open()
     assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -152,7 +152,18 @@ def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> N
 
 
 MANY_CONTAINERS = [ContainerRef(container_id=f"{number:064}") for number in range(12_000)]
+
+
+def altered(**fields: object) -> bytes:
+    """Return a tick as bytes, with fields that no encoder of ours would write."""
+    return orjson.dumps(orjson.loads(encode(sample())) | fields)
+
+
 BROKEN = [
+    (altered(seq=2**63 - 1), "undecodable"),
+    (altered(node=""), "undecodable"),
+    (altered(node="n" * 10_240), "undecodable"),
+    (altered(boot_id="b" * 10_240), "undecodable"),
     (b"{", "undecodable"),
     (None, "undecodable"),
     (sample(seq=1, interval_ns=0), "invalid"),

@@ -17,7 +17,8 @@ from gpuledger.records import (
 from sinks.alerts.engine import Watch
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Standing, mark_told, rfc3339
+from sinks.alerts.standing import Now, Standing, mark_told, rfc3339
+from sinks.timelines import Place
 from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
 RESEND_NS = 60 * SECOND_NS
@@ -38,14 +39,18 @@ def at(number: float) -> int:
     return START_NS + round(number * SECOND_NS)
 
 
+def now_at(number: float) -> Now:
+    return Now(time_ns=at(number), monotonic_ns=at(number))
+
+
 def judge(of: Watch, *host_seconds: float | None, first: int = 0) -> None:
     for number, seconds in enumerate(host_seconds, start=first):
-        of.judge(tick(number, host_seconds=seconds), now_ns=at(number))
+        of.judge(tick(number, host_seconds=seconds), now=now_at(number))
 
 
 def told(of: Watch, *, now: float) -> list[Standing]:
-    due = of.alerts.due(AM, now_ns=at(now), resend_ns=RESEND_NS)
-    mark_told(due, AM, now_ns=at(now))
+    due = of.alerts.due(AM, now=now_at(now), resend_ns=RESEND_NS)
+    mark_told(due, AM, now=now_at(now))
     return due
 
 
@@ -79,7 +84,7 @@ def test_an_alert_fires_once_its_condition_has_lasted_by_the_events_time(
 def test_ticks_that_come_late_all_at_once_count_by_their_own_time() -> None:
     watched = watch()
     for number in range(4):
-        watched.judge(tick(number, host_seconds=BUSY), now_ns=at(1000))
+        watched.judge(tick(number, host_seconds=BUSY), now=now_at(1000))
 
     (alert,) = watched.alerts
     assert alert.starts_ns == at(3)
@@ -89,15 +94,15 @@ def test_a_tick_that_comes_again_changes_nothing() -> None:
     watched = watch()
     judge(watched, *[BUSY] * 4)
 
-    assert not watched.judge(tick(2, host_seconds=IDLE), now_ns=at(4))
+    assert watched.judge(tick(2, host_seconds=IDLE), now=now_at(4)) is Place.REPEATED
     assert [alert.ends_ns for alert in watched.alerts] == [None]
 
 
 def test_gpus_and_nodes_are_judged_apart() -> None:
     watched = watch(for_seconds=0)
     judge(watched, BUSY)
-    watched.judge(tick(0, host_seconds=BUSY, node="node-b"), now_ns=at(0))
-    watched.judge(tick(1, host_seconds=IDLE, node="node-b"), now_ns=at(1))
+    watched.judge(tick(0, host_seconds=BUSY, node="node-b"), now=now_at(0))
+    watched.judge(tick(1, host_seconds=IDLE, node="node-b"), now=now_at(1))
 
     ended = {dict(alert.labels)["node"]: alert.ends_ns is not None for alert in watched.alerts}
     assert ended == {NODE: False, "node-b": True}
@@ -108,7 +113,7 @@ def test_a_firing_alert_names_the_gpu_and_says_what_was_measured() -> None:
     judge(watched, BUSY)
 
     (alert,) = told(watched, now=5)
-    sent = alert.as_json(now_ns=at(5), resend_ns=RESEND_NS)
+    sent = alert.as_json(now=now_at(5), resend_ns=RESEND_NS)
     assert sent["labels"] == {
         "alertname": "GpuBusyWithoutPod",
         "severity": "warning",
@@ -129,16 +134,16 @@ def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -
 
     judge(watched, IDLE, first=130)
     assert [len(told(watched, now=now)) for now in (130, 131, 190)] == [1, 0, 1]
-    watched.forget(now_ns=at(429), silent_ns=900 * SECOND_NS)
+    watched.forget(now=now_at(429), silent_ns=900 * SECOND_NS)
     assert len(list(watched.alerts)) == 1
-    watched.forget(now_ns=at(430), silent_ns=900 * SECOND_NS)
+    watched.forget(now=now_at(430), silent_ns=900 * SECOND_NS)
     assert len(list(watched.alerts)) == 0
 
 
 def test_an_end_is_when_the_condition_ended_and_never_ahead_of_the_clock() -> None:
     watched = watch(for_seconds=0)
-    watched.judge(tick(100, host_seconds=BUSY), now_ns=at(10))
-    watched.judge(tick(101, host_seconds=IDLE), now_ns=at(11))
+    watched.judge(tick(100, host_seconds=BUSY), now=now_at(10))
+    watched.judge(tick(101, host_seconds=IDLE), now=now_at(11))
 
     (alert,) = watched.alerts
     assert (alert.starts_ns, alert.ends_ns) == (at(10), at(11))
@@ -148,8 +153,8 @@ def test_an_alert_of_a_gpu_that_fell_silent_is_dropped_and_begins_anew() -> None
     watched = watch(for_seconds=0)
     judge(watched, BUSY)
 
-    assert watched.forget(now_ns=at(899), silent_ns=900 * SECOND_NS) == 0
-    assert watched.forget(now_ns=at(900), silent_ns=900 * SECOND_NS) == 1
+    assert watched.forget(now=now_at(899), silent_ns=900 * SECOND_NS) == 0
+    assert watched.forget(now=now_at(900), silent_ns=900 * SECOND_NS) == 1
     judge(watched, BUSY, first=1000)
     (alert,) = watched.alerts
     assert alert.starts_ns == at(1000)
@@ -199,8 +204,8 @@ def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> Attr
 def held(*incidents: AttributedIncident, now: float = 0) -> list[dict[str, Any]]:
     watched = watch()
     for one in incidents:
-        watched.take_incident(one, hold_ns=300 * SECOND_NS, now_ns=at(now))
-    return [one.as_json(now_ns=at(now), resend_ns=RESEND_NS) for one in told(watched, now=now)]
+        watched.take_incident(one, hold_ns=300 * SECOND_NS, now=now_at(now))
+    return [one.as_json(now=now_at(now), resend_ns=RESEND_NS) for one in told(watched, now=now)]
 
 
 def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:

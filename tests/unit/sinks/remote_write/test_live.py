@@ -20,7 +20,6 @@ STALE = 0x7FF0000000000002
 
 def encode(series: LiveSeries, of: GpuEvent) -> list[Series]:
     encoded = series.encode(of)
-    assert encoded is not None
     parsed = parse(encoded.body)
     assert encoded.samples == len(parsed)
     return parsed
@@ -170,7 +169,6 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
 
     (ended,) = series.end_silent(before_ns=200)
 
-    assert first is not None
     assert ended.samples == first.samples
     assert {(one.label("node"), one.time_ms) for one in parse(ended.body)} == {
         ("node-a", START_NS // 1_000_000 + 1)
@@ -178,16 +176,31 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     assert all(is_stale(one) for one in parse(ended.body))
     assert list(series.end_silent(before_ns=200)) == []
     again = series.encode(event(1), now_ns=300)
-    assert again is not None
     assert again.samples == first.samples
 
 
 @pytest.mark.parametrize("tick", [0, -1])
-def test_a_tick_that_is_not_newer_than_the_last_is_not_sent_again(tick: int) -> None:
+def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(tick: int) -> None:
+    """As after a clock was set back; the receiver may refuse it, so it is marked."""
     series = LiveSeries()
-    encode(series, event(0))
+    assert not series.encode(event(0)).is_behind
 
-    assert series.encode(event(tick)) is None
+    ended = series.encode(event(tick, entries=[]))
+    assert ended.is_behind
+    assert stale_names(parse(ended.body))
+    assert not series.encode(event(1)).is_behind
+
+
+def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
+    series = LiveSeries()
+    now = encode(series, event(9))
+
+    past = series.encode_past(event(0, entries=[entry(pod_uid="uid-gone")]))
+    assert past.is_behind
+    assert stale_names(parse(past.body)) == set()
+    assert {one.time_ms for one in parse(past.body)} == {START_NS // 1_000_000}
+    assert stale_names(encode(series, event(10))) == set()
+    assert len(series) == len(now)
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=8))
@@ -268,6 +281,6 @@ def test_a_request_holds_a_node_once_and_what_may_be_repeated_stands_alone(
 def test_parts_put_together_are_one_request() -> None:
     series = LiveSeries()
     bodies = [series.encode(event(0, node=node)) for node in ("node-a", "node-b")]
-    body = b"".join(one.body for one in bodies if one is not None)
+    body = b"".join(one.body for one in bodies)
 
     assert {one.label("node") for one in parse(body)} == {"node-a", "node-b"}

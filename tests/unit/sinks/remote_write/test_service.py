@@ -128,12 +128,12 @@ async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_aw
 async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
     on = bus()
     await publish(on, event(0), event(1))
-    async with receiving(Answer(400, "out of bounds")) as receiver, running(sink(on, receiver)):
+    async with receiving(Answer(400, "no such tenant")) as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 2))
 
     assert times(receiver) == [[0], [1]]
     (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 out of bounds")
+    assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 no such tenant")
     assert letter.consumer == GROUP
 
 
@@ -141,10 +141,10 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
     ("bad", "reason", "detail"),
     [
         (b"{}", "undecodable", "node"),
-        (event(301), "future", "time_ns"),
-        (event(0, time_ns=5), "invalid", "time_ns: "),
+        (event(0, seq=1500, time_ns=START_NS + 301 * SECOND_NS), "future", "time_ns"),
+        (event(0, seq=1500, time_ns=5), "invalid", "time_ns: "),
         (
-            event(1, entries=[entry(Account.IDLE, allocation=3)]),
+            event(1, seq=1500, entries=[entry(Account.IDLE, allocation=3)]),
             "invalid",
             "allocation: position 3",
         ),

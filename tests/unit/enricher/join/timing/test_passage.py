@@ -1,6 +1,8 @@
 """How ticks stand in time: gaps, lateness, and clocks that disagree."""
 
 import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from enricher.join.timing.passage import time_reached
 from enricher.join.timing.recent import RecentLeast
@@ -62,6 +64,47 @@ def test_gaps_are_counted_with_their_time(given: Given) -> None:
         given.take(seq=seq)
     after = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
     assert [after[0] - before[0], after[1] - before[1]] == [2, 3.0]
+
+
+def clock_steps() -> list[float]:
+    name = "gpuledger_join_clock_steps_total"
+    ways = ("ahead", "back")
+    return [REGISTRY.get_sample_value(name, {"direction": way}) or 0.0 for way in ways]
+
+
+DAYS = 20
+STEPS = [
+    ("nothing", {"seq": 2000, "time_ns": T_NS + SECOND_NS}, None),
+    ("four minutes ahead", {"seq": 2000, "time_ns": T_NS + 241 * SECOND_NS}, ("ahead", 240)),
+    ("an hour back", {"seq": 2000, "time_ns": T_NS + SECOND_NS - HOUR_NS}, ("back", -3600)),
+    ("half a second of NTP", {"seq": 2000, "time_ns": T_NS + 3 * SECOND_NS // 2}, None),
+    (
+        "drift while the agent was away",
+        {"seq": 1000 + DAYS * 86_400_000, "time_ns": T_NS + DAYS * DAY_NS + 60 * SECOND_NS},
+        None,
+    ),
+    ("a reboot", {"boot_id": "b", "seq": 5000, "time_ns": T_NS + 90 * SECOND_NS}, None),
+    ("a reboot into 1970", {"boot_id": "b", "seq": 5000, "time_ns": 5 * SECOND_NS}, ("back", None)),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "step"), STEPS)
+def test_a_clock_that_was_set_is_counted_and_said(
+    given: Given, case: str, changes: dict[str, object], step: tuple[str, float | None] | None
+) -> None:
+    """What it stamps from then on is of another timeline; the books follow `seq`."""
+    given.take(seq=1000, time_ns=T_NS)
+    before = clock_steps()
+    with capture_logs() as logs:
+        given.take(**changes)
+    after = clock_steps()
+    told = [line for line in logs if line["event"] == "node_clock_set"]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [
+        step is not None and step[0] == way for way in ("ahead", "back")
+    ], case
+    assert [line["node"] for line in told] == (["node-a"] if step else [])
+    if step and step[1]:
+        assert told[0]["by_seconds"] == step[1]
 
 
 def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:

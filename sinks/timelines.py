@@ -1,0 +1,112 @@
+"""Where a tick stands in its node's time, for sinks that keep a state of each node.
+
+A node's wall clock can be set at any moment, forth or back, and may be wrong after a reboot; so
+what is new, and how much time passed, is told by `(boot_id, seq)` alone: `seq` is milliseconds
+since boot, which nobody can set. Wall clocks decide one thing only: which of two boots came first,
+where ticks of both arrive (a spool may bring those of the earlier boot late). A wrong answer is
+made good after `_OVER_AFTER_NS`, as two boots of a node are never both alive.
+"""
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+from gpuledger.records import GpuEvent
+from sinks.duplicates import SeenBoots
+
+_NS_PER_MS: Final = 1_000_000
+_OVER_AFTER_NS: Final = 60 * 10**9
+"""A boot of which nothing has arrived for so long gives way to one whose ticks are stamped earlier:
+that boot is the later one then, and its clock is behind."""
+LEAP_NS: Final = 10 * 10**9
+"""Clocks that differ by less agree, as far as a sink is concerned."""
+_TRIAL_MS: Final = 60_000
+"""For how long of the node's time a clock that leapt ahead is on trial."""
+
+
+class Place(Enum):
+    """Where a tick stands among those of its node."""
+
+    CURRENT = "current"
+    """The newest tick of the boot that is at work."""
+    REPEATED = "repeated"
+    """It was seen before."""
+    SUPERSEDED = "superseded"
+    """It is of a boot that another one has followed: what it says is past."""
+
+
+class Arrival(NamedTuple):
+    """A tick's place, and whether to believe its time."""
+
+    place: Place
+    has_leapt: bool
+    """Whether the node's clock leapt ahead less than a minute before: it may be set back soon."""
+
+
+class Timeline:
+    """The time of one node, as its ticks tell it."""
+
+    __slots__ = ("_boot_id", "_boots", "_heard_ns", "_leapt_seq", "_offset_ns", "_seq", "_time_ns")
+
+    def __init__(self) -> None:
+        self._boots = SeenBoots()
+        self._boot_id = ""
+        self._seq = 0
+        self._time_ns = 0
+        self._heard_ns = 0
+        self._offset_ns = 0
+        self._leapt_seq: int | None = None
+
+    @property
+    def behind_ns(self) -> int:
+        """How far the node's clock was seen to be set back, at least."""
+        return max(0, -self._offset_ns)
+
+    def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
+        """Return where a tick stands, and go on to it; `heard_ns` is of a clock never set."""
+        if not self._boots.is_new(event):
+            return Arrival(Place.REPEATED, has_leapt=False)
+        if event.boot_id == self._boot_id:
+            self._go_on(event)
+        elif self._is_earlier_boot(event, heard_ns):
+            return Arrival(Place.SUPERSEDED, has_leapt=False)
+        else:
+            self._begin(event)
+        self._seq, self._time_ns, self._heard_ns = event.seq, event.time_ns, heard_ns
+        return Arrival(Place.CURRENT, has_leapt=self._leapt_seq is not None)
+
+    def _is_earlier_boot(self, event: GpuEvent, heard_ns: int) -> bool:
+        is_alive = self._boot_id != "" and heard_ns - self._heard_ns < _OVER_AFTER_NS
+        return is_alive and event.time_ns < self._time_ns
+
+    def _begin(self, event: GpuEvent) -> None:
+        """Begin with a boot; the clock of one that follows another may be wrong."""
+        booted_ns = event.time_ns - event.seq * _NS_PER_MS
+        self._offset_ns = min(0, booted_ns - self._time_ns) if self._boot_id else 0
+        self._leapt_seq = event.seq if self._boot_id else None
+        self._boot_id = event.boot_id
+
+    def _go_on(self, event: GpuEvent) -> None:
+        step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
+        if abs(step_ns) > LEAP_NS:
+            self._offset_ns += step_ns
+            self._leapt_seq = event.seq if step_ns > 0 else None
+        elif self._leapt_seq is not None and event.seq - self._leapt_seq >= _TRIAL_MS:
+            self._leapt_seq = None
+
+
+class Timelines:
+    """The timelines of the nodes of one partition."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Timeline] = {}
+
+    def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
+        """Return where a tick stands in its node's time, and go on to it."""
+        if (timeline := self._nodes.get(event.node)) is None:
+            timeline = self._nodes[event.node] = Timeline()
+        return timeline.place(event, heard_ns=heard_ns)
+
+    def behind_ns(self, node: str) -> int:
+        """Return how far a node's clock was seen to be set back, at least."""
+        timeline = self._nodes.get(node)
+        return timeline.behind_ns if timeline else 0

@@ -1,0 +1,225 @@
+"""Wall clocks that are wrong or set: what alerts and series make of their nodes' ticks.
+
+The laws hold for a node's clock as the simulator plays it, whatever it is set to.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Account, GpuEvent
+from sinks.alerts.engine import Watch
+from sinks.alerts.rules import rules_of
+from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.alerts.standing import Now
+from sinks.remote_write.admission import admit
+from sinks.remote_write.live import LiveSeries
+from sinks.timelines import Place, Timelines
+from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
+from tests.unit.sinks.given import NODE, SECOND_NS, START_NS, entry, event
+
+FOR_SECONDS = 5
+BUSY_UNTIL = 30
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+def watched(ticks: Sequence[Told]) -> tuple[list[int], list[int]]:
+    """Return in which seconds the alert of a GPU, busy until `BUSY_UNTIL`, began and ended."""
+    busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
+    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    fired, ended, stood = list[int](), list[int](), False
+    for told in ticks:
+        account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
+        now_ns = START_NS + told.arrives * SECOND_NS
+        made = told.event([entry(account)], node=NODE, start_ns=START_NS)
+        watch.judge(made, now=Now(now_ns, told.arrives * SECOND_NS))
+        watch.forget(now=Now(now_ns, told.arrives * SECOND_NS), silent_ns=600 * SECOND_NS)
+        stands = any(alert.ends_ns is None for alert in watch.alerts)
+        if stands != stood:
+            (fired if stands else ended).append(told.arrives)
+        stood = stands
+        for alert in watch.alerts:
+            assert alert.starts_ns <= now_ns
+            assert alert.ends_ns is None or alert.starts_ns <= alert.ends_ns <= now_ns
+    return fired, ended
+
+
+@each_case
+def test_an_alert_fires_and_ends_in_its_second_whatever_the_clock_shows(case: str) -> None:
+    assert watched(CASES[case]) == ([FOR_SECONDS], [BUSY_UNTIL])
+
+
+def test_a_node_whose_clock_is_behind_after_a_reboot_is_judged_after_a_minute() -> None:
+    """Until then its ticks could be those that a spool brings late."""
+    last_of_the_earlier_boot = 9
+    ticks = rebooted(15, [(-1, -HOUR)], count=100)
+    assert watched(ticks) == ([FOR_SECONDS], [last_of_the_earlier_boot + 60])
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
+    size = st.integers(-10 * YEAR, 10 * YEAR) | st.integers(-600, 600)
+    return [(draw(st.integers(0, COUNT)), draw(size)) for _ in range(draw(st.integers(0, 6)))]
+
+
+@given(steps=steps())
+def test_no_setting_of_a_clock_moves_an_alert(steps: list[tuple[int, int]]) -> None:
+    assert watched(of_one_boot(steps)) == watched(CASES["never set"])
+
+
+@dataclass
+class Receiver:
+    """As Prometheus takes requests: whole or not at all, in each series' order or nearly so."""
+
+    window_seconds: int = 0
+    newest_ms: int = 0
+    stored: list[int] = field(default_factory=list)
+
+    def takes(self, time_ms: int, now_ms: int) -> bool:
+        oldest_ms = self.newest_ms - self.window_seconds * 1000
+        if time_ms in self.stored or time_ms > now_ms + 600_000:
+            return False
+        if time_ms <= self.newest_ms and not (self.window_seconds and time_ms >= oldest_ms):
+            return False
+        self.newest_ms = max(self.newest_ms, time_ms)
+        self.stored.append(time_ms)
+        return True
+
+
+def sent(
+    ticks: Sequence[Told], receiver: Receiver, *, poll: int = 1, lag_seconds: int = 0
+) -> Counter[str]:
+    """Return what became of ticks that are polled so many at a time: reasons and how often."""
+    outcome: Counter[str] = Counter()
+    series, timelines = LiveSeries(), Timelines()
+    for start in range(0, len(ticks), poll):
+        part = ticks[start : start + poll]
+        second = part[-1].arrives + lag_seconds
+        now_ns = START_NS + second * SECOND_NS
+        items = [(RECORD, told.event([entry()], node=NODE, start_ns=START_NS)) for told in part]
+        for _, made, place, refusal in admit(
+            items,
+            timelines,
+            time_ns=now_ns,
+            monotonic_ns=second * SECOND_NS,
+            max_ahead_ns=300 * SECOND_NS,
+        ):
+            outcome[refusal or written(series, made, place, receiver, now_ns)] += 1
+    return outcome
+
+
+RECORD = Record("t", 0, 0, 0, None, b"")
+
+
+def written(
+    series: LiveSeries, made: GpuEvent, place: Place, receiver: Receiver, now_ns: int
+) -> str:
+    try:
+        encoded = series.encode_past(made) if place is Place.SUPERSEDED else series.encode(made)
+    except ValueError:
+        return "invalid"
+    time_ms = made.time_ns // 1_000_000
+    is_behind = time_ms <= receiver.newest_ms
+    if receiver.takes(time_ms, now_ns // 1_000_000):
+        return "stored"
+    # What is refused for its order stood alone, so that no other node's ticks went down with it.
+    assert encoded.is_behind == is_behind
+    return "out_of_order"
+
+
+WITHOUT_WINDOW = {
+    "never set": {},
+    "four minutes ahead once": {"future": 1},
+    "an hour ahead for five seconds": {"future": 5},
+    # No receiver without a window takes what is behind: it is sent all the same.
+    "set back an hour": {"out_of_order": 38},
+    "an hour behind until it is set right": {},
+    "a year ahead after a reboot until NTP": {"future": 5},
+    "in 1970 after a reboot until NTP": {"invalid": 5},
+    "an earlier boot's spool among the later boot's ticks": {"out_of_order": 10},
+}
+
+
+@each_case
+@pytest.mark.parametrize(("poll", "lag_seconds"), [(1, 0), (100, 0), (100, 2 * HOUR)])
+def test_all_that_a_receiver_without_a_window_can_take_is_sent(
+    case: str, poll: int, lag_seconds: int
+) -> None:
+    ticks = CASES[case]
+    outcome = sent(ticks, Receiver(), poll=poll, lag_seconds=lag_seconds)
+    assert outcome.pop("stored") == len(ticks) - outcome.total()
+    assert outcome == WITHOUT_WINDOW[case]
+
+
+@each_case
+def test_a_receiver_with_a_window_takes_what_is_behind_too(case: str) -> None:
+    ticks = CASES[case]
+    lost = {reason: n for reason, n in WITHOUT_WINDOW[case].items() if reason != "out_of_order"}
+    assert sent(ticks, Receiver(window_seconds=2 * HOUR)) == {
+        "stored": len(ticks) - sum(lost.values()),
+        **lost,
+    }
+
+
+@st.composite
+def excursions(draw: st.DrawFn) -> tuple[list[tuple[int, int]], set[int]]:
+    """Draw settings that are taken back within a minute, and the seconds in between."""
+    found: list[tuple[int, int]] = []
+    wrong: set[int] = set()
+    second = 0
+    far = st.integers(11, 10 * YEAR) | st.integers(11, 600)
+    for _ in range(draw(st.integers(1, 4))):
+        second += draw(st.integers(1, 80))
+        length = draw(st.integers(1, 59))
+        by = draw(far) * draw(st.sampled_from([1, -1]))
+        found += [(second, by), (second + length, -by)]
+        wrong |= set(range(second, second + length))
+        second += length
+    return found, wrong
+
+
+@given(drawn=excursions())
+def test_a_clock_that_is_wrong_for_less_than_a_minute_costs_its_own_ticks_at_most(
+    drawn: tuple[list[tuple[int, int]], set[int]],
+) -> None:
+    found, wrong = drawn
+    receiver = Receiver()
+    ticks = of_one_boot(found, range(found[-1][0] + 30))
+    outcome = sent(ticks, receiver)
+
+    right = {(START_NS + second * SECOND_NS) // 10**6 for second in range(len(ticks))}
+    right -= {(START_NS + second * SECOND_NS) // 10**6 for second in wrong}
+    assert right <= set(receiver.stored)
+    assert outcome.total() == len(ticks)
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_a_minute() -> None:
+    receiver = Receiver()
+    outcome = sent(of_one_boot([(7, 240)], range(200)), receiver)
+    assert outcome == {"stored": 140, "future": 60}
+    assert receiver.newest_ms == START_NS // 10**6 + (199 + 240) * 1000
+
+
+def test_a_node_that_was_always_a_little_ahead_loses_nothing() -> None:
+    assert sent(of_one_boot([(-1, 240)]), Receiver()) == {"stored": COUNT}
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(1, 8), st.integers(-5, 5)), max_size=60
+    )
+)
+def test_each_tick_is_new_once_and_only_its_boots_order_counts(
+    arrivals: list[tuple[str, int, int]],
+) -> None:
+    timelines, furthest = Timelines(), dict[str, int]()
+    for number, (boot, seq, shift) in enumerate(arrivals):
+        made = event(boot_id=boot, seq=seq, time_ns=START_NS + shift * SECOND_NS)
+        place = timelines.place(made, heard_ns=number * SECOND_NS).place
+        assert (place is Place.REPEATED) == (seq <= furthest.get(boot, 0))
+        furthest[boot] = max(seq, furthest.get(boot, 0))
