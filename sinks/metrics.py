@@ -37,3 +37,7 @@ DROPPED_TOTAL: Final = Counter(
     " `too_old`): events; in alerts also incidents, and posts that an Alertmanager refused.",
     ["sink", "reason"],
 )
+ORPHANS_REMOVED_TOTAL: Final = Counter(
+    "gpuledger_store_orphan_files_removed",
+    "Files of the store that no commit names and that were removed: what killed writers left.",
+)
