@@ -38,3 +38,7 @@ DROPPED_TOTAL: Final = Counter(
     " posts that an Alertmanager refused.",
     ["sink", "reason"],
 )
+ORPHANS_REMOVED_TOTAL: Final = Counter(
+    "gpuledger_store_orphan_files_removed",
+    "Files of the store that no commit names and that were removed: what killed writers left.",
+)

@@ -4,6 +4,8 @@ from urllib.parse import urlsplit
 
 
 def shown_url(url: str) -> str:
-    """Return the URL with nothing in it that may be a secret."""
+    """Return the URL, or the path, with nothing in it that may be a secret."""
     parts = urlsplit(url)
+    if not parts.scheme:
+        return url
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

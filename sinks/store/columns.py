@@ -1,10 +1,12 @@
-"""The columns of the table `entries`: names, types, and how Parquet keeps each.
+"""The columns of the tables `entries` and `gaps`: names, types, and how Parquet keeps each.
 
-Here lives the one schema of the store. How an event becomes rows is `sinks.store.rows`' business,
+Here live the schemas of the store. How an event becomes rows is `sinks.store.rows`' business,
 writing them is `sinks.store.table`'s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from arro3.core import Array, DataType, Field, Schema, Table
@@ -33,6 +35,39 @@ class Column:
         return Array(values, type=self.made_as).cast(self.kind)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One table: its columns and how it is laid out."""
+
+    name: str
+    """The table's name, and its folder in the store."""
+    description: str
+    columns: Sequence[Column]
+    partition_by: Sequence[str] = ()
+    statistics_columns: int
+    """How many leading columns carry the statistics by which readers skip files; more only make
+    the log large."""
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The Arrow schema."""
+        fields = [Field(one.name, one.kind, nullable=one.nullable) for one in self.columns]
+        return Schema(fields)
+
+    def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
+        """Return the Arrow table of rows whose values stand in the columns' order.
+
+        Raises TypeError or ValueError for a value that is not of its column's type: nothing is
+        cast in silence.
+        """
+        by_column = zip(*rows, strict=True)
+        arrays = [
+            column.array(list(values))
+            for column, values in zip(self.columns, by_column, strict=True)
+        ]
+        return Table.from_arrays(arrays, schema=self.schema)
+
+
 def _text(name: str, *, nullable: bool = False) -> Column:
     return Column(name=name, kind=DataType.utf8(), nullable=nullable)
 
@@ -41,13 +76,17 @@ def _rising(name: str) -> Column:
     return Column(name=name, kind=DataType.int64(), encoding="DELTA_BINARY_PACKED")
 
 
+def _time(name: str, *, nullable: bool = False) -> Column:
+    return Column(name=name, kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=nullable)
+
+
 def _quantity(name: str, *, nullable: bool = True) -> Column:
     return Column(
         name=name, kind=DataType.float64(), nullable=nullable, encoding="BYTE_STREAM_SPLIT"
     )
 
 
-# The first columns carry the statistics by which readers skip files (STATISTICS_COLUMNS). What
+# The first columns carry the statistics by which readers skip files. What
 # comes after `kafka_offset` was added later, so it may be null: older tables get it at their end.
 COLUMNS: Final = (
     Column(name=PARTITION_COLUMN, kind=DataType.date32(), made_as=DataType.int32()),
@@ -88,18 +127,33 @@ COLUMNS: Final = (
     Column(name="late", kind=DataType.bool(), nullable=True),
     _quantity("uncovered_seconds"),
 )
-STATISTICS_COLUMNS: Final = 5
-SCHEMA: Final = Schema(
-    [Field(column.name, column.kind, nullable=column.nullable) for column in COLUMNS]
+ENTRIES: Final = Shape(
+    name="entries",
+    description="One row for each account entry of each GPU and tick.",
+    columns=COLUMNS,
+    partition_by=(PARTITION_COLUMN,),
+    statistics_columns=5,
+)
+SCHEMA: Final = ENTRIES.schema
+GAPS: Final = Shape(
+    name="gaps",
+    description="One row for each stretch of events that were gone before they could be stored.",
+    columns=(
+        _text("topic"),
+        Column(name="kafka_partition", kind=DataType.int32()),
+        _text("reason"),
+        Column(name="first_offset", kind=DataType.int64()),
+        Column(name="next_offset", kind=DataType.int64(), nullable=True),
+        Column(name="missed_offsets", kind=DataType.int64(), nullable=True),
+        _time("time_before", nullable=True),
+        _time("time_after", nullable=True),
+        _time("detected_at"),
+        _text("topic_id", nullable=True),
+    ),
+    statistics_columns=10,
 )
 
 
-def table_of(rows: list[tuple[Any, ...]]) -> Table:
-    """Make the Arrow table of rows whose values stand in the columns' order.
-
-    Raises TypeError or ValueError for a value that is not of its column's type: nothing is cast
-    in silence.
-    """
-    by_column = zip(*rows, strict=True)
-    arrays = [column.array(list(values)) for column, values in zip(COLUMNS, by_column, strict=True)]
-    return Table.from_arrays(arrays, schema=SCHEMA)
+def table_of(rows: Sequence[tuple[Any, ...]]) -> Table:
+    """Return the Arrow table of rows of `entries`."""
+    return ENTRIES.table_of(rows)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from sinks.store.columns import GAPS, Column
 from sinks.store.table import table_uri
 
 
@@ -20,6 +21,26 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     files = ", ".join(_quoted(uri) for uri in table.file_uris())
     # By name, because a file that is older than a column has not got it.
     return f"read_parquet([{files}], hive_partitioning = true, union_by_name = true)"
+
+
+def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
+    """Give DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
+    try:
+        uri = table_uri(store_uri, GAPS.name)
+        files = DeltaTable(uri, storage_options=dict(storage_options or {})).file_uris()
+    except TableNotFoundError:
+        files = []
+    if files:
+        return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"
+    columns = ", ".join(f"NULL::{_sql_type(one)} AS {one.name}" for one in GAPS.columns)
+    return f"(SELECT {columns} WHERE false)"
+
+
+def _sql_type(column: Column) -> str:
+    """Give DuckDB's name of a column's type."""
+    kind = str(column.kind)
+    names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
+    return next((name for part, name in names.items() if part in kind), "TIMESTAMPTZ")
 
 
 def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:

@@ -5,31 +5,37 @@ faster. Rows are made in `rows`, written in `table`; the consume loop is `sinks.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.bus.protocol import Bus, Gap, GapReason, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
-from gpuledger.errors import UserError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
+from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.receivers import shown_url
 from sinks.retrying import until_answered
+from sinks.store.gaps import recorded_up_to, row_of, stream_of
+from sinks.store.identity import is_same_topic, number_of, other_topic, refuse_shorter_topic
+from sinks.store.maintenance import Maintenance
 from sinks.store.pending import Pending
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
-from sinks.store.table import EntriesTable, StaleTableError
+from sinks.store.table import EntriesTable, GapsTable, StaleTableError
 
 GROUP: Final = "gpuledger-store"
 NAME: Final = "store"
+T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
@@ -41,11 +47,17 @@ async def run_store(
     member: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Append every event's entries to the store until cancelled."""
+    """Append every event's entries to the store until cancelled.
+
+    Raises UserError where the table is of another topic than the one that is read.
+    """
     clock = clock or SystemClock()
-    table = EntriesTable(store_uri=settings.uri, storage_options=settings.storage_options)
+    where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
+    table, gaps = EntriesTable(**where), GapsTable(**where)
     sink = StoreSink(
         table=table,
+        gaps=gaps,
+        maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
         settings=settings,
         clock=clock,
         check=readiness.check("store.receiver", severity=Severity.WARNING),
@@ -55,8 +67,17 @@ async def run_store(
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,
+        receiver=shown_url(settings.uri),
+        on_gap=sink.note_gap,
     )
-    await consume(bus=bus, sink=sink, how=how, check=readiness.check("store.bus"), clock=clock)
+    await consume(
+        bus=bus,
+        sink=sink,
+        how=how,
+        check=readiness.check("store.bus"),
+        gaps=readiness.check("store.gaps", severity=Severity.WARNING),
+        clock=clock,
+    )
 
 
 class StoreSink:
@@ -65,11 +86,27 @@ class StoreSink:
     name = NAME
 
     def __init__(
-        self, *, table: EntriesTable, settings: StoreSettings, clock: Clock, check: Check
+        self,
+        *,
+        table: EntriesTable,
+        gaps: GapsTable,
+        maintenance: Maintenance,
+        settings: StoreSettings,
+        clock: Clock,
+        check: Check,
     ) -> None:
         self._table, self._settings, self._clock, self._check = table, settings, clock, check
+        self._gaps_table, self._maintenance = gaps, maintenance
         self._unsought: set[TopicPartition] = set()
         self._pending = Pending()
+        self._gaps: list[Gap] = []
+        """Gaps that have no row yet."""
+        self._stored: dict[TopicPartition, int] = {}
+        """The last offset that the table had of each partition when it was sought."""
+        self._topic_id: str | None = None
+        """The identity of the topic of which rows are collected."""
+        self._has_identity: set[TopicPartition] = set()
+        """Partitions of which the table knows the topic's identity."""
         self._seen = SeenTicks()
         self._lock = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
@@ -77,6 +114,10 @@ class StoreSink:
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be set to where the table ends."""
         self._unsought |= partitions
+
+    async def note_gap(self, gap: Gap) -> None:
+        """Remember a gap until it has its row, which it gets before any event behind it."""
+        self._gaps.append(gap)
 
     async def prepare(self, desk: Desk) -> Partitions:
         """Set partitions newly held to where the table ends."""
@@ -86,6 +127,10 @@ class StoreSink:
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
+            self._maintenance.begin_if_due()
+            if self._gaps:
+                await self._flush(desk)
+                await self._until_answered(lambda _: self._record_gaps_once())
             for batch in batches:
                 self._collect(batch, desk)
             if self._is_due():
@@ -100,6 +145,8 @@ class StoreSink:
                 # What could not be written is read again by whoever holds its partitions then.
                 self._unsought |= self._pending.last_offsets.keys()
                 self._unsought -= partitions
+                # Whoever holds its partition next finds a gap again by what the table has.
+                self._gaps = [gap for gap in self._gaps if gap.partition not in partitions]
                 self._pending = Pending()
                 self._seen.forget(partitions)
 
@@ -112,24 +159,98 @@ class StoreSink:
         await self._flush(desk)
         # The flush may have found other partitions in need of it.
         wanted = desk.consumer.assignment() & self._unsought
-        stored = await until_answered(
-            lambda _: asyncio.to_thread(self._table.load, map(self._stream, wanted)),
-            sink=NAME,
-            check=self._check,
-            clock=self._clock,
-        )
+        await self._must_be_of_topic(wanted, desk)
         ends = await desk.consumer.end_offsets(wanted)
         for partition in wanted:
-            after = stored.get(self._stream(partition), -1) + 1
-            _refuse_foreign_offset(partition, after, ends[partition])
-            await desk.consumer.seek(partition, after)
+            last_offset = self._stored.get(partition, -1)
+            refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
+            await desk.consumer.seek(partition, last_offset + 1)
         self._unsought -= wanted
         self._seen.forget(wanted)
         return wanted
 
+    async def _must_be_of_topic(self, wanted: Partitions, desk: Desk) -> None:
+        """Load what the table has of partitions; see that it is of the topic that there is now."""
+        streams = [name for at in wanted for name in (self._stream(at), self._identity(at))]
+        stored = await self._until_answered(lambda _: asyncio.to_thread(self._load, streams))
+        self._topic_id = await desk.consumer.topic_id(EVENTS.name)
+        others: list[TopicPartition] = []
+        for partition in sorted(wanted):
+            self._stored.pop(partition, None)
+            last_offset = stored.get(self._stream(partition))
+            identity = stored.get(self._identity(partition))
+            if last_offset is not None:
+                self._stored[partition] = last_offset
+            if identity is None:
+                self._has_identity.discard(partition)
+            else:
+                self._has_identity.add(partition)
+            if not is_same_topic(stored=identity, topic_id=self._topic_id):
+                others.append(partition)
+        if others:
+            await self._refuse_other_topic(others, topic_id=self._topic_id)
+
+    def _load(self, streams: Sequence[str]) -> dict[str, int]:
+        # A reader of `gaps` shall find it empty, not absent.
+        self._gaps_table.load([])
+        return self._table.load(streams)
+
+    async def _refuse_other_topic(
+        self, partitions: Sequence[TopicPartition], *, topic_id: str | None
+    ) -> None:
+        """Raise UserError, once it is recorded that the rest of the old topic is not known."""
+        self._gaps = [
+            Gap(
+                partition=partition,
+                first_offset=self._stored.get(partition, -1) + 1,
+                next_offset=0,
+                reason=GapReason.TOPIC_RECREATED,
+            )
+            for partition in partitions
+        ]
+        self._unsought -= set(partitions)
+        await self._until_answered(lambda _: self._record_gaps_once())
+        first = partitions[0]
+        raise other_topic(first, last_offset=self._stored.get(first, -1), topic_id=topic_id)
+
+    async def _record_gaps_once(self) -> None:
+        """Give each gap its row; where another consumer does the same, look again."""
+        for gap in list(self._gaps):
+            if gap.partition not in self._unsought:
+                try:
+                    await asyncio.to_thread(self._record_gap, gap)
+                except StaleTableError as error:
+                    raise ReceiverUnavailableError(str(error)) from error
+                self._gaps.remove(gap)
+
+    def _record_gap(self, gap: Gap) -> None:
+        stream = stream_of(self._stream(gap.partition), gap)
+        recorded = self._gaps_table.load([stream]).get(stream)
+        time_ns = self._clock.time_ns()
+        row = row_of(
+            gap,
+            stored=self._stored.get(gap.partition),
+            recorded=recorded,
+            topic_id=self._topic_id if gap.reason is GapReason.RETENTION else None,
+            time_before_us=self._time_before_us(gap),
+            detected_us=time_ns // 1000,
+        )
+        if row is not None:
+            number = {stream: recorded_up_to(gap)}
+            self._gaps_table.append([row], number, time_ms=time_ns // 1_000_000)
+
+    def _time_before_us(self, gap: Gap) -> int | None:
+        if gap.time_before_ms is not None:
+            return gap.time_before_ms * 1000
+        newest = self._table.newest_time(gap.partition.partition)
+        return None if newest is None else round(newest.timestamp() * 1e6)
+
     def _stream(self, partition: TopicPartition) -> str:
         parts = [GROUP, self._settings.generation, partition.topic, str(partition.partition)]
         return "|".join(part for part in parts if part)
+
+    def _identity(self, partition: TopicPartition) -> str:
+        return f"{self._stream(partition)}|topic_id"
 
     def _collect(self, batch: Batch, desk: Desk) -> None:
         pending = self._pending
@@ -154,8 +275,15 @@ class StoreSink:
         )
 
     async def _flush(self, desk: Desk) -> None:
-        await until_answered(
-            lambda _: self._flush_once(desk), sink=NAME, check=self._check, clock=self._clock
+        await self._until_answered(lambda _: self._flush_once(desk))
+
+    async def _until_answered(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        return await until_answered(
+            attempt,
+            sink=NAME,
+            check=self._check,
+            clock=self._clock,
+            receiver=shown_url(self._table.uri),
         )
 
     async def _flush_once(self, desk: Desk) -> None:
@@ -164,6 +292,7 @@ class StoreSink:
             if pending.rows:
                 # The rows take the offsets with them: what was put aside would not be read again.
                 await desk.office.flush()
+                await self._must_still_be_of_topic(desk)
                 await self._append(pending)
         except StaleTableError as error:
             _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
@@ -172,13 +301,40 @@ class StoreSink:
             _acknowledge(pending, desk)
         self._pending = Pending()
 
+    async def _must_still_be_of_topic(self, desk: Desk) -> None:
+        """Raise UserError where what was collected may be another topic's than it began with.
+
+        Asked after the last row was read and before any is written: a topic that has its identity
+        now has had it all the time.
+        """
+        if self._topic_id is None:
+            return
+        try:
+            topic_id = await desk.consumer.topic_id(EVENTS.name)
+        except BusUnavailableError as error:
+            raise ReceiverUnavailableError(str(error)) from error
+        if topic_id == self._topic_id:
+            return
+        if topic_id is None:
+            raise ReceiverUnavailableError(f"there is no topic {EVENTS.name} now")
+        partitions = sorted(self._pending.last_offsets)
+        # Nothing of it is written: no row tells which topic it is of.
+        self._pending = Pending()
+        await self._refuse_other_topic(partitions, topic_id=topic_id)
+
     async def _append(self, pending: Pending) -> None:
         """Write in a thread; where the waiting is cancelled, the next call waits for the same."""
         if self._writing is None:
             offsets = {self._stream(at): last for at, last in pending.last_offsets.items()}
             time_ms = self._clock.time_ns() // 1_000_000
             self._writing = asyncio.create_task(
-                asyncio.to_thread(self._table.append, pending.rows, offsets, time_ms=time_ms)
+                asyncio.to_thread(
+                    self._table.append,
+                    pending.rows,
+                    offsets,
+                    time_ms=time_ms,
+                    facts=self._new_identities(pending),
+                )
             )
             self._writing.add_done_callback(_look_at)
         writing = self._writing
@@ -186,6 +342,16 @@ class StoreSink:
         await asyncio.wait({writing})
         self._writing = None
         writing.result()
+        self._stored |= pending.last_offsets
+        self._has_identity |= pending.last_offsets.keys()
+
+    def _new_identities(self, pending: Pending) -> dict[str, int]:
+        """Give the topic's identity for each partition of which the table does not know it."""
+        if self._topic_id is None:
+            return {}
+        number = number_of(self._topic_id)
+        new = pending.last_offsets.keys() - self._has_identity
+        return {self._identity(partition): number for partition in new}
 
 
 def _drop(reason: str) -> None:
@@ -205,12 +371,3 @@ def _look_at(writing: asyncio.Task[None]) -> None:
     """Look at the outcome, so that asyncio does not complain where nobody waits any more."""
     if not writing.cancelled():
         writing.exception()
-
-
-def _refuse_foreign_offset(partition: TopicPartition, after: int, end: int) -> None:
-    if after > end:
-        raise UserError(
-            f"the store has {partition.topic}[{partition.partition}] up to offset {after - 1}, but "
-            f"that partition ends at {end}: the topic was made anew or is another cluster's; "
-            "set store.generation to a new name to go on after what is stored"
-        )

@@ -19,5 +19,11 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many rows are written at the latest: the bound on memory."""
     generation: str = ""
     """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
+    maintenance_interval_seconds: Annotated[float, msgspec.Meta(ge=0)] = 86_400.0
+    """How often orphan files are looked for, first at the start; 0 is never."""
+    orphan_age_hours: Annotated[int, msgspec.Meta(ge=1)] = 168
+    """How old a file must be that no commit names before it is removed. Much longer than a write
+    may take, or what another sink is about to commit would go; readers of old versions of the
+    table (time travel) find what a compaction replaced for as long."""
     poll_records: Annotated[int, msgspec.Meta(ge=1)] = 500
     """The most events that one poll brings."""

@@ -1,18 +1,20 @@
-"""The seam to deltalake: open the table, read what it has of a stream, append with the offsets.
+"""The seam to deltalake: open a table, read what it has of a stream, append with the offsets.
 
 Everything here blocks and belongs in a thread. deltalake's exceptions stop here. The rule that
 makes an append happen exactly once: it goes through the very table object from which the versions
 were read, so that the commit fails if anybody else has appended of the same stream since.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
 from arro3.core import Schema
 from deltalake import (
     ColumnProperties,
     CommitProperties,
     DeltaTable,
+    QueryBuilder,
     Transaction,
     WriterProperties,
     write_deltalake,
@@ -23,37 +25,31 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from gpuledger.errors import GpuledgerError, UserError
 from sinks.errors import ReceiverUnavailableError
-from sinks.store.columns import COLUMNS, PARTITION_COLUMN, SCHEMA, STATISTICS_COLUMNS, table_of
-from sinks.store.rows import Row
+from sinks.store.columns import ENTRIES, GAPS, PARTITION_COLUMN, Shape
+from sinks.store.damage import explain
 
-T = TypeVar("T")
-TABLE: Final = "entries"
-_WRITER: Final = WriterProperties(
-    compression="ZSTD",
-    compression_level=3,
-    column_properties={
-        column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
-        for column in COLUMNS
-        if column.encoding is not None
-    },
-)
+_NO_FACTS: Final[Mapping[str, int]] = {}
 
 
 class StaleTableError(GpuledgerError):
     """Somebody else has appended of the same stream since this table was loaded."""
 
 
-def table_uri(store_uri: str) -> str:
-    """Give the URI of the table `entries` of a store."""
-    return f"{store_uri.rstrip('/')}/{TABLE}"
+def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:
+    """Give the URI of a table of a store, of `entries` where none is named."""
+    return f"{store_uri.rstrip('/')}/{name}"
 
 
-class EntriesTable:
-    """The Delta table `entries` of a store, as one consumer sees it."""
+class StreamTable:
+    """A Delta table that is appended to from numbered streams, as one writer sees it."""
 
-    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self.uri = table_uri(store_uri)
+    def __init__(
+        self, shape: Shape, *, store_uri: str, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self.uri = table_uri(store_uri, shape.name)
+        self._shape = shape
         self._options = dict(storage_options or {})
+        self._writer = _writer_properties(shape)
         self._table: DeltaTable | None = None
         self._versions: dict[str, int | None] = {}
 
@@ -61,41 +57,77 @@ class EntriesTable:
         """Load the table anew, making it where there is none; give the last offset of each stream.
 
         A table of an older version gets the columns that were added since. Raises UserError where
-        another table lies there, ReceiverUnavailableError where the storage does not answer.
+        another table lies there, ReceiverUnavailableError where the storage does not answer or what
+        lies there is damaged.
         """
         try:
             self._table = self._open()
-            _add_columns(self._table, self.uri)
+            self._add_columns(self._table)
         except (DeltaError, OSError) as error:
-            raise ReceiverUnavailableError(f"store {self.uri}: {error}") from error
+            raise self._unavailable(error) from error
         versions = {stream: self._table.transaction_version(stream) for stream in streams}
         self._versions.update(versions)
         return {stream: version for stream, version in versions.items() if version is not None}
 
-    def append(self, rows: list[Row], offsets: Mapping[str, int], *, time_ms: int) -> None:
+    def append(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        offsets: Mapping[str, int],
+        *,
+        time_ms: int,
+        facts: Mapping[str, int] = _NO_FACTS,
+    ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        Raises StaleTableError where another consumer was faster, ReceiverUnavailableError where
-        the storage does not answer.
+        `facts` are numbers that are kept beside the offsets and may be anything. Raises
+        StaleTableError where another consumer was faster, ReceiverUnavailableError where the
+        storage does not answer.
         """
         table = self._unchanged(offsets)
+        numbers = {**offsets, **facts}
         transactions = [
-            Transaction(stream, offset, time_ms) for stream, offset in sorted(offsets.items())
+            Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
         ]
-        data = table_of(rows)
+        data = self._shape.table_of(rows)
         try:
             write_deltalake(
                 table,
                 data,
                 mode="append",
-                writer_properties=_WRITER,
+                writer_properties=self._writer,
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
         except CommitFailedError as error:
             raise StaleTableError(f"store {self.uri}: {error}") from error
         except (DeltaError, OSError) as error:
-            raise ReceiverUnavailableError(f"store {self.uri}: {error}") from error
+            raise self._unavailable(error) from error
         self._versions.update(offsets)
+
+    def remove_orphans(self, *, older_than_hours: int) -> int:
+        """Remove files that no commit names and that are older than that; return how many.
+
+        They are what is left of writers that were killed before their commit. Files that a
+        compaction has replaced go as well, once that is as long ago. Raises
+        ReceiverUnavailableError where the storage does not answer.
+        """
+        try:
+            table = DeltaTable(self.uri, storage_options=self._options)
+            removed = table.vacuum(
+                retention_hours=older_than_hours,
+                dry_run=False,
+                # deltalake would not go below a week, however the table is written.
+                enforce_retention_duration=False,
+                # The other mode knows only files that once were part of the table.
+                full=True,
+            )
+        except TableNotFoundError:
+            return 0
+        except (DeltaError, OSError) as error:
+            raise self._unavailable(error) from error
+        return len(removed)
+
+    def _unavailable(self, error: Exception) -> ReceiverUnavailableError:
+        return ReceiverUnavailableError(f"store {self.uri}: {explain(error, self.uri)}")
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
         """Give the table if it stands where we left it: a commit may succeed and still raise."""
@@ -119,46 +151,92 @@ class EntriesTable:
             return DeltaTable(self.uri, storage_options=self._options)
 
     def _create(self) -> DeltaTable:
+        shape = self._shape
         return DeltaTable.create(
             self.uri,
-            schema=SCHEMA,
-            partition_by=[PARTITION_COLUMN],
-            name=TABLE,
-            description="One row for each account entry of each GPU and tick.",
-            # Statistics of the leading columns are what readers skip files by; more only
-            # make the log large.
-            configuration={"delta.dataSkippingNumIndexedCols": str(STATISTICS_COLUMNS)},
+            schema=shape.schema,
+            partition_by=list(shape.partition_by),
+            name=shape.name,
+            description=shape.description,
+            configuration={"delta.dataSkippingNumIndexedCols": str(shape.statistics_columns)},
             storage_options=self._options,
         )
 
+    def _add_columns(self, table: DeltaTable) -> None:
+        """Add the columns that the table has not got yet; none of the others may differ.
 
-def _add_columns(table: DeltaTable, uri: str) -> None:
-    """Add the columns that the table has not got yet; none of the others may differ.
+        Where another sink adds them at the same time, this one loads what that one made.
+        """
+        missing = self._missing(table)
+        if not missing:
+            return
+        try:
+            table.alter.add_columns(missing)
+        except CommitFailedError:
+            table.update_incremental()
+            if self._missing(table):
+                raise
 
-    Where another sink adds them at the same time, this one loads what that one made.
-    """
-    missing = _missing(table, uri)
-    if not missing:
-        return
-    try:
-        table.alter.add_columns(missing)
-    except CommitFailedError:
-        table.update_incremental()
-        if _missing(table, uri):
-            raise
+    def _missing(self, table: DeltaTable) -> list[DeltaField]:
+        schema, columns = self._shape.schema, self._shape.columns
+        found, wanted = _columns(Schema.from_arrow(table.schema().to_arrow())), _columns(schema)
+        names = {name for name, _ in found}
+        missing = [one.name for one in columns if one.nullable and one.name not in names]
+        differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
+        if differs:
+            raise UserError(
+                f"store {self.uri}: the table there differs in column {', '.join(differs)}; "
+                "name another store.uri"
+            )
+        return [field for field in DeltaSchema.from_arrow(schema).fields if field.name in missing]
 
 
-def _missing(table: DeltaTable, uri: str) -> list[DeltaField]:
-    found, wanted = _columns(Schema.from_arrow(table.schema().to_arrow())), _columns(SCHEMA)
-    names = {name for name, _ in found}
-    missing = [one.name for one in COLUMNS if one.nullable and one.name not in names]
-    differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
-    if differs:
-        raise UserError(
-            f"store {uri}: the table there differs in column {', '.join(differs)}; "
-            "name another store.uri"
-        )
-    return [field for field in DeltaSchema.from_arrow(SCHEMA).fields if field.name in missing]
+class EntriesTable(StreamTable):
+    """The table `entries` of a store."""
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+
+    def newest_time(self, kafka_partition: int) -> datetime | None:
+        """Return the time of the newest row from a partition; `None` where there is none.
+
+        Looks at the newest days first. Raises ReceiverUnavailableError.
+        """
+        if self._table is None:
+            return None
+        try:
+            days = {part[PARTITION_COLUMN] for part in self._table.partitions()}
+            query = QueryBuilder().register(self._shape.name, self._table)
+            for day in sorted(days, reverse=True):
+                found = query.execute(
+                    f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
+                    f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
+                )
+                newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
+                if newest is not None:
+                    return newest
+        except (DeltaError, OSError) as error:
+            raise self._unavailable(error) from error
+        return None
+
+
+class GapsTable(StreamTable):
+    """The table `gaps` of a store."""
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)
+
+
+def _writer_properties(shape: Shape) -> WriterProperties:
+    return WriterProperties(
+        compression="ZSTD",
+        compression_level=3,
+        column_properties={
+            column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
+            for column in shape.columns
+            if column.encoding is not None
+        },
+    )
 
 
 def _columns(schema: Schema) -> set[tuple[str, str]]:

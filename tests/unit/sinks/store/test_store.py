@@ -1,7 +1,9 @@
 """The store sink over the bus in memory: each entry once, whatever is repeated or raced."""
 
+import asyncio
 import base64
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.service import Readiness
+from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
-from sinks.store.reading import entries_sql
+from sinks.store.reading import entries_sql, gaps_sql
 from sinks.store.rows import Row, rows_of
 from sinks.store.service import GROUP, StoreSink, run_store
 from sinks.store.settings import StoreSettings
@@ -54,6 +57,17 @@ def store(
 def query(uri: Path, sql: str) -> list[tuple[Any, ...]]:
     with duckdb.connect() as connection:
         return connection.execute(sql.format(entries=entries_sql(str(uri)))).fetchall()
+
+
+def gaps(uri: Path, columns: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone='UTC'")
+        relation = connection.sql(f"FROM {gaps_sql(str(uri))}")
+        return relation.project(columns).order("ALL").fetchall()
+
+
+def at_seconds(tick: int) -> datetime:
+    return datetime.fromtimestamp(START_NS / SECOND_NS + tick, tz=UTC)
 
 
 def offsets(uri: Path) -> list[int]:
@@ -178,20 +192,107 @@ async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(
 
 
 async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
-    old = bus()
-    await publish(old, *map(event, range(5)))
-    async with running(store(tmp_path, old)):
-        await eventually(is_committed(old, 5))
+    """Also where it has grown beyond what is stored, and nothing could be seen by offsets."""
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
 
-    new = bus()
-    await publish(new, event(0))
+    on.recreate(EVENTS.name)
+    await publish(on, *(event(tick) for tick in range(100, 109)))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"up to offset 4 of another topic.*generation"):
+            await store(tmp_path, on)
+    assert max(offsets(tmp_path)) == 4
+    assert gaps(tmp_path, "reason, first_offset, next_offset, missed_offsets, time_before") == [
+        ("topic_recreated", 5, None, None, at_seconds(4))
+    ]
+
+    async with running(store(tmp_path, on, generation="second")):
+        await eventually(lambda: len(offsets(tmp_path)) == 2 * (5 + 9))
+
+
+async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
+    tmp_path: Path,
+) -> None:
+    on, clock = bus(), HandClock()
+    await publish(on, *map(event, range(5)))
+    sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0))
+    await asyncio.sleep(0.1)
+    clock.now_ns += 61 * SECOND_NS
+    await eventually(is_committed(on, 5))
+
+    await publish(on, event(5))
+    on.recreate(EVENTS.name)
+    await publish(on, *(event(tick) for tick in range(100, 109)))
+
+    with pytest.raises(UserError, match=r"up to offset 4 of another topic.*generation"):
+        await sink
+    assert max(offsets(tmp_path)) == 4
+
+
+async def test_offsets_of_before_are_taken_over_with_the_topic_that_there_is(
+    tmp_path: Path,
+) -> None:
+    """A table that an earlier version wrote knows no identity of the topic."""
+    on = bus()
+    await publish(on, *map(event, range(3)))
+    old = EntriesTable(store_uri=str(tmp_path))
+    old.load([STREAM])
+    old.append(a_row(1), {STREAM: 1}, time_ms=1)
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+    assert offsets(tmp_path)[-1] == 2
+
+    on.recreate(EVENTS.name)
+    await publish(on, *map(event, range(9)))
+    with pytest.raises(UserError, match="another topic"):
+        await store(tmp_path, on)
+
+
+async def test_another_cluster_whose_partition_is_shorter_is_refused_by_offsets_too(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0))
+    old = EntriesTable(store_uri=str(tmp_path))
+    old.load([STREAM])
+    old.append(a_row(4), {STREAM: 4}, time_ms=1)
+
     with pytest.raises(
         UserError, match=r"up to offset 4, but that partition ends at 1.*generation"
     ):
-        await store(tmp_path, new)
+        await store(tmp_path, on)
 
-    async with running(store(tmp_path, new, generation="second")):
-        await eventually(is_committed(new, 1))
+
+async def test_what_was_removed_before_it_was_stored_is_a_row_of_gaps(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
+    await publish(on, *map(event, range(5, 10)))
+    on.remove_before(AT, 8)
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 10))
+
+    assert sorted(set(offsets(tmp_path))) == [0, 1, 2, 3, 4, 8, 9]
+    wanted = "topic, kafka_partition, reason, first_offset, next_offset, missed_offsets"
+    assert gaps(tmp_path, f"{wanted}, time_before, time_after") == [
+        (*AT, "retention", 5, 8, 3, at_seconds(4), at_seconds(8))
+    ]
+
+
+async def test_a_new_store_has_an_empty_table_of_gaps(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    on.remove_before(AT, 3)
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
+
+    assert (tmp_path / "gaps" / "_delta_log").is_dir()
+    assert gaps(tmp_path, "*") == []
 
 
 async def test_two_sinks_share_the_partitions_and_repeat_nothing(tmp_path: Path) -> None:

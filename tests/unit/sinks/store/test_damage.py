@@ -1,0 +1,97 @@
+"""A store that was cut short: one line that names the file, and the repair that the page tells."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from gpuledger.bus.protocol import Record
+from sinks.errors import ReceiverUnavailableError
+from sinks.store.reading import entries_sql
+from sinks.store.rows import rows_of
+from sinks.store.table import EntriesTable
+from tests.unit.sinks.given import event
+
+STREAM = "stream"
+COMMITS = 12
+
+
+def filled(store: Path) -> Path:
+    """Fill a store with a commit for each event, and return the folder of its log."""
+    table = EntriesTable(store_uri=str(store))
+    table.load([STREAM])
+    for offset in range(COMMITS):
+        append(table, offset)
+    return store / "entries" / "_delta_log"
+
+
+def append(table: EntriesTable, offset: int) -> None:
+    rows = list(rows_of(event(offset), Record("topic", 0, offset, 1, None, b"")))
+    table.append(rows, {STREAM: offset}, time_ms=1)
+
+
+def rows(store: Path) -> dict[int, int]:
+    """Return how many rows each offset has."""
+    with duckdb.connect() as connection:
+        relation = connection.sql(f"FROM {entries_sql(str(store))}")
+        return dict(relation.aggregate("kafka_offset, count(*)").fetchall())
+
+
+def cut(path: Path) -> str:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return path.name
+
+
+def cut_newest_commit(log: Path) -> str:
+    return cut(max(log.glob("*.json")))
+
+
+def zero_newest_commit(log: Path) -> str:
+    """Leave what a machine leaves that lost power: the length without the content."""
+    newest = max(log.glob("*.json"))
+    newest.write_bytes(bytes(newest.stat().st_size))
+    return newest.name
+
+
+def cut_newest_checkpoint(log: Path) -> str:
+    DeltaTable(str(log.parent)).create_checkpoint()
+    return cut(max(log.glob("*.checkpoint.parquet")))
+
+
+@pytest.mark.parametrize("damage", [cut_newest_commit, zero_newest_commit, cut_newest_checkpoint])
+def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_page_says(
+    tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    log = filled(tmp_path)
+    name = damage(log)
+
+    with pytest.raises(ReceiverUnavailableError) as raised:
+        EntriesTable(store_uri=str(tmp_path)).load([STREAM])
+    message = str(raised.value)
+    assert f"is damaged ({name})" in message
+    assert "docs/store.md" in message
+    assert "\n" not in message
+    assert "<unknown>" not in message
+
+    # Repair: move the file aside, and with a checkpoint the pointer to it.
+    (log / name).rename(tmp_path / name)
+    if name.endswith(".parquet"):
+        (log / "_last_checkpoint").unlink()
+
+    table = EntriesTable(store_uri=str(tmp_path))
+    stored = table.load([STREAM])[STREAM]
+    assert stored == (COMMITS - 1 if name.endswith(".parquet") else COMMITS - 2)
+    for offset in range(stored + 1, COMMITS + 1):
+        append(table, offset)
+    assert rows(tmp_path) == dict.fromkeys(range(COMMITS + 1), 2)
+
+
+def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "entries").write_text("a file where the folder should be")
+
+    with pytest.raises(ReceiverUnavailableError) as raised:
+        EntriesTable(store_uri=str(tmp_path)).load([])
+    assert "damaged" not in str(raised.value)

@@ -1,0 +1,78 @@
+"""Files that no commit names are removed when they are old, and nothing else is."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+from gpuledger.bus.protocol import Record
+from sinks.store.maintenance import Maintenance
+from sinks.store.rows import rows_of
+from sinks.store.settings import StoreSettings
+from sinks.store.table import EntriesTable
+from tests.unit.sinks.given import SECOND_NS, HandClock, event, eventually
+
+HOUR_SECONDS = 3600
+
+
+def filled(store: Path) -> EntriesTable:
+    table = EntriesTable(store_uri=str(store))
+    table.load(["stream"])
+    rows = list(rows_of(event(0), Record("topic", 0, 0, 1, None, b"")))
+    table.append(rows, {"stream": 0}, time_ms=1)
+    return table
+
+
+def parts(store: Path) -> set[str]:
+    return {path.name for path in store.glob("entries/event_date=*/*.parquet")}
+
+
+def orphan(store: Path, *, age_hours: float) -> str:
+    """Leave what a writer leaves that was killed between its file and its commit."""
+    folder = next(store.glob("entries/event_date=*"))
+    path = folder / f"part-{age_hours}.parquet"
+    path.write_bytes(b"half a file")
+    written_at = time.time() - age_hours * HOUR_SECONDS
+    os.utime(path, (written_at, written_at))
+    return path.name
+
+
+def test_old_orphans_go_and_what_is_stored_or_about_to_be_stays(tmp_path: Path) -> None:
+    table = filled(tmp_path)
+    stored = parts(tmp_path)
+    orphan(tmp_path, age_hours=30)
+    about_to_be_committed = orphan(tmp_path, age_hours=1)
+
+    assert table.remove_orphans(older_than_hours=24) == 1
+
+    assert parts(tmp_path) == stored | {about_to_be_committed}
+    rows = list(rows_of(event(1), Record("topic", 0, 1, 1, None, b"")))
+    table.append(rows, {"stream": 1}, time_ms=1)
+
+
+def test_a_table_that_is_not_there_yet_has_no_orphans(tmp_path: Path) -> None:
+    assert EntriesTable(store_uri=str(tmp_path)).remove_orphans(older_than_hours=1) == 0
+
+
+async def test_it_is_done_at_the_start_and_then_at_its_interval(tmp_path: Path) -> None:
+    table, clock = filled(tmp_path), HandClock()
+    settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
+    maintenance = Maintenance(tables=[table], settings=settings, clock=clock)
+    stored = parts(tmp_path)
+
+    for _ in range(2):
+        orphan(tmp_path, age_hours=200)
+        with capture_logs() as logged:
+            maintenance.begin_if_due()
+            await eventually(lambda: parts(tmp_path) == stored)
+            await eventually(lambda: logged)
+        assert [(line["event"], line["files"]) for line in logged] == [("orphans_removed", 1)]
+        clock.now_ns += 86_400 * SECOND_NS - 1
+        orphan(tmp_path, age_hours=201)
+        maintenance.begin_if_due()
+        await asyncio.sleep(0)
+        assert parts(tmp_path) != stored
+        table.remove_orphans(older_than_hours=168)
+        clock.now_ns += 1
