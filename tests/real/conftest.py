@@ -86,6 +86,11 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 
 @pytest.fixture(scope="session")
+def kafka_distribution() -> KafkaDistribution:
+    return _kafka_distribution()
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     if given:
@@ -171,6 +176,11 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusA
 @pytest.fixture(scope="session")
 def prometheus_binary() -> Path:
     return _found("prometheus")
+
+
+@pytest.fixture(scope="session")
+def alertmanager_binary() -> Path:
+    return _found("alertmanager")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """One name, one meaning: what is summed over a name is summed once."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -12,8 +13,8 @@ import pytest
 from cli.pages.metrics import DEPLOYABLES, collectors_of
 from enricher.join.accounting.books import book_tick
 from gpuledger.records import GpuEvent, NodeSample
-from simulator.device import SimulatedGpu
 from simulator.clock import HandClock
+from simulator.device import SimulatedGpu
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from sinks.remote_write.families import FAMILIES, Family
@@ -68,7 +69,7 @@ class Run:
     """What they drew while the ticks ran, summed."""
     seconds: float
     """Length of a node's ticks."""
-    sums: Counter[str]
+    sums: Mapping[str, float]
     """Of each name the sum over its series, integrated over the ticks."""
 
     def mean(self, *names: str) -> float:
@@ -79,7 +80,7 @@ class Run:
 def run_of(scenario: str) -> Run:
     """Play each node of a scenario on a clock of its own, and sum what the sink would send."""
     read = load_scenario(ROOT / "scenarios" / f"{scenario}.yaml")
-    gpus, sums, joules, seconds = list[SimulatedGpu](), Counter[str](), 0.0, 0.0
+    gpus, sums, joules, seconds = list[SimulatedGpu](), defaultdict[str, float](float), 0.0, 0.0
     for name in (node.name for node in read.nodes):
         clock = HandClock(start_ns=EPOCH_NS)
         node = Simulation(read, epoch_ns=EPOCH_NS, clock=clock).node(name)
@@ -91,11 +92,12 @@ def run_of(scenario: str) -> Run:
         joules += sum(gpu.joules(start_ns, end_ns) for gpu in node.gpus)
         seconds = (end_ns - start_ns) / 1e9
         for sample in samples:
-            sums += integrals_of(sample)
+            for metric, integral in integrals_of(sample):
+                sums[metric] += integral
     return Run(gpus=gpus, joules=joules, seconds=seconds, sums=sums)
 
 
-def integrals_of(sample: NodeSample) -> Counter[str]:
+def integrals_of(sample: NodeSample) -> Iterator[tuple[str, float]]:
     event = GpuEvent(
         node=sample.node,
         boot_id=sample.boot_id,
@@ -107,11 +109,9 @@ def integrals_of(sample: NodeSample) -> Counter[str]:
         pods=[],
         allocations=sample.allocations,
     )
-    found = Counter[str]()
     for group, values in values_of(event).items():
         for metric, value in zip(group.family.metrics, values, strict=True):
-            found[metric.name] += (value or 0.0) * sample.interval_ns / 1e9
-    return found
+            yield metric.name, (value or 0.0) * sample.interval_ns / 1e9
 
 
 def parts(quantity: str) -> tuple[str, str]:
