@@ -209,12 +209,12 @@ def victoria_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victo
 
 
 @pytest.fixture
-def start_victoria_metrics(starter: Starter) -> Callable[[], VictoriaMetrics]:
+def start_victoria_metrics(starter: Starter) -> Callable[..., VictoriaMetrics]:
     binary = _found("victoria-metrics")
 
-    def start() -> VictoriaMetrics:
+    def start(*, arguments: Sequence[str] = ()) -> VictoriaMetrics:
         folder = starter.new_folder("victoria-metrics")
-        return starter.start(VictoriaMetrics(binary=binary, folder=folder))
+        return starter.start(VictoriaMetrics(binary=binary, folder=folder, arguments=arguments))
 
     return start
 

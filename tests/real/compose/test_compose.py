@@ -7,81 +7,35 @@ others, so that there are ticks in which pods have no names yet.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
-from simulator.scenario import load_scenario
-from tests.real.compose.asking import Grafana, Shown
-from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT, OF_THE_DEPLOYABLES
-from tests.real.compose.topology import BIN, SERVICES, Topology
-from tests.real.compose.truth import Truth
+from gpuledger.topics import ROWS
+from sinks.store.reading import count_rows
+from tests.real.compose.asking import Grafana
+from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
+from tests.real.compose.played import WAIT_SECONDS, Played, play
+from tests.real.compose.topology import ALWAYS, BIN, SERVICES, Topology
 from tests.real.end_to_end.deployables import refuse_stray_settings
-from tests.real.parts.prometheus import PrometheusApi
+from tests.real.parts.alertmanager import AlertmanagerApi
+from tests.real.parts.web import await_some
 from tests.unit.deployment import dashboard
+from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.real.parts.kafka import KafkaDistribution
+    from tests.real.parts.kcat import Kcat
 
-TURNOVER_SECONDS = 13
-"""By then the scenario's batch job has ended and the next one runs."""
-WINDOW_SECONDS = 8
-WAIT_SECONDS = 60.0
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+REMOTE_WRITE = (ROOT / "docs" / "remote-write.md").read_text()
 SCRAPED = '{job!="",__name__=~"gpuledger_.+"}'
 SENT = '{job="",__name__=~"gpuledger_.+"}'
-UNNAMED = 'gpuledger_pod_gpu_busy_ratio{namespace=""}'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """A run of the topology, and a window of it in which nobody comes or goes."""
-
-    topology: Topology
-    prometheus: PrometheusApi
-    epoch_ns: int
-    end: int
-    """The window's last second."""
-
-    @property
-    def window(self) -> range:
-        return range(self.end - WINDOW_SECONDS + 1, self.end + 1)
-
-    @property
-    def whole(self) -> range:
-        """The seconds since the scenario began."""
-        return range(self.epoch_ns // 10**9, self.end + 1)
-
-    @property
-    def truth(self) -> Truth:
-        service = SERVICES["agent-1"]
-        source = self.topology.environment(service)["GPULEDGER_SOURCE"]
-        scenario = load_scenario(source.removeprefix("simulated:"))
-        start = self.end - WINDOW_SECONDS
-        return Truth(scenario, epoch_ns=self.epoch_ns, start=start, end=self.end)
-
-    def show(self, title: str, seconds: range) -> list[Shown]:
-        grafana = Grafana(self.prometheus)
-        targets = [target for target in dashboard.targets() if target.panel == title]
-        return [one for target in targets for one in grafana.show(target, seconds)]
-
-    def show_all_of(self, title: str, names: Collection[str]) -> list[Shown]:
-        """Show the window of a panel; a panel of what is scraped as soon as all names are there."""
-        if title not in OF_THE_DEPLOYABLES:
-            return self.show(title, self.window)
-        end_seconds = time.monotonic() + WAIT_SECONDS
-        while True:
-            now = int(time.time())
-            shown = self.show(title, range(now - WINDOW_SECONDS, now))
-            if set(names) <= {one.name for one in shown} or time.monotonic() > end_seconds:
-                return shown
-            time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")
@@ -105,30 +59,7 @@ def topology(
 
 @pytest.fixture(scope="module")
 def played(topology: Topology) -> Played:
-    prometheus = PrometheusApi(url=f"http://{topology.places.address('prometheus', 9090)}")
-    topology.start(without={"podwatch"})
-    prometheus.await_query(UNNAMED, deadline_seconds=WAIT_SECONDS)
-    topology.start_one("podwatch")
-    topology.wait_until_ready()
-    epoch_ns = yaml.safe_load((topology.places.volume("simulation") / "agent.yaml").read_text())[
-        "simulator"
-    ]["epoch_ns"]
-    named_ns = await_no(prometheus, UNNAMED)
-    begin = max(named_ns, epoch_ns + TURNOVER_SECONDS * 10**9) // 10**9 + 2
-    end = begin + WINDOW_SECONDS
-    # Every node's ticks up to the window's end are there, however long they were on their way.
-    newest = f"min(max by (node) (timestamp(gpuledger_gpu_memory_total_bytes))) > {end}"
-    prometheus.await_query(newest, deadline_seconds=WAIT_SECONDS)
-    return Played(topology=topology, prometheus=prometheus, epoch_ns=epoch_ns, end=end)
-
-
-def await_no(prometheus: PrometheusApi, query: str) -> int:
-    """Wait until a query finds nothing; give the time since the epoch in nanoseconds."""
-    end_seconds = time.monotonic() + WAIT_SECONDS
-    while prometheus.query(query):
-        assert time.monotonic() < end_seconds, f"still something after {WAIT_SECONDS} s: {query}"
-        time.sleep(0.1)
-    return time.time_ns()
+    return play(topology)
 
 
 def test_it_is_said_of_every_panel_what_it_shows() -> None:
@@ -203,7 +134,7 @@ def test_no_name_is_both_scraped_and_sent(played: Played) -> None:
 def test_every_target_that_prometheus_is_given_answers(played: Played) -> None:
     up = {one["metric"]["instance"]: one["value"][1] for one in played.prometheus.query("up")}
 
-    deployed = {name for name in SERVICES if SERVICES[name].is_ours} - {"topics", "kube-api"}
+    deployed = {name for name in ALWAYS if SERVICES[name].is_ours} - {"topics", "kube-api"}
     assert len(up) == len(deployed)
     assert set(up.values()) == {"1"}
 
@@ -215,12 +146,13 @@ def test_prometheus_took_every_sample(played: Played) -> None:
     assert "gpuledger_sink_dropped_total{" not in page
 
 
-def test_the_topics_are_those_that_the_check_asks_for(played: Played) -> None:
-    service = SERVICES["topics"]
-    environment = played.topology.environment(service)
+def test_the_topics_are_those_that_the_check_of_the_page_asks_for(played: Played) -> None:
+    """By the address that is published on the machine itself."""
+    (written,) = re.findall(r"`(gpuledger topics check --bootstrap-servers [\w:]+)`", OPERATIONS)
+    program, *arguments = played.topology.places.move(written, of=SERVICES["kafka"]).split()
     done = subprocess.run(
-        [BIN / service.command()[0], "topics", "check"],
-        env={"PATH": os.environ["PATH"], **environment},
+        [BIN / program, *arguments],
+        env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
@@ -228,6 +160,40 @@ def test_the_topics_are_those_that_the_check_asks_for(played: Played) -> None:
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("query", re.findall(r"```promql\n(.*?)```", REMOTE_WRITE, re.DOTALL))
+def test_a_query_of_the_page_finds_something(played: Played, query: str) -> None:
+    assert played.prometheus.query(query)
+
+
+def test_the_volume_of_the_store_has_the_table(played: Played) -> None:
+    store = played.topology.places.volume("store") / "store"
+
+    assert await_some(
+        lambda: [count for count in [count_rows(str(store))] if count],
+        what=str(store),
+        deadline_seconds=WAIT_SECONDS,
+    )
+
+
+def test_alertmanager_is_told_of_nothing_while_nothing_is_wrong(played: Played) -> None:
+    url = f"http://{played.topology.places.address('alertmanager', 9093)}"
+
+    assert AlertmanagerApi(url=url).alerts() == []
+
+
+def test_the_rows_are_written_where_they_are_asked_for(played: Played, kcat: Kcat) -> None:
+    """With `--profile rows`; nothing writes them before."""
+    servers = played.topology.kafka.bootstrap_servers
+    assert "sink-rows" not in ALWAYS
+
+    played.topology.start_one("sink-rows")
+    played.topology.wait_until_ready()
+
+    assert await_some(
+        lambda: kcat.consume(servers, ROWS.name), what=ROWS.name, deadline_seconds=WAIT_SECONDS
+    )
 
 
 def test_the_simulated_cluster_begins_when_its_agents_are_told(played: Played) -> None:

@@ -55,8 +55,10 @@ FOREIGN: Final = {
 SERVICES: Final = {
     service.name: service
     for service in compose_file.services()
-    if "profiles" not in service.spec and service.name not in NOT_TO_BE_HAD
+    if service.name not in NOT_TO_BE_HAD
 }
+ALWAYS: Final = frozenset(name for name in SERVICES if "profiles" not in SERVICES[name].spec)
+"""The services that are on unless they are asked for."""
 
 
 class Places:
@@ -153,7 +155,7 @@ class Topology:
     def start(self, *, without: Collection[str] = ()) -> None:
         """Start the services, each when what it depends on is there."""
         for name in in_order():
-            if name not in without:
+            if name in ALWAYS and name not in without:
                 self.start_one(name)
 
     def wait_until_ready(self) -> None:
