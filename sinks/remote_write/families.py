@@ -1,6 +1,10 @@
 """The series that the remote-write sink sends: names, help, labels.
 
-Here lives the one table of them. How an event fills it is `sinks.remote_write.values`' business.
+Here lives the one table of them. A name is in one family, and a family's series are of different
+things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
+the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
+(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. How an event fills the table is
+`sinks.remote_write.values`' business.
 """
 
 from dataclasses import dataclass
@@ -76,6 +80,36 @@ DEVICE: Final = Family(
         Metric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
     ),
 )
+INSTANCE: Final = Family(
+    labels=(
+        *_GPU_LABELS,
+        "model",
+        "parent_uuid",
+        "gpu_instance",
+        "compute_instance",
+        "mig_profile",
+    ),
+    metrics=(
+        Metric(
+            name="gpuledger_mig_instance_utilization_ratio",
+            help="Share of the tick in which the MIG instance's engine was busy, by the chip's own "
+            "counters.",
+        ),
+        Metric(
+            name="gpuledger_mig_instance_memory_used_bytes",
+            help="The instance's memory in use, without what the driver reserved; compute "
+            "instances that share one memory tell of it once.",
+        ),
+        Metric(
+            name="gpuledger_mig_instance_memory_total_bytes",
+            help="Size of the instance's memory, which is a part of the GPU's.",
+        ),
+        Metric(
+            name="gpuledger_mig_instance_memory_reserved_bytes",
+            help="The instance's memory that the driver and the firmware keep for themselves.",
+        ),
+    ),
+)
 NODE: Final = Family(
     labels=(),
     metrics=(
@@ -132,4 +166,4 @@ ACCOUNT: Final = Family(
         *_activity("account", "the account"),
     ),
 )
-FAMILIES: Final = (DEVICE, NODE, POD, ACCOUNT)
+FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT)

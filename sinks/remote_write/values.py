@@ -14,9 +14,11 @@ from gpuledger.records import (
     GpuReading,
 )
 from sinks.describing import Debtor, Debtors, holder_of
-from sinks.remote_write.families import ACCOUNT, DEVICE, NODE, POD, Family
+from sinks.remote_write.families import ACCOUNT, DEVICE, INSTANCE, NODE, POD, Family
 
 Values = tuple[float | None, ...]
+_Memory = tuple[str | None, int | str]
+"""A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
 
 
 class Group(NamedTuple):
@@ -37,10 +39,14 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
     if event.uncovered_seconds is not None:
         values[Group(NODE, ())] = (event.uncovered_seconds,)
     debtors = Debtors(event)
+    memories: set[_Memory] = set()
     interval_seconds = event.interval_ns / 1e9
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
-        values[Group(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(books.reading)
+        if books.reading.parent_uuid is None:
+            values[Group(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(books.reading)
+        else:
+            values[_instance_group(books.reading)] = _of_instance(books.reading, memories)
         if interval_seconds <= 0:
             continue
         activities = split_activity(books, interval_seconds)
@@ -52,6 +58,19 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
             found = _of_entry(entry, active, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
     return values
+
+
+def _instance_group(reading: GpuReading) -> Group:
+    places = (reading.gpu_instance, reading.compute_instance)
+    labels = (
+        reading.uuid,
+        str(reading.index),
+        reading.model or "",
+        reading.parent_uuid or "",
+        *("" if place is None else str(place) for place in places),
+        reading.mig_profile or "",
+    )
+    return Group(INSTANCE, labels)
 
 
 def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceAllocation | None) -> Group:
@@ -90,6 +109,21 @@ def _of_device(reading: GpuReading) -> Values:
         reading.temperature_celsius,
         reading.sm_clock_hertz,
         reading.memory_clock_hertz,
+    )
+
+
+def _of_instance(reading: GpuReading, memories: set[_Memory]) -> Values:
+    """Give an instance's values; a memory is given once and then found in `memories`."""
+    place = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
+    memory = (reading.parent_uuid, place)
+    if memory in memories or reading.memory_total_bytes is None:
+        return (reading.utilization_ratio, None, None, None)
+    memories.add(memory)
+    return (
+        reading.utilization_ratio,
+        reading.memory_used_bytes,
+        reading.memory_total_bytes,
+        reading.memory_reserved_bytes,
     )
 
 

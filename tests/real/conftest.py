@@ -86,6 +86,11 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 
 @pytest.fixture(scope="session")
+def kafka_distribution() -> KafkaDistribution:
+    return _kafka_distribution()
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     if given:
@@ -173,6 +178,11 @@ def prometheus_binary() -> Path:
     return _found("prometheus")
 
 
+@pytest.fixture(scope="session")
+def alertmanager_binary() -> Path:
+    return _found("alertmanager")
+
+
 @pytest.fixture
 def start_prometheus(starter: Starter) -> Callable[..., Prometheus]:
     binary = _found("prometheus")
@@ -199,12 +209,12 @@ def victoria_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victo
 
 
 @pytest.fixture
-def start_victoria_metrics(starter: Starter) -> Callable[[], VictoriaMetrics]:
+def start_victoria_metrics(starter: Starter) -> Callable[..., VictoriaMetrics]:
     binary = _found("victoria-metrics")
 
-    def start() -> VictoriaMetrics:
+    def start(*, arguments: Sequence[str] = ()) -> VictoriaMetrics:
         folder = starter.new_folder("victoria-metrics")
-        return starter.start(VictoriaMetrics(binary=binary, folder=folder))
+        return starter.start(VictoriaMetrics(binary=binary, folder=folder, arguments=arguments))
 
     return start
 

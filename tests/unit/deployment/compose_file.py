@@ -1,5 +1,6 @@
 """docker-compose.yml as the tests read it."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,22 +58,41 @@ class Service:
 
     def command(self) -> list[str]:
         """Give what is started, as the image or the service itself says it."""
-        words: Sequence[str] = self.spec.get("entrypoint") or deployables.entrypoint(self.stage)
-        return [*words, *self.spec.get("command", [])]
+        return [*self._entrypoint(), *self.spec.get("command", [])]
 
     def on_this_machine(self, volumes: Mapping[str, Path]) -> tuple[list[str], dict[str, str]]:
         """Give command and environment with each path in the container replaced by its source."""
 
-        copied = {target: ROOT / source for source, target in deployables.copied(self.stage)}
+        environment = {
+            name: self.path_on_this_machine(value, volumes)
+            for name, value in self.environment.items()
+        }
+        command = [self.path_on_this_machine(word, volumes) for word in self.command()]
+        return command, environment
+
+    def path_on_this_machine(self, text: str, volumes: Mapping[str, Path]) -> str:
+        """Give a text with each path in the container replaced by its source.
+
+        `volumes` has the sources of named volumes; a file of the repository in it is taken in place
+        of the repository's.
+        """
         mounted = {one.target: volumes.get(one.source, ROOT / one.source) for one in self.mounts}
-
-        def replaced(text: str) -> str:
-            for target, source in {**copied, **mounted}.items():
-                text = text.replace(target, str(source))
+        sources = {**self._copied(), **mounted}
+        if not sources:
             return text
+        # The longest first, and all at once: a source may well have a target's name in it.
+        targets = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
+        return re.sub(rf"({targets})(?![\w.-])", lambda found: str(sources[found[1]]), text)
 
-        environment = {name: replaced(value) for name, value in self.environment.items()}
-        return [replaced(word) for word in self.command()], environment
+    def _entrypoint(self) -> Sequence[str]:
+        """Give what the image itself starts; of others' images nothing is known."""
+        given: Sequence[str] = self.spec.get("entrypoint", ())
+        return given or (deployables.entrypoint(self.stage) if self.is_ours else ())
+
+    def _copied(self) -> dict[str, Path]:
+        """Give the files that our image has from the checkout, by their place in it."""
+        copied = deployables.copied(self.stage) if self.is_ours else ()
+        return {target: ROOT / source for source, target in copied}
 
 
 @cache

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -12,6 +14,38 @@ _METRIC: Final = re.compile(r"\bgpuledger_\w+")
 _BY: Final = re.compile(r"\bby \(([^)]*)\)")
 _MATCHERS: Final = re.compile(r"\{([^}]*)\}")
 _LABEL: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+# `$1` is a group of a regular expression of PromQL's.
+_VARIABLE: Final = re.compile(r"\$(?:\{([a-z_]\w*)\}|([a-z_]\w*))")
+_NAME_OF_LABEL: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A query of a panel."""
+
+    panel: str
+    """The panel's title."""
+    ref_id: str
+    """The query's letter within the panel."""
+    written: str
+    """The query as it stands in the file."""
+    legend: str
+    """The pattern of its series' names."""
+    is_instant: bool
+    """Whether Grafana asks for one instant rather than for a range."""
+    is_table: bool
+    """Whether its series become rows, which have no names."""
+    data_source: Any
+    """Whom it asks."""
+
+    @property
+    def query(self) -> str:
+        """The query with every variable meaning all."""
+        return fill_in(self.written)
+
+    def name_of(self, labels: Mapping[str, str]) -> str:
+        """Give the name of a series as Grafana shows it; a label that it has not is nothing."""
+        return _NAME_OF_LABEL.sub(lambda found: labels.get(found[1], ""), self.legend)
 
 
 @cache
@@ -20,19 +54,53 @@ def load() -> dict[str, Any]:
     return loaded
 
 
-def queries() -> list[str]:
-    """Give the panels' PromQL with every variable meaning all."""
-    written = [target["expr"] for panel in load()["panels"] for target in panel["targets"]]
-    return [re.sub(r"\$\w+", ".*", query) for query in written]
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = load()["panels"]
+    return found
 
 
-def variables() -> list[str]:
-    """Give the queries of the dashboard's own variables."""
-    return [variable["definition"] for variable in load()["templating"]["list"]]
+def targets() -> list[Target]:
+    """Give the queries of all panels."""
+    return [
+        Target(
+            panel=panel["title"],
+            ref_id=target["refId"],
+            written=target["expr"],
+            legend=target["legendFormat"],
+            is_instant=target.get("instant", False),
+            is_table=target.get("format") == "table",
+            data_source=target["datasource"],
+        )
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+
+
+def variables() -> list[dict[str, Any]]:
+    """Give the dashboard's variables that are asked of the data source."""
+    return [one for one in load()["templating"]["list"] if one["type"] == "query"]
+
+
+def data_source_variables() -> list[dict[str, Any]]:
+    return [one for one in load()["templating"]["list"] if one["type"] == "datasource"]
+
+
+def fill_in(query: str) -> str:
+    """Put into a query what each variable means while all is chosen, as Grafana does."""
+    all_values = {one["name"]: one["allValue"] for one in variables()}
+    return _VARIABLE.sub(lambda found: all_values[found[1] or found[2]], query)
+
+
+def variables_in(query: str) -> set[str]:
+    return {found[1] or found[2] for found in _VARIABLE.finditer(query)}
 
 
 def metrics(query: str) -> set[str]:
     return set(_METRIC.findall(query))
+
+
+def labels_in(legend: str) -> set[str]:
+    return set(_NAME_OF_LABEL.findall(legend))
 
 
 def labels(query: str) -> set[str]:

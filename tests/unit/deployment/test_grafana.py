@@ -11,6 +11,7 @@ from sinks import metrics as sink_metrics
 from sinks.remote_write.families import FAMILIES
 from tests.unit.deployment import compose_file, dashboard
 
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 SENT = {metric.name: {"node", *family.labels} for family in FAMILIES for metric in family.metrics}
 OWN = {"gpuledger_join_lag_seconds": set[str](), "gpuledger_sink_lag_seconds": {"sink"}}
 
@@ -23,46 +24,67 @@ def test_the_metrics_of_the_deployables_are_named_as_they_are_scraped() -> None:
     assert {next(iter(sink_metrics.LAG_SECONDS.collect())).name} <= set(OWN)
 
 
-@pytest.mark.parametrize("query", [*dashboard.queries(), *dashboard.variables()])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(target.query for target in dashboard.targets()),
+        *(variable["definition"] for variable in dashboard.variables()),
+    ],
+)
 def test_a_query_asks_for_metrics_and_labels_that_are_sent(query: str) -> None:
-    (metric,) = dashboard.metrics(query)
+    asked = dashboard.metrics(query)
 
-    assert dashboard.labels(query) <= (SENT | OWN)[metric]
+    assert asked
+    for metric in asked:
+        assert dashboard.labels(query) <= (SENT | OWN)[metric]
 
 
 def test_every_variable_is_used_and_every_one_used_is_there() -> None:
-    named = {variable["name"] for variable in dashboard.load()["templating"]["list"]}
-    written = [
-        target["expr"] for panel in dashboard.load()["panels"] for target in panel["targets"]
-    ]
+    named = {variable["name"] for variable in dashboard.variables()}
+    written = [target.written for target in dashboard.targets()]
 
-    assert {name for query in written for name in re.findall(r"\$(\w+)", query)} == named
+    assert {name for query in written for name in dashboard.variables_in(query)} == named
 
 
-def test_every_legend_names_a_label_of_its_query() -> None:
-    for panel in dashboard.load()["panels"]:
-        for target in panel["targets"]:
-            (metric,) = dashboard.metrics(target["expr"])
-            legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-            assert legend <= (dashboard.labels(target["expr"]) | (SENT | OWN)[metric])
+@pytest.mark.parametrize("target", dashboard.targets(), ids=str)
+def test_every_series_has_a_name_made_of_labels_that_the_query_gives(
+    target: dashboard.Target,
+) -> None:
+    made = set(re.findall(r'"(\w+)", "[^"]*", "[^"]*"', target.written))
+    given = dashboard.labels(target.written) | made
+
+    assert target.is_table == (not target.legend)
+    assert dashboard.labels_in(target.legend) <= given
 
 
-def test_every_panel_asks_the_provisioned_data_source() -> None:
-    provisioned = yaml.safe_load(
+def test_every_query_asks_the_data_source_that_the_reader_chooses() -> None:
+    """So the file can be imported as it is, whatever the data source is called there."""
+    (chosen,) = dashboard.data_source_variables()
+    asking = [*dashboard.panels(), *dashboard.variables()]
+
+    assert (chosen["name"], chosen["query"]) == ("datasource", "prometheus")
+    assert dashboard.load()["templating"]["list"][0] is chosen
+    assert all(one["datasource"] == SOURCE for one in asking)
+    assert all(target.data_source == SOURCE for target in dashboard.targets())
+    assert not {"__inputs", "id"} & dashboard.load().keys()
+
+
+def test_there_is_a_data_source_and_no_two_panels_have_one_id() -> None:
+    (source,) = yaml.safe_load(
         (dashboard.GRAFANA / "provisioning/datasources/prometheus.yaml").read_text()
-    )
-    (source,) = provisioned["datasources"]
-    panels = dashboard.load()["panels"]
+    )["datasources"]
+    panels = dashboard.panels()
 
-    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    assert source["isDefault"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    assert source["url"] == "http://prometheus:9090"
+    assert len({panel["title"] for panel in panels}) == len(panels)
 
 
 def test_panels_do_not_overlap() -> None:
     cells = [
         (x, y)
-        for panel in dashboard.load()["panels"]
+        for panel in dashboard.panels()
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
