@@ -105,7 +105,7 @@ class GpuThread:
         self._health = health
         self._next_health_ns = now_ns
         self._open = {
-            group: BREAKER_OPEN.labels(gpu=gpu.uuid, group=group.value) for group in CallGroup
+            group: BREAKER_OPEN.labels(gpu_uuid=gpu.uuid, group=group.value) for group in CallGroup
         }
         for group, breaker in self._breakers.items():
             if abandoned.hangs_in(gpu.uuid, group):
@@ -229,7 +229,7 @@ class GpuThread:
         return True
 
     def _fail(self, group: CallGroup, reason: str, now_ns: int) -> None:
-        CALL_GROUPS_FAILED.labels(gpu=self.gpu.uuid, group=group.value, reason=reason).inc()
+        CALL_GROUPS_FAILED.labels(gpu_uuid=self.gpu.uuid, group=group.value, reason=reason).inc()
         if self._breakers[group].failed(now_ns):
             _log.warning("breaker_opened", gpu=self.gpu.uuid, group=group.value, reason=reason)
         self._show(group)

@@ -354,7 +354,7 @@ def test_containers_have_own_names_in_base_units(cluster: Cluster) -> None:
     found = cluster.values(f"sum({promql}) by (pod)", "pod")
     for pod in PODS_OF_2:
         assert found[pod,] == pytest.approx(cluster.busy(2, 15, pod=pod), abs=0.04)
-    energy = cluster.values("rate(gpuledger_gpu_energy_joules_total[15s])", "gpu_index")
+    energy = cluster.values("rate(gpuledger_node_gpu_energy_joules_total[15s])", "gpu_index")
     watts = whole_gpus(cluster, lambda gpu: cluster.watts(gpu, 15))
     assert {key: energy[key] for key in watts} == pytest.approx(watts, rel=0.08)
 
