@@ -274,9 +274,7 @@ FLAGS: Final = (
     _value("cpu-devices p", "DCGM_EXPORTER_CPU_DEVICES_STR", _nothing_but("f")),
     _value("configmap-data m", "DCGM_EXPORTER_CONFIGMAP_DATA", _nothing_but("none")),
     _value("remote-hostengine-info r", "DCGM_REMOTE_HOSTENGINE_INFO"),
-    _switch(
-        "no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", _turns("exposition.host_label", "none")
-    ),
+    _switch("no-hostname n", "DCGM_EXPORTER_NO_HOSTNAME", _turns("exposition.host_label", "none")),
     _switch("fake-gpus", "DCGM_EXPORTER_USE_FAKE_GPUS"),
     _value("web-config-file", "DCGM_EXPORTER_WEB_CONFIG_FILE", _sets("http.web_config_file")),
     _switch("web-systemd-socket", "DCGM_EXPORTER_SYSTEMD_SOCKET"),

@@ -54,9 +54,7 @@ class NvlinkRates:
 
     _of: dict[str, _Counter] = field(default_factory=dict)
 
-    def update(
-        self, traffic: GpuTraffic | None, health: GpuHealth | None, *, at_ns: int
-    ) -> None:
+    def update(self, traffic: GpuTraffic | None, health: GpuHealth | None, *, at_ns: int) -> None:
         """Record what was read at `at_ns` of a clock that never goes back."""
         total = nvlink_bytes_total(traffic)
         totals: Mapping[str, int] = {} if total is None else {_ALL: total}

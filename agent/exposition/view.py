@@ -177,9 +177,7 @@ class NodeView:
         """Return the devices that answer, and the GPUs that are known and do not, by index."""
         answering = [self._device(one, now_ns) for one in kept]
         uuids = {device.reading.uuid for device in answering}
-        silent = [
-            self._silent(gpu) for gpu in self._facts.values() if gpu.uuid not in uuids
-        ]
+        silent = [self._silent(gpu) for gpu in self._facts.values() if gpu.uuid not in uuids]
         return sorted([*answering, *silent], key=lambda device: place(device.reading))
 
     def _silent(self, facts: GpuFacts) -> Device:

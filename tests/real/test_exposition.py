@@ -2,7 +2,8 @@
 
 A Prometheus scrapes the agent as a process, which plays a node of GPUs: one pod with two of them,
 two pods on a shared one, a process of the host, and a GPU cut into instances. The queries are
-other people's, unchanged; the answers are held to what the simulator says was so.
+other people's, unchanged; the answers are held to what the simulator says was so. Pods on a shared
+GPU have series of their own here (`exposition.pod_series`), as autoscalers and OpenCost need them.
 """
 
 from __future__ import annotations
@@ -171,7 +172,11 @@ def cluster(prometheus_binary: Path, tmp_path_factory: pytest.TempPathFactory) -
             *("--no-kafka", "--process-series", "--source", f"simulated:{scenario}"),
         ],
         folder=folder,
-        environment={"NODE_NAME": NODE, "SIMULATOR__EPOCH_NS": str(epoch_ns)},
+        environment={
+            "NODE_NAME": NODE,
+            "SIMULATOR__EPOCH_NS": str(epoch_ns),
+            "EXPOSITION__POD_SERIES": "true",
+        },
     )
     target = agent.health.removeprefix("http://")
     server = Prometheus(

@@ -56,9 +56,7 @@ def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:
-    own = {
-        family.name for one in collectors_of(agent.metrics) for family in one.describe()
-    }
+    own = {family.name for one in collectors_of(agent.metrics) for family in one.describe()}
     assert not own & {name.removesuffix("_total") for name in PAGE}
 
 

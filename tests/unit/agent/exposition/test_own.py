@@ -58,7 +58,9 @@ def test_facts_are_info_metrics() -> None:
     assert it.values("gpuledger_node_info", "driver_version", "boot_id") == {
         ("570.86.15", "boot"): 1
     }
-    assert it.values("gpuledger_node_gpu_info", "gpu_uuid", "parent_uuid", "mig_profile", "serial") == {
+    assert it.values(
+        "gpuledger_node_gpu_info", "gpu_uuid", "parent_uuid", "mig_profile", "serial"
+    ) == {
         ("GPU-0", "", "", "1650"): 1,
         ("MIG-0-3-0", "GPU-0", "1g.10gb", "1650"): 1,
     }
