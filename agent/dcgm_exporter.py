@@ -17,7 +17,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.settings.address import parse_listen
 from gpuledger.settings.sources import Given, Layer
 
-_LISTEN: Final = "0.0.0.0:9400"  # noqa: S104  # where dcgm-exporter listens without a setting
+_LISTEN: Final = "0.0.0.0:9400"  # where dcgm-exporter listens without a setting
 _PREFIX: Final = "DCGM_EXPORTER_"
 # Put into each container of a namespace with a Service called dcgm-exporter; nobody's settings.
 _SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(SERVICE_|PORT(_|$))\w*")
@@ -72,7 +72,7 @@ class Swap:
         """
         if not self.is_asked_for:
             return self.layer
-        implied = {("http", "listen"): _of(_LISTEN)}
+        implied: dict[tuple[str, ...], Given] = {("http", "listen"): _of(_LISTEN)}
         if ("kafka", "bootstrap_servers") not in given:
             implied["no_kafka",] = _of("true")
         return implied | self.layer

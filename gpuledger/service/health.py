@@ -37,7 +37,7 @@ async def serve_health(
     `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
     `UserError` where the address cannot be listened on.
     """
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the client's own
     show = _pages(readiness, page)
     handler = partial(guard.answer, handler=show) if guard else show
     async with AsyncExitStack() as stack:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
 LOST_AT_SECONDS = 5.0
+GONE_AT_SECONDS = 5.5
 SCRAPE_SECONDS = 30.0
 """How long after its loss a GPU is looked at: as dcgm-exporter's users scrape."""
 SCENARIO = f"""
@@ -66,7 +67,7 @@ pods:
 incidents:
   - {{node: gpu-a, gpu: 2, at_seconds: {LOST_AT_SECONDS}, xid: 79}}
 faults:
-  - {{node: gpu-a, kind: lost, gpus: [2], start_seconds: {LOST_AT_SECONDS + 0.5}, end_seconds: 3600}}
+  - {{node: gpu-a, kind: lost, gpus: [2], start_seconds: {GONE_AT_SECONDS}, end_seconds: 3600}}
 """
 # With what dcgm-exporter's chart starts its container, and what else its users have in their lists.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]

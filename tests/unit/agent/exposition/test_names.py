@@ -51,7 +51,7 @@ def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
     for collector in collectors_of(module):
-        labels = tuple(collector._labelnames)  # noqa: SLF001  # the client has no other way to ask
+        labels = tuple(collector._labelnames)  # the client has no other way to ask
         yield str(collector), labels
 
 
@@ -82,7 +82,7 @@ def test_no_family_of_the_page_holds_a_device_and_parts_of_it(profile: str) -> N
 def test_a_lean_page_shows_less_of_our_own_names_and_no_less_of_dcgms() -> None:
     pages = {}
     for profile in ("lean", "full"):
-        it = node(ExpositionSettings(profile=profile))  # type: ignore[arg-type]  # one of the two
+        it = node(ExpositionSettings(profile=profile))
         it.show(sample(gpu(0, utilization_ratio=0.5, sm_clock_hertz=10**9, power_watts=1.0)))
         lines = it.page().decode().splitlines()
         pages[profile] = {line.partition("{")[0] for line in lines if not line.startswith("#")}

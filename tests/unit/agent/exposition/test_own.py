@@ -14,7 +14,6 @@ from tests.unit.agent.exposition.given import (
     sample,
 )
 
-
 FULL = ExpositionSettings(profile="full")
 
 
