@@ -2,9 +2,13 @@
 
 import gc
 import os
+import sys
 from functools import partial
 from typing import Final
 
+import structlog
+
+from agent.dcgm_exporter import Swap, read_swap
 from agent.exposition.page import NodePage
 from agent.exposition.view import NodeView, make_view
 from agent.kubelet.names import ContainerNames
@@ -13,11 +17,16 @@ from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
 from gpuledger.bus.protocol import Bus
-from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.service import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 
+_log = structlog.get_logger(__name__)
 # New objects, then rounds of the younger generation, before a generation is searched.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
+_DESCRIPTION: Final = (
+    "Reads a node's GPUs and their processes; publishes and shows a sample a tick."
+    " dcgm-exporter's flags and DCGM_EXPORTER_ variables are understood too."
+)
 OPTIONS = (
     Option(
         name="--source",
@@ -49,13 +58,18 @@ OPTIONS = (
 @explain_user_errors
 def main() -> int:
     """Run the agent until a signal; give the exit code."""
+    swap = read_swap(sys.argv[1:], os.environ)
     settings = load_settings(
         AgentSettings,
         prog="gpuledger-agent",
-        description="Reads a node's GPUs and their processes; publishes and shows a sample a tick.",
+        description=_DESCRIPTION,
         options=OPTIONS,
+        argv=swap.argv,
+        complete=swap.complete,
     )
     settings = name_node(settings, os.environ)
+    configure_logs(settings.log)
+    _log_swap(swap, settings)
     machine = find_source(settings)
     view = make_view(
         settings.exposition,
@@ -68,6 +82,14 @@ def main() -> int:
         settings=settings,
         page=NodePage(view, settings=settings.exposition, clock=machine.clock),
     )
+
+
+def _log_swap(swap: Swap, settings: AgentSettings) -> None:
+    if swap.is_asked_for:
+        publishes = not settings.no_kafka
+        _log.info("in_place_of_dcgm_exporter", http=settings.http.listen, publishes=publishes)
+    if swap.without_effect:
+        _log.warning("dcgm_exporter_settings_without_effect", names=swap.without_effect)
 
 
 async def _run(

@@ -77,12 +77,12 @@ CALL_GROUPS_FAILED: Final = Counter(
     "gpuledger_agent_call_groups_failed",
     "Groups of questions that a GPU did not answer, by reason: `deadline`, `hangs` (its thread is"
     " not back from an earlier tick), `error`, or `probe` (asked again, in vain).",
-    ["gpu", "group", "reason"],
+    ["gpu_uuid", "group", "reason"],
 )
 BREAKER_OPEN: Final = Gauge(
     "gpuledger_agent_breaker_open",
     "1 where a group of questions is put to a GPU by single probes only, as it failed too often.",
-    ["gpu", "group"],
+    ["gpu_uuid", "group"],
 )
 THREADS_ABANDONED: Final = Gauge(
     "gpuledger_agent_threads_abandoned", "Threads that hang in a call of the driver for ever."
@@ -188,6 +188,10 @@ SPOOL_FAILURES: Final = Counter(
     "gpuledger_agent_spool_failures",
     "Refusals of the disk, by error, such as ENOSPC; what it refused stays in memory.",
     ["error"],
+)
+COUNTERS_SKIPPED: Final = Gauge(
+    "gpuledger_agent_counters_skipped",
+    "Lines of the list of counters that are skipped: DCGM has the field, this agent has not.",
 )
 PROCESS_SERIES_DROPPED: Final = Counter(
     "gpuledger_agent_process_series_dropped",

@@ -1,5 +1,6 @@
 """What a scrape of a node costs: CPU seconds, bytes, and the memory that writing it takes."""
 
+import gzip
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -30,24 +31,46 @@ _Tick = tuple[NodeSample, NodeReadings]
 
 
 def run() -> Iterator[Figure]:
-    """Yield the cost of a page with both of DCGM's names, our own, and single processes."""
-    settings = ExpositionSettings(names="both", process_series=True)
+    """Yield the cost of a page as it is by default, and of one with all that can be asked for."""
+    yield from _costs(NAME, ExpositionSettings())
+    full = ExpositionSettings(names="both", profile="full", pod_series=True, process_series=True)
+    yield from _costs(f"{NAME}.full", full)
+
+
+def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     fleet, clock = Fleet(nodes=1), SystemClock()
     samples = [fleet.tick(0, second) for second in range(_SCRAPES)]
     ticks = [(sample, _beside(sample)) for sample in samples]
     view = make_view(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
     view.equip(_inventory(samples[0]))
     page = NodePage(view, settings=settings, clock=clock)
-    yield Figure(name=f"{NAME}.bytes", value=_bytes(view, page, ticks[0]), unit="bytes/scrape")
-    yield Figure(name=f"{NAME}.cpu", value=_seconds(view, page, ticks), unit="seconds/scrape")
+    text = _text(view, page, ticks[0])
+    series = sum(not line.startswith(b"#") for line in text.splitlines())
+    yield Figure(name=f"{name}.series", value=series, unit="series")
+    yield Figure(name=f"{name}.bytes", value=len(text), unit="bytes/scrape")
+    yield Figure(name=f"{name}.gzip.bytes", value=len(_compress(text)), unit="bytes/scrape")
+    yield Figure(name=f"{name}.gzip.cpu", value=_compressing(text), unit="seconds/scrape")
+    yield Figure(name=f"{name}.cpu", value=_seconds(view, page, ticks), unit="seconds/scrape")
     peak, growth = _memory(view, page, ticks)
-    yield Figure(name=f"{NAME}.peak", value=peak, unit="bytes")
-    yield Figure(name=f"{NAME}.growth", value=growth, unit=f"bytes/{_SCRAPES} scrapes")
+    yield Figure(name=f"{name}.peak", value=peak, unit="bytes")
+    yield Figure(name=f"{name}.growth", value=growth, unit=f"bytes/{_SCRAPES} scrapes")
 
 
-def _bytes(view: NodeView, page: NodePage, tick: _Tick) -> int:
+def _text(view: NodeView, page: NodePage, tick: _Tick) -> bytes:
     view.show(*tick)
-    return len(page())
+    return page()
+
+
+def _compress(text: bytes) -> bytes:
+    """Compress as the health pages do."""
+    return gzip.compress(text, compresslevel=1, mtime=0)
+
+
+def _compressing(text: bytes) -> float:
+    began = time.process_time()
+    for _ in range(_SCRAPES):
+        _compress(text)
+    return (time.process_time() - began) / _SCRAPES
 
 
 def _seconds(view: NodeView, page: NodePage, ticks: list[_Tick]) -> float:

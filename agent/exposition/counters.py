@@ -1,16 +1,29 @@
 """The list of metrics to show, in dcgm-exporter's format: `FIELD, gauge|counter|label, help`.
 
-Here a file is read, and every mistake in it named by file, line and reason.
+Here a file is read, and every mistake in it named by file, line and reason. A field that DCGM has
+and this agent has not is no mistake: it is skipped, said and counted.
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
-from agent.exposition.fields import SEVERAL_UNIT, Field, Kind, all_fields, find_field, nearest_name
+import structlog
+
+from agent.exposition.fields import (
+    SEVERAL_UNIT,
+    Field,
+    Kind,
+    all_fields,
+    find_field,
+    is_dcgms,
+    nearest_name,
+)
+from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.errors import UserError
 
+_log = structlog.get_logger(__name__)
 _COLUMNS: Final = 3
 _KINDS: Final = get_args(Kind)
 
@@ -34,7 +47,10 @@ def default_counters() -> tuple[Counter, ...]:
 
 
 def read_counters(path: Path) -> tuple[Counter, ...]:
-    """Read a list; raises `UserError` naming file, line and reason."""
+    """Read a list, and warn of the lines that are skipped.
+
+    Raises `UserError` naming file, line and reason.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -43,17 +59,30 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"exposition.counters_file: {path} is no UTF-8 text") from error
-    return tuple(parse_counters(text.splitlines(), name=str(path)))
+    skipped: list[str] = []
+    counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
+    COUNTERS_SKIPPED.set(len(skipped))
+    if skipped:
+        _log.warning("counters_skipped", file=str(path), fields=skipped)
+    return counters
 
 
-def parse_counters(lines: Iterable[str], *, name: str) -> Iterator[Counter]:
-    """Parse the lines of a list called `name`; raises `UserError`."""
+def parse_counters(
+    lines: Iterable[str], *, name: str, skip: Callable[[str], None]
+) -> Iterator[Counter]:
+    """Yield the counters of a list called `name`; raises `UserError`.
+
+    `skip` is told each field that DCGM has and this agent has not.
+    """
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
             counter = _parse(line)
+            if isinstance(counter, str):
+                skip(counter)
+                continue
             if counter.field.old in seen:
                 raise ValueError(f"{counter.field.old} is in the list twice")  # noqa: TRY301  # all named below
         except (ValueError, csv.Error) as error:
@@ -62,7 +91,8 @@ def parse_counters(lines: Iterable[str], *, name: str) -> Iterator[Counter]:
         yield counter
 
 
-def _parse(line: str) -> Counter:
+def _parse(line: str) -> Counter | str:
+    """Return the counter of a line, or the name of a field that only DCGM has."""
     cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
     if len(cells) != _COLUMNS:
         raise ValueError(
@@ -70,11 +100,13 @@ def _parse(line: str) -> Counter:
             " a help text with commas needs double quotes"
         )
     name, kind, meaning = cells
-    field = find_field(name)
-    if field is None:
-        raise ValueError(_unknown(name))
     if kind not in _KINDS:
         raise ValueError(f"{name}: expected one of {', '.join(_KINDS)}, got {kind!r}")
+    field = find_field(name)
+    if field is None and is_dcgms(name):
+        return name
+    if field is None:
+        raise ValueError(_unknown(name))
     if field.is_text and kind != "label":
         raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
     if field.unit == SEVERAL_UNIT and kind == "label":
@@ -84,4 +116,4 @@ def _parse(line: str) -> Counter:
 
 def _unknown(name: str) -> str:
     nearest = nearest_name(name)
-    return f"this agent has no field {name!r}" + (f"; the nearest is {nearest}" if nearest else "")
+    return f"DCGM has no field {name!r}" + (f"; the nearest is {nearest}" if nearest else "")

@@ -32,7 +32,8 @@ class DcgmPage:
         names: Names,
         host_label: str,
         window_seconds: float = 300.0,
-        pod_series: bool = True,
+        pod_series: bool = False,
+        dashes_in_model_name: bool = False,
     ) -> None:
         counters = tuple(counters)
         self._shown = [one for one in counters if one.kind != "label"]
@@ -42,6 +43,7 @@ class DcgmPage:
             label_fields=[one.field for one in counters if one.kind == "label"],
             host_label=host_label,
             pod_series=pod_series,
+            dashes_in_model_name=dashes_in_model_name,
         )
 
     def write(self, now: Snapshot) -> Iterator[str]:

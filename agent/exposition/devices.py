@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from agent.exposition.events import GpuEvents
+from agent.exposition.rates import NvlinkRates, nvlink_link_bytes_totals
 from agent.exposition.units import Converted, unit_of
 from gpuledger.records import (
     GpuDetails,
@@ -47,6 +48,13 @@ class Device:
     """What the node is built of."""
     events: GpuEvents | None = None
     """What happened to the GPU; absent on an instance."""
+    rates: NvlinkRates | None = None
+    """How fast the counters of its NVLinks rise."""
+    is_silent: bool = False
+    """Whether the GPU does not answer any more, so that nothing stands in the other parts but what
+    is built into it and what happened to it."""
+    is_lost: bool = False
+    """Whether the driver has lost it."""
 
     @property
     def gpu_uuid(self) -> str:
@@ -91,20 +99,20 @@ def _memory_used_ratio(device: Device) -> float | None:
     return None if not used or free is None else used / (used + free)
 
 
-def _nvlink_bytes_total(device: Device) -> int | None:
-    traffic = device.traffic
-    if traffic is None or traffic.nvlink_sent_bytes_total is None:
-        return None
-    received = traffic.nvlink_received_bytes_total
-    return None if received is None else traffic.nvlink_sent_bytes_total + received
+def _nvlink_rate(device: Device) -> float | None:
+    """Return the rate over all links, as long as the counters are still read."""
+    return device.rates.total if device.rates and device.traffic else None
 
 
-def _nvlink_link_bytes_totals(device: Device) -> Mapping[str, int]:
-    """Give what went both ways over each link of which both are known, by the link's number."""
-    health = device.health
-    sent = (health and health.nvlink_link_sent_bytes_totals) or {}
-    received = (health and health.nvlink_link_received_bytes_totals) or {}
-    return {link: sent[link] + received[link] for link in sent if link in received}
+def _nvlink_link_rates(device: Device) -> Mapping[str, float | None]:
+    """Return the rate over each link that is still told of, by the link's number."""
+    rates = device.rates.links if device.rates else {}
+    return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
+
+
+def _vgpu_license_status(device: Device) -> int | None:
+    """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
+    return None if device.health is None else device.health.vgpu_license_status or 0
 
 
 _FABRIC_CODES: Final = {"not_supported": 0, "not_started": 1, "in_progress": 2}
@@ -121,10 +129,11 @@ def _fabric_code(device: Device) -> int | None:
     return _FABRIC_CODES.get(health.fabric_state)
 
 
-DERIVED: Final[dict[str, Callable[[Device], float | Mapping[str, int] | None]]] = {
+DERIVED: Final[dict[str, Callable[[Device], float | Mapping[str, float | None] | None]]] = {
     "memory_free_bytes": _memory_free_bytes,
     "memory_used_ratio": _memory_used_ratio,
-    "nvlink_bytes_total": _nvlink_bytes_total,
-    "nvlink_link_bytes_totals": _nvlink_link_bytes_totals,
+    "nvlink_rate": _nvlink_rate,
+    "nvlink_link_rates": _nvlink_link_rates,
+    "vgpu_license_status": _vgpu_license_status,
     "fabric_code": _fabric_code,
 }

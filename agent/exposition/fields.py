@@ -15,6 +15,7 @@ from agent.exposition.devices import Read, read_at
 
 Kind = Literal["gauge", "counter", "label"]
 FILE: Final = Path(__file__).with_name("fields.csv")
+NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
 SEVERAL_UNIT: Final = "several"
 """The unit of a field with several series of a device."""
 _SAME: Final = "="
@@ -84,7 +85,17 @@ def find_field(name: str) -> Field | None:
     return next((field for field in all_fields() if name in (field.old, field.new)), None)
 
 
+def is_dcgms(name: str) -> bool:
+    """Return whether DCGM, or dcgm-exporter, has a field of this name, be it ours or not."""
+    return name in _read_names()
+
+
 def nearest_name(name: str) -> str | None:
-    """Give the known name most like `name`, if any is."""
-    names = [known for field in all_fields() for known in (field.old, field.new)]
-    return next(iter(difflib.get_close_matches(name, names, n=1)), None)
+    """Return the name of DCGM's most like `name`; `None` if none is like it."""
+    return next(iter(difflib.get_close_matches(name, sorted(_read_names()), n=1)), None)
+
+
+def _read_names() -> frozenset[str]:
+    """Read all of DCGM's names; not kept, as only a list with a name that is not ours asks."""
+    lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))

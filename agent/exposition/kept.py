@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from agent.exposition.rates import NvlinkRates
 from gpuledger.records import GpuDetails, GpuReading
 
 _FAST_PARTS: Final = ("profiling", "traffic", "throttling")
@@ -17,6 +18,7 @@ class Kept:
     details: GpuDetails | None
     seen_ns: int
     parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
         """Take what a tick says; a part that it does not have stays as it was."""
@@ -25,6 +27,8 @@ class Kept:
             part = getattr(details, name, None)
             if part is not None:
                 self.parts[name] = (now_ns, part)
+        if details:
+            self.rates.update(details.traffic, details.health, at_ns=now_ns)
 
     def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
         """Give the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
@@ -35,9 +39,8 @@ class Kept:
         }
 
 
-def place(kept: Kept) -> tuple[int, int, int]:
-    """Give where a device stands: by the GPU's index, behind it its instances."""
-    reading = kept.reading
+def place(reading: GpuReading) -> tuple[int, int, int]:
+    """Return where a device stands: by the GPU's index, behind it its instances."""
     if reading.parent_uuid is None:
         return reading.index, -1, -1
     return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.exposition.devices import Device, Read, read_at
+from agent.exposition.settings import Profile
 from agent.exposition.text import Sample, write_family, write_labels
 from agent.exposition.view import Snapshot
 
@@ -27,6 +28,12 @@ class OwnFamily(NamedTuple):
     """Further labels, written, with what reads the value."""
     label_names: tuple[str, ...]
     """Names of the further labels."""
+    profile: Profile
+    """The least profile that shows it."""
+
+    def is_in(self, profile: Profile) -> bool:
+        """Return whether a profile shows the family."""
+        return profile in ("full", self.profile)
 
 
 @cache
@@ -34,22 +41,25 @@ def own_families() -> tuple[OwnFamily, ...]:
     """Give the families of devices in their order."""
     found: dict[str, OwnFamily] = {}
     with FILE.open(newline="") as lines:
-        for name, kind, meaning, path, further in csv.reader(
+        for name, kind, meaning, path, further, profile in csv.reader(
             line for line in lines if not line.startswith("#")
         ):
             labels = [tuple(pair.split("=", 1)) for pair in further.split(",") if pair]
             family = found.setdefault(
-                name, OwnFamily(name, kind, meaning, [], tuple(pair[0] for pair in labels))
+                name,
+                OwnFamily(name, kind, meaning, [], tuple(pair[0] for pair in labels), profile),  # type: ignore[arg-type]  # a test holds the file to the profiles
             )
             written = write_labels([(pair[0], pair[1]) for pair in labels])
             family.members.append(("," + written if written else "", read_at(path)))  # type: ignore[attr-defined]  # a list while it is built
     return tuple(found.values())
 
 
-def write_own(now: Snapshot) -> Iterator[str]:
-    """Write the families line by line."""
+def write_own(now: Snapshot, profile: Profile) -> Iterator[str]:
+    """Yield the lines of the families that a profile shows."""
     written = [(one, write_labels(device_labels(one, now.sample.node))) for one in now.devices]
     for family in own_families():
+        if not family.is_in(profile):
+            continue
         samples = _samples(family, written)
         yield from write_family(family.name, family.kind, family.meaning, samples)
 

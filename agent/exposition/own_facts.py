@@ -7,6 +7,8 @@ from agent.exposition.devices import Device
 from agent.exposition.events import GpuEvents
 from agent.exposition.holders import Holder, Share, find_shares
 from agent.exposition.own import device_labels
+from agent.exposition.rates import nvlink_link_bytes_totals
+from agent.exposition.settings import Profile
 from agent.exposition.text import Labels, Sample, write_family, write_labels
 from agent.exposition.view import Snapshot
 from gpuledger.records import NodeSample
@@ -23,6 +25,8 @@ class Constant(NamedTuple):
     """Its help text."""
     label_names: tuple[str, ...]
     """Names of its labels beside `node`."""
+    profile: Profile = "lean"
+    """The least profile that shows it."""
 
 
 _GPU: Final = ("gpu_uuid", "gpu_index")
@@ -40,7 +44,7 @@ TICK_TIME: Final = Constant(
     (),
 )
 GPU_INFO: Final = Constant(
-    "gpuledger_gpu_info",
+    "gpuledger_node_gpu_info",
     "gauge",
     "What a GPU or a MIG instance is.",
     (
@@ -56,20 +60,34 @@ GPU_INFO: Final = Constant(
         "mig_profile",
     ),
 )
+UP: Final = Constant(
+    "gpuledger_node_gpu_up",
+    "gauge",
+    "1 while the GPU answers; 0 where it is known and does not, or is lost.",
+    _GPU,
+)
 RECOVERY: Final = Constant(
-    "gpuledger_gpu_recovery_action_info",
+    "gpuledger_node_gpu_recovery_action_info",
     "gauge",
     "What the driver asks for so that the GPU works again.",
     (*_GPU, "action"),
 )
 FABRIC: Final = Constant(
-    "gpuledger_gpu_fabric_info",
+    "gpuledger_node_gpu_fabric_info",
     "gauge",
     "How far the GPU's registration with the NVLink fabric is.",
     (*_GPU, "state"),
+    profile="full",
+)
+NVLINK_BYTES: Final = Constant(
+    "gpuledger_node_gpu_nvlink_bytes_total",
+    "counter",
+    "Bytes over one NVLink, both ways, data alone; read every few seconds.",
+    (*_GPU, "nvlink"),
+    profile="full",
 )
 ALLOCATION: Final = Constant(
-    "gpuledger_gpu_allocation_info",
+    "gpuledger_node_gpu_allocation_info",
     "gauge",
     "A device, or a share of one, that the kubelet has given to a container.",
     (*_GPU[:1], "device_id", "resource", "namespace", "pod", "container", "replica", "claim"),
@@ -87,10 +105,10 @@ CONTAINER_MEMORY: Final = Constant(
     _CONTAINER,
 )
 XIDS: Final = Constant(
-    "gpuledger_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
+    "gpuledger_node_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
 )
 INCIDENTS: Final = Constant(
-    "gpuledger_gpu_incidents_total",
+    "gpuledger_node_gpu_incidents_total",
     "counter",
     "Incidents since the agent's start.",
     (*_GPU, "kind", "severity"),
@@ -99,9 +117,11 @@ CONSTANTS: Final = (
     NODE_INFO,
     TICK_TIME,
     GPU_INFO,
+    UP,
     ALLOCATION,
     RECOVERY,
     FABRIC,
+    NVLINK_BYTES,
     XIDS,
     INCIDENTS,
     CONTAINER_BUSY,
@@ -109,14 +129,16 @@ CONSTANTS: Final = (
 )
 
 
-def write_facts(now: Snapshot) -> Iterator[str]:
-    """Write the families line by line."""
+def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
+    """Yield the lines of the families that a profile shows."""
     node = ("node", now.sample.node)
     yield from _write(NODE_INFO, [(_node_labels(now), 1)])
     yield from _write(TICK_TIME, [([node], now.sample.time_ns / 1e9)])
     yield from _write(GPU_INFO, ((_gpu_info(one, node), 1) for one in now.devices))
     yield from _write(ALLOCATION, ((labels, 1) for labels in _allocations(now.sample, node)))
     for constant, values_of in _BY_DEVICE:
+        if profile not in ("full", constant.profile):
+            continue
         rows = (
             (list(zip(constant.label_names[:2], _pair(one), strict=True)), one)
             for one in now.devices
@@ -185,6 +207,16 @@ def _allocations(sample: NodeSample, node: tuple[str, str]) -> Iterator[Labels]:
             yield labels
 
 
+def _up(device: Device) -> Iterator[tuple[Labels, float]]:
+    if device.reading.parent_uuid is None:
+        yield [], int(not device.is_silent and not device.is_lost)
+
+
+def _nvlink_bytes(device: Device) -> Iterator[tuple[Labels, float]]:
+    for link, total in nvlink_link_bytes_totals(device.health).items():
+        yield [("nvlink", link)], total
+
+
 def _recovery(device: Device) -> Iterator[tuple[Labels, float]]:
     if device.health and device.health.recovery_action:
         yield [("action", device.health.recovery_action)], 1
@@ -216,8 +248,10 @@ def _write_events(now: Snapshot, node: tuple[str, str]) -> Iterator[str]:
 
 
 _BY_DEVICE: Final[Sequence[tuple[Constant, Callable[[Device], Iterator[tuple[Labels, float]]]]]] = (
+    (UP, _up),
     (RECOVERY, _recovery),
     (FABRIC, _fabric),
+    (NVLINK_BYTES, _nvlink_bytes),
 )
 
 

@@ -73,8 +73,8 @@ class NodePage:
         if self._dcgm:
             yield self._dcgm.write(now)
         if self._settings.own_names:
-            yield write_own(now)
-            yield write_facts(now)
+            yield write_own(now, self._settings.profile)
+            yield write_facts(now, self._settings.profile)
         if self._settings.process_series:
             yield write_processes(now, most=self._settings.most_process_series)
 
@@ -98,4 +98,5 @@ def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
         host_label=settings.host_label,
         window_seconds=settings.window_seconds,
         pod_series=settings.pod_series,
+        dashes_in_model_name=settings.dashes_in_model_name,
     )

@@ -54,6 +54,8 @@ class RowWriter:
     """The label with the node's name, or `none`."""
     pod_series: bool
     """Whether containers that share a device get series."""
+    dashes_in_model_name: bool = False
+    """Whether `modelName` has dashes in place of its blanks."""
 
     def write(self, now: Snapshot) -> Rows:
         """Write the rows of a tick."""
@@ -80,13 +82,13 @@ class RowWriter:
             elif row.device is siblings[0]:
                 found = chain.from_iterable(shares.get(one.reading.uuid, ()) for one in siblings)
                 held = _merge_memory(found)
-                yield self._written(row.device, _identity(row.device), now, None, held)
+                yield self._written(row.device, self._identity(row.device), now, None, held)
 
     def _row(
         self, device: Device, now: Snapshot, shares: Mapping[str, list[Share]], *, is_split: bool
     ) -> Row:
         reading = device.reading
-        identity = _identity(device)
+        identity = self._identity(device)
         if is_split:
             identity.append(("GPU_C_ID", str(reading.compute_instance)))
         holder = whole_holder(reading, now.sample.allocations)
@@ -121,26 +123,26 @@ class RowWriter:
             ],
         )
 
+    def _identity(self, device: Device) -> list[tuple[str, str]]:
+        reading, facts = device.reading, device.facts
+        model = (facts and facts.model) or reading.model or ""
+        labels = [
+            ("gpu", str(reading.index)),
+            ("UUID", device.gpu_uuid),
+            ("pci_bus_id", (facts and facts.pci_bus_id) or ""),
+            ("device", f"nvidia{reading.index}"),
+            ("modelName", model.replace(" ", "-") if self.dashes_in_model_name else model),
+        ]
+        if reading.parent_uuid is not None:
+            labels.append(("GPU_I_PROFILE", reading.mig_profile or ""))
+            labels.append(("GPU_I_ID", str(reading.gpu_instance)))
+        return labels
+
     def _read(self, device: Device, names: Literal["old", "new"]) -> Iterator[tuple[str, str]]:
         for field in self.label_fields:
             value = field.read(device)
             if value is not None:
                 yield getattr(field, names), str(value)
-
-
-def _identity(device: Device) -> list[tuple[str, str]]:
-    reading, facts = device.reading, device.facts
-    labels = [
-        ("gpu", str(reading.index)),
-        ("UUID", device.gpu_uuid),
-        ("pci_bus_id", (facts and facts.pci_bus_id) or ""),
-        ("device", f"nvidia{reading.index}"),
-        ("modelName", (facts and facts.model) or reading.model or ""),
-    ]
-    if reading.parent_uuid is not None:
-        labels.append(("GPU_I_PROFILE", reading.mig_profile or ""))
-        labels.append(("GPU_I_ID", str(reading.gpu_instance)))
-    return labels
 
 
 def _pod_labels(holder: Holder) -> Labels:

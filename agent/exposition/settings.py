@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+Profile = Literal["lean", "full"]
+
 
 class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the node shows of its GPUs on `/metrics`."""
@@ -14,14 +16,20 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     both together, or none."""
     own_names: bool = True
     """Whether to show `gpuledger_…` metrics of GPUs and containers, in base units."""
+    profile: Profile = "lean"
+    """How many of them: `lean` shows what each GPU does, what is wrong with it and who is on it,
+    `full` every reading. DCGM's metrics are chosen by `counters_file` instead."""
     counters_file: Path | None = None
     """DCGM's fields to show, a list in dcgm-exporter's format; absent means its default list."""
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
     """The label of DCGM's metrics that names the node; dcgm-exporter's has been `hostname` since
     May 2026, and `Hostname` before."""
-    pod_series: bool = True
+    pod_series: bool = False
     """Whether a GPU that no one container has to itself gets a series of `DCGM_FI_DEV_GPU_UTIL`,
-    `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own."""
+    `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own: a sum
+    over one of these families then counts the GPU twice, unless it takes `gpuledger_share=""`."""
+    dashes_in_model_name: bool = False
+    """Whether DCGM's metrics have dashes in place of the blanks in `modelName`."""
     process_series: bool = False
     """Whether to show single processes: `nvidia_pid_pod` and `gpuledger_process_…`."""
     most_process_series: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256

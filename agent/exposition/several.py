@@ -26,6 +26,9 @@ _PASS: Final = 0
 _WARN: Final = 10
 _FAIL: Final = 20
 _FINE: Final = (_PASS, "DCGM_FR_OK")
+_ALL: Final = "ALL"
+# 79, and none: the XIDs that came before the agent's start are not known.
+_OFF_THE_BUS: Final = (0, 79)
 _THERMAL_REASONS: Final = 0x20 | 0x40
 _POWER_BRAKE_REASON: Final = 0x80
 _LINKS: Final = (
@@ -46,7 +49,7 @@ def _xids(device: Device, window: Window) -> Series:
 
 
 def _clock_events(device: Device, window: Window) -> Series:
-    if device.events:
+    if device.events and not device.is_silent:
         found = device.events.recent_clock_events(window.since_ns)
         yield from _counted("clock_event", found, window)
 
@@ -61,7 +64,7 @@ def _counted(label: str, found: dict[str, int], window: Window) -> Series:
 
 
 def _peers(device: Device, _: Window) -> Series:
-    if device.facts is None or device.node is None or device.events is None:
+    if device.facts is None or device.node is None or device.events is None or device.is_silent:
         return
     indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
     for uuid, status in (device.facts.nvlink_peers or {}).items():
@@ -78,10 +81,19 @@ def _health(device: Device, _: Window) -> Series:
         ("THERMAL", _thermal(throttling) if throttling else None),
         ("POWER", _power(throttling) if throttling else None),
     ]
-    for watch, verdict in judged:
-        if verdict:
-            code, error = verdict
-            yield [("health_watch", watch), ("health_error_code", error)], code
+    verdicts = [(watch, verdict) for watch, verdict in judged if verdict]
+    if device.is_lost:
+        verdicts = [(_ALL, _lost(device))]
+    elif verdicts:
+        verdicts.append((_ALL, max(verdict for _, verdict in verdicts)))
+    for watch, (code, error) in verdicts:
+        yield [("health_watch", watch), ("health_error_code", error)], code
+
+
+def _lost(device: Device) -> tuple[int, str]:
+    """Return what DCGM says of a GPU that the driver has lost, by the XID that came with it."""
+    xid = device.events.last_xid if device.events else 0
+    return _FAIL, "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
 
 
 def _memory(health: GpuHealth) -> tuple[int, str] | None:

@@ -1,7 +1,9 @@
 """What the node knows now, for its page: each tick replaces it, and what is too old goes.
 
-Here readings age. A GPU that has been silent for some ticks is not shown any more, a slow reading
-is kept until its next one but not for ever, and an instance goes with its layout.
+Here readings age. Of a GPU that has been silent for some ticks no reading is shown any more, a slow
+reading is kept until its next one but not for ever, and an instance goes with its layout. What
+happened to a GPU outlives its readings: one that is in the inventory, or that the driver has lost,
+stays as a silent device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -64,7 +66,7 @@ class Snapshot:
     sample: NodeSample
     """The newest tick."""
     devices: list[Device]
-    """What is known of each device that is not silent."""
+    """What is known of each device; of a silent one what happened to it."""
     names: ContainerNames
     """Who knows the tick's containers."""
     commands: Mapping[int, str]
@@ -100,7 +102,8 @@ class NodeView:
         self._events: dict[str, GpuEvents] = {}
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
-        self._facts: Mapping[str, GpuFacts] = {}
+        self._facts: dict[str, GpuFacts] = {}
+        self._lost: dict[str, None] = {}
         self._names = names or NoNames()
         self.version = 0
         """Rises with whatever is shown."""
@@ -136,11 +139,17 @@ class NodeView:
         """Take what the node is built of, until the next time."""
         self.version += 1
         self._inventory = inventory
-        self._facts = {gpu.uuid: gpu for gpu in inventory.gpus}
+        # The library does not list a lost GPU when it is opened again, so what it was is kept.
+        lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
+        self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
     def tell(self, incident: Incident) -> None:
         """Count an incident."""
         self.version += 1
+        if incident.kind == "gpu_lost" and len(self._lost) < _MOST_GPUS:
+            self._lost[incident.gpu_uuid] = None
+        elif incident.kind == "gpu_recovered":
+            self._lost.pop(incident.gpu_uuid, None)
         events = self._events_of(incident.gpu_uuid)
         if events:
             events.note_incident(incident, at_ns=self._clock.monotonic_ns())
@@ -151,18 +160,34 @@ class NodeView:
             return None
         now_ns = self._clock.monotonic_ns()
         kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
-        kept.sort(key=place)
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
             sample = replace(sample, containers=[], processes=[], allocations=[])
         return Snapshot(
             sample=sample,
-            devices=[self._device(one, now_ns) for one in kept],
+            devices=self._devices(kept, now_ns),
             names=self._names,
             commands=self._commands,
             events={uuid: (self._index_of(uuid), one) for uuid, one in self._events.items()},
             since_ns=now_ns - self._window_ns,
+        )
+
+    def _devices(self, kept: Iterable[Kept], now_ns: int) -> list[Device]:
+        """Return the devices that answer, and the GPUs that are known and do not, by index."""
+        answering = [self._device(one, now_ns) for one in kept]
+        uuids = {device.reading.uuid for device in answering}
+        silent = [self._silent(gpu) for gpu in self._facts.values() if gpu.uuid not in uuids]
+        return sorted([*answering, *silent], key=lambda device: place(device.reading))
+
+    def _silent(self, facts: GpuFacts) -> Device:
+        return Device(
+            reading=GpuReading(uuid=facts.uuid, index=facts.index, model=facts.model),
+            facts=facts,
+            node=self._inventory,
+            events=self._events_of(facts.uuid),
+            is_silent=True,
+            is_lost=facts.uuid in self._lost,
         )
 
     def _index_of(self, uuid: str) -> str:
@@ -216,7 +241,9 @@ class NodeView:
             details=kept.details,
             facts=self._facts.get(reading.parent_uuid or reading.uuid),
             node=self._inventory,
-            events=self._events.setdefault(reading.uuid, GpuEvents()) if is_gpu else None,
+            events=self._events_of(reading.uuid) if is_gpu else None,
+            rates=kept.rates,
+            is_lost=reading.uuid in self._lost,
             **kept.fresh_parts(
                 fast_ns=now_ns - self._stale_ns, slow_ns=now_ns - self._slow_stale_ns
             ),

@@ -213,7 +213,7 @@ _HEALTH: Final = (
     _health("pcie_link_generation", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkGeneration")),
     _health("pcie_link_width", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkWidth")),
     _health("bar1_used_bytes", q.MEMORY_BYTES, Call("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
-    _health("fan_speed_ratio", q.RATIO, Call("nvmlDeviceGetFanSpeed")),
+    _health("fan_speed_ratio", q.FAN_SPEED, Call("nvmlDeviceGetFanSpeed")),
     _health("vgpu_license_status", q.COUNT, Call("nvmlDeviceGetGridLicensableFeatures_v4")),
     _health("c2c_links", q.NUMBER, FieldValue(170), since="Hopper"),
 )

@@ -106,7 +106,7 @@ class GpuThread:
         self._health = health
         self._next_health_ns = now_ns
         self._open = {
-            group: BREAKER_OPEN.labels(gpu=gpu.uuid, group=group.value) for group in CallGroup
+            group: BREAKER_OPEN.labels(gpu_uuid=gpu.uuid, group=group.value) for group in CallGroup
         }
         self._opened_seconds: dict[CallGroup, float] = {}
         for group, breaker in self._breakers.items():
@@ -231,7 +231,7 @@ class GpuThread:
         return True
 
     def _fail(self, group: CallGroup, reason: str, now_ns: int) -> None:
-        CALL_GROUPS_FAILED.labels(gpu=self.gpu.uuid, group=group.value, reason=reason).inc()
+        CALL_GROUPS_FAILED.labels(gpu_uuid=self.gpu.uuid, group=group.value, reason=reason).inc()
         self._breakers[group].failed(now_ns)
         self._show(group, reason)
 

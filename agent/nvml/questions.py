@@ -42,6 +42,8 @@ class Unit:
 
 
 RATIO: Final = Unit(name="%", high=100, over=100)
+# Of the speed that the fans are meant to run at most; they may run faster.
+FAN_SPEED: Final = Unit(name="%", high=1000, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=-20, high=150)
 MEGAHERTZ: Final = Unit(name="MHz", high=20_000, times=1_000_000)

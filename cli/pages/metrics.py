@@ -36,9 +36,9 @@ What each deployable tells of itself on `/metrics`, and the series that the remo
 to Prometheus.
 """
 _OWN: Final = """
-A histogram is exposed as `…_bucket`, `…_sum` and `…_count`. A counter and a histogram come with
-`…_created`, the time at which the counting began. Each deployable also exposes what its Prometheus
-client adds by itself: `process_*`, `python_*`.
+A histogram is exposed as `…_bucket`, `…_sum` and `…_count`. Each deployable also exposes what its
+Prometheus client adds by itself: `process_*`, `python_*`. The page is compressed where the client
+takes gzip, as Prometheus does.
 """
 _SENT: Final = """
 ## Series that the remote-write sink sends

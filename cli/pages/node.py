@@ -22,11 +22,15 @@ The fields of DCGM that may stand in a list of counters, by either name, as `gau
 value is that of the record, in the unit given. Every series has the labels `gpu`, `UUID`,
 `pci_bus_id`, `device`, `modelName` and `hostname`, those of a MIG instance `GPU_I_PROFILE` and
 `GPU_I_ID`, and then the fields of type `label`, and `container`, `namespace`, `pod`.
+
+A list may name any other field of DCGM's as well: it is skipped with a warning.
 """
 _OWN: Final = """
 ## Our own names
 
-Base units; every series has the label `node` as well.
+Base units; every series has the label `node` as well. A GPU is `gpu_uuid` and `gpu_index` in all of
+gpuledger's metrics, those that the remote-write sink sends among them. "lean" is shown by default,
+"full" with `exposition.profile: full` alone.
 """
 _PROCESSES: Final = """
 ## Processes
@@ -35,6 +39,7 @@ With `--process-series` alone, and for at most `exposition.most_process_series` 
 """
 _UNITS: Final = {"": "as it is", "text": "text", "several": "several series"}
 _COLUMNS: Final = ("metric", "type", "labels", "meaning")
+_OWN_COLUMNS: Final = ("metric", "type", "labels", "profile", "meaning")
 
 
 def page() -> str:
@@ -45,11 +50,21 @@ def page() -> str:
 
 
 def _own() -> Iterator[str]:
+    facts = [
+        (*_row(constant)[:3], constant.profile, constant.meaning)
+        for constant in own_facts.CONSTANTS
+    ]
     rows = [
-        (code(family.name), family.kind, code(*LABELS, *family.label_names), family.meaning)
+        (
+            code(family.name),
+            family.kind,
+            code(*LABELS, *family.label_names),
+            family.profile,
+            family.meaning,
+        )
         for family in own_families()
     ]
-    yield from table(_COLUMNS, [*map(_row, own_facts.CONSTANTS), *rows])
+    yield from table(_OWN_COLUMNS, [*facts, *rows])
 
 
 def _row(constant: Constant) -> tuple[str, ...]:

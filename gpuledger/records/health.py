@@ -110,7 +110,7 @@ class GpuHealth:
     bar1_used_bytes: Natural | None = None
     """Used part of the window through which others reach the memory."""
     fan_speed_ratio: float | None = None
-    """Speed of the fans over their most."""
+    """Speed of the fans over the most that they are meant to run at, which they may exceed."""
     vgpu_license_status: Natural | None = None
     """1 where a licensed feature is licensed."""
     c2c_links: Natural | None = None

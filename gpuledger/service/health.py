@@ -1,12 +1,14 @@
 """The health pages over HTTP: `/livez`, `/readyz`, `/metrics`. They show; they decide nothing."""
 
+import gzip
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import orjson
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpuledger.errors import UserError
@@ -17,6 +19,8 @@ from gpuledger.settings.address import parse_listen
 
 Page = Callable[[], bytes]
 """Gives metrics in the Prometheus text format."""
+# A page of metrics repeats itself so much that a higher level costs more than it saves.
+_GZIP_LEVEL: Final = 1
 _NOT_FOUND: Final = Response(status=404, body=b"there are /livez, /readyz and /metrics\n")
 
 
@@ -33,6 +37,7 @@ async def serve_health(
     `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
     `UserError` where the address cannot be listened on.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the client's own
     show = _pages(readiness, page)
     handler = partial(guard.answer, handler=show) if guard else show
     async with AsyncExitStack() as stack:
@@ -58,6 +63,8 @@ async def _listen(
 def _pages(readiness: Readiness, page: Page | None) -> Handler:
     pages: dict[str, Callable[[Request], Response]] = {
         "/livez": _livez,
+        # What the probes of dcgm-exporter's chart ask, of liveness and readiness alike.
+        "/health": _livez,
         "/readyz": partial(_readyz, readiness=readiness),
         "/metrics": partial(_metrics_with, page=page) if page else _metrics,
     }
@@ -84,12 +91,31 @@ def _readyz(_: Request, *, readiness: Readiness) -> Response:
 
 def _metrics(request: Request) -> Response:
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(body=encode(REGISTRY), content_type=content_type)
+    return _compressed(Response(body=encode(REGISTRY), content_type=content_type), request)
 
 
-def _metrics_with(_: Request, *, page: Page) -> Response:
+def _metrics_with(request: Request, *, page: Page) -> Response:
     """Answer in the text format whatever is asked for: OpenMetrics has no counters without _total.
 
     A client that prefers another format takes this one too, as the content type says what it is.
     """
-    return Response(body=generate_latest(REGISTRY) + page(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    text = generate_latest(REGISTRY) + page()
+    return _compressed(Response(body=text, content_type=CONTENT_TYPE_PLAIN_0_0_4), request)
+
+
+def _compressed(response: Response, request: Request) -> Response:
+    """Return the response in gzip where the client takes it, as every Prometheus does."""
+    headers = {**response.headers, "Vary": "Accept-Encoding"}
+    if not _takes_gzip(request.headers.get("accept-encoding", "")):
+        return replace(response, headers=headers)
+    body = gzip.compress(response.body, compresslevel=_GZIP_LEVEL, mtime=0)
+    return replace(response, body=body, headers={**headers, "Content-Encoding": "gzip"})
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Return whether gzip is asked for; `q=0` refuses it."""
+    for choice in accept_encoding.split(","):
+        coding, _, weight = choice.replace(" ", "").partition(";q=")
+        if coding.lower() in ("gzip", "*"):
+            return not weight or weight.strip("0.") != ""
+    return False

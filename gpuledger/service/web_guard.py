@@ -1,8 +1,8 @@
 """What stands between a client and the pages where there is a web configuration file.
 
 Here the file and the certificates it names are read again when they change, and requests are
-refused or let through. `/livez` and `/readyz` are open, as a kubelet has neither password nor
-certificate for its probes; over TLS they are still TLS.
+refused or let through. `/livez`, `/readyz` and `/health` are open, as a kubelet has neither
+password nor certificate for its probes; over TLS they are still TLS.
 """
 
 import ssl
@@ -21,7 +21,7 @@ from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_co
 
 _log = structlog.get_logger(__name__)
 _LOOK_SECONDS: Final = 1.0
-_OPEN_PAGES: Final = frozenset({"/livez", "/readyz"})
+_OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
 _Stamp = tuple[tuple[str, int, int], ...]
 
 

@@ -82,7 +82,10 @@ def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
 
 
 def _parse(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
-    kinds = {get_origin(part) or part for part in alternatives(hint)}
+    bare = [
+        get_args(part)[0] if get_origin(part) is Annotated else part for part in alternatives(hint)
+    ]
+    kinds = {get_origin(part) or part for part in bare}
     if kinds & {list, tuple, set, frozenset} and not text.lstrip().startswith("["):
         return [part.strip() for part in text.split(",") if part.strip()]
     if any(is_group(kind) for kind in kinds) or kinds & {list, tuple, set, frozenset, dict}:

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -51,9 +51,11 @@ def load_settings(
     options: Sequence[Option] = (),
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
+    complete: Callable[[Layer], Layer] | None = None,
 ) -> S:
     """Give the settings: defaults < YAML file < environment < options.
 
+    `complete` is told what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError` naming the setting, the value and the remedy.
     """
@@ -64,6 +66,8 @@ def load_settings(
         read_environment(os.environ if environ is None else environ, settings),
         _from_options(parsed, options),
     ]
+    if complete:
+        layers = [complete({path: one for layer in layers for path, one in layer.items()}), *layers]
     loaded = build(model, layers)
     if parsed.print_config:
         sys.stdout.write(printed(loaded))

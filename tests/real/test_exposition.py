@@ -2,7 +2,8 @@
 
 A Prometheus scrapes the agent as a process, which plays a node of GPUs: one pod with two of them,
 two pods on a shared one, a process of the host, and a GPU cut into instances. The queries are
-other people's, unchanged; the answers are held to what the simulator says was so.
+other people's, unchanged; the answers are held to what the simulator says was so. Pods on a shared
+GPU have series of their own here (`exposition.pod_series`), as autoscalers and OpenCost need them.
 """
 
 from __future__ import annotations
@@ -171,7 +172,11 @@ def cluster(prometheus_binary: Path, tmp_path_factory: pytest.TempPathFactory) -
             *("--no-kafka", "--process-series", "--source", f"simulated:{scenario}"),
         ],
         folder=folder,
-        environment={"NODE_NAME": NODE, "SIMULATOR__EPOCH_NS": str(epoch_ns)},
+        environment={
+            "NODE_NAME": NODE,
+            "SIMULATOR__EPOCH_NS": str(epoch_ns),
+            "EXPOSITION__POD_SERIES": "true",
+        },
     )
     target = agent.health.removeprefix("http://")
     server = Prometheus(
@@ -354,7 +359,7 @@ def test_containers_have_own_names_in_base_units(cluster: Cluster) -> None:
     found = cluster.values(f"sum({promql}) by (pod)", "pod")
     for pod in PODS_OF_2:
         assert found[pod,] == pytest.approx(cluster.busy(2, 15, pod=pod), abs=0.04)
-    energy = cluster.values("rate(gpuledger_gpu_energy_joules_total[15s])", "gpu_index")
+    energy = cluster.values("rate(gpuledger_node_gpu_energy_joules_total[15s])", "gpu_index")
     watts = whole_gpus(cluster, lambda gpu: cluster.watts(gpu, 15))
     assert {key: energy[key] for key in watts} == pytest.approx(watts, rel=0.08)
 

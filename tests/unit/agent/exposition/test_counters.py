@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import structlog
+from prometheus_client import REGISTRY
 
 from agent.exposition.counters import default_counters, parse_counters, read_counters
 from gpuledger.errors import UserError
@@ -19,10 +21,14 @@ DCGM_FI_DEV_FB_TOTAL, label, Size
 """
 
 
+def refuse(field: str) -> None:
+    pytest.fail(f"{field} was skipped")
+
+
 def test_a_list_says_field_kind_and_help() -> None:
     found = [
         (one.field.old, one.kind, one.meaning)
-        for one in parse_counters(LIST.splitlines(), name="x")
+        for one in parse_counters(LIST.splitlines(), name="x", skip=refuse)
     ]
     assert found == [
         ("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz)."),
@@ -42,7 +48,9 @@ def test_a_list_says_field_kind_and_help() -> None:
             "DCGM_FI_DEV_SM_CLOK, gauge, a",
             "no field 'DCGM_FI_DEV_SM_CLOK'; the nearest is DCGM_FI_",
         ),
-        ("nonsense, gauge, a", "this agent has no field 'nonsense'"),
+        ("nonsense, gauge, a", "DCGM has no field 'nonsense'"),
+        ("DCGM_FI_DEV_CPU_UTIL_TOTL, gauge, a", "; the nearest is DCGM_FI_DEV_CPU_UTIL_TOTAL"),
+        ("DCGM_FI_DEV_CPU_UTIL_TOTAL, histogram, a", "expected one of gauge, counter, label"),
         (
             "DCGM_FI_DEV_SERIAL, gauge, a",
             "DCGM_FI_DEV_SERIAL is a text: its type can only be label",
@@ -62,10 +70,32 @@ def test_a_bad_line_is_named_by_file_line_and_reason(
     assert reason in str(caught.value)
 
 
+def test_a_field_that_dcgm_has_and_this_agent_has_not_is_said_counted_and_skipped(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text(
+        "DCGM_FI_DEV_CPU_UTIL_TOTAL, gauge, CPU\n"
+        "DCGM_FI_DEV_GPU_TEMP, gauge, Temperature\n"
+        "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS, gauge, Switch\n"
+    )
+    with structlog.testing.capture_logs() as logs:
+        found = read_counters(file)
+    assert [one.field.old for one in found] == ["DCGM_FI_DEV_GPU_TEMP"]
+    assert [(one["event"], one["log_level"], one["fields"]) for one in logs] == [
+        (
+            "counters_skipped",
+            "warning",
+            ["DCGM_FI_DEV_CPU_UTIL_TOTAL", "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS"],
+        )
+    ]
+    assert REGISTRY.get_sample_value("gpuledger_agent_counters_skipped") == 2
+
+
 def test_a_field_stands_in_the_list_once_by_whatever_name() -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
     with pytest.raises(UserError, match="x:2: DCGM_FI_DEV_GPU_TEMP is in the list twice"):
-        list(parse_counters(lines, name="x"))
+        list(parse_counters(lines, name="x", skip=refuse))
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from tests.unit.agent.exposition.given import (
 
 MIB = 1 << 20
 OWNER = "ml/train-0/main"
+PARTS = ExpositionSettings(pod_series=True)
 
 
 def settings_with(tmp_path: Path, *lines: str, **values: object) -> ExpositionSettings:
@@ -93,11 +94,9 @@ def test_help_and_type_are_dcgm_exporters() -> None:
             {"health": GpuHealth(fabric_state="completed", fabric_status=9)},
             4,
         ),
-        (
-            "DEV_NVLINK_BANDWIDTH_TOTAL",
-            {"traffic": GpuTraffic(nvlink_sent_bytes_total=5, nvlink_received_bytes_total=7)},
-            12,
-        ),
+        ("DEV_VGPU_LICENSE_STATUS", {"health": GpuHealth()}, 0),
+        ("DEV_VGPU_LICENSE_STATUS", {"health": GpuHealth(vgpu_license_status=1)}, 1),
+        ("DEV_FAN_SPEED", {"health": GpuHealth(fan_speed_ratio=1.07)}, 107),
         (
             "PROF_GR_ENGINE_ACTIVE",
             {"profiling": GpuProfiling(graphics_engine_active_ratio=0.25)},
@@ -167,8 +166,8 @@ def test_the_hosts_label_is_a_setting(tmp_path: Path, label: str, shown: str) ->
     assert shown in line
 
 
-def test_a_shared_gpu_has_a_series_of_its_own_and_one_for_each_container_on_it() -> None:
-    it = node(one="ml/a/main", two="ml/b/main")
+def test_a_shared_gpu_has_a_series_of_its_own_and_where_asked_one_for_each_container() -> None:
+    it = node(PARTS, one="ml/a/main", two="ml/b/main")
     it.show(
         sample(
             gpu(
@@ -208,11 +207,12 @@ def test_a_shared_gpu_has_a_series_of_its_own_and_one_for_each_container_on_it()
     assert it.values("DCGM_FI_DEV_GPU_TEMP", *labels) == {("", ""): 41}
 
 
-def test_pods_on_a_shared_gpu_can_be_left_out(tmp_path: Path) -> None:
-    it = node(settings_with(tmp_path, "DCGM_FI_DEV_FB_USED, gauge, x", pod_series=False), one=OWNER)
+def test_pods_on_a_shared_gpu_have_no_part_of_it_under_dcgms_names_unless_asked_for() -> None:
+    it = node(one=OWNER)
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
     it.show(shown)
     assert it.values("DCGM_FI_DEV_FB_USED", "pod") == {("",): 1024}
+    assert it.values("gpuledger_container_gpu_memory_bytes", "pod") == {("train-0",): GIB}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_compute_instances_of_one_gpu_instance_are_told_apart() -> None:
 
 
 def test_the_memory_that_compute_instances_share_is_told_once_and_of_each_pod_its_part() -> None:
-    it = node(one="ml/a/main", two="ml/b/main")
+    it = node(PARTS, one="ml/a/main", two="ml/b/main")
     it.show(
         sample(
             *split_instance({}, {}),
@@ -324,7 +324,7 @@ def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
 def test_what_cannot_be_divided_is_not_told_of_a_pod(
     utilization: float | None, parts: dict[tuple[str, ...], float]
 ) -> None:
-    it = node(one="ml/a/main")
+    it = node(PARTS, one="ml/a/main")
     it.show(
         sample(
             gpu(
@@ -356,7 +356,7 @@ def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: 
     it.clock.advance(301)
     it.show(sample(gpu(0), gpu(1)))
     assert it.values("DCGM_EXP_XID_ERRORS_COUNT", "gpu", "xid") == {("0", ""): 0, ("1", ""): 0}
-    assert it.values("gpuledger_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}
+    assert it.values("gpuledger_node_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}
 
 
 def test_a_clock_event_is_the_beginning_of_a_reason(tmp_path: Path) -> None:
@@ -441,22 +441,66 @@ def test_peers_are_told_with_the_state_of_their_link(tmp_path: Path) -> None:
     }
 
 
-def test_a_link_has_its_own_counter_where_both_directions_are_known(tmp_path: Path) -> None:
-    names = [f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in (0, 1, 17)]
-    it = node(settings_with(tmp_path, *(f"{name}, counter, x" for name in names), names="both"))
-    sent, received = {"0": 5, "1": 1, "17": 0}, {"0": 7, "17": 0}
-    health = GpuHealth(
-        nvlink_link_sent_bytes_totals=sent, nvlink_link_received_bytes_totals=received
+MEGABYTE_OF_DCGMS = 1024 * 1000
+NVLINKS = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
+
+
+def traffic(megabytes: float) -> GpuTraffic:
+    """Return counters that stand there, a quarter of it sent."""
+    total = round(megabytes * MEGABYTE_OF_DCGMS)
+    return GpuTraffic(
+        nvlink_sent_bytes_total=total // 4, nvlink_received_bytes_total=total - total // 4
     )
-    it.show(sample(gpu(0, health=health), gpu(1, health=GpuHealth()), gpu(2)))
-    for old, value in zip(names, (12, None, 0), strict=True):
+
+
+def test_the_bandwidth_of_nvlink_is_a_rate_as_dcgm_has_it_and_ours_is_the_counter() -> None:
+    it = node()
+    it.show(sample(gpu(0, traffic=traffic(100))))
+    assert not it.lines(NVLINKS)
+    it.clock.advance(2)
+    it.show(sample(gpu(0, traffic=traffic(103))))
+    assert it.values(NVLINKS, "gpu") == {("0",): 1.5}
+    counter = it.values("gpuledger_node_gpu_link_bytes_total", "link", "direction")
+    assert sum(counter.values()) == 103 * MEGABYTE_OF_DCGMS
+    it.clock.advance(1)
+    it.show(sample(gpu(0)))
+    assert it.values(NVLINKS, "gpu") == {("0",): 1.5}
+
+
+def test_a_bandwidth_of_nvlink_is_not_made_of_a_counter_that_began_again() -> None:
+    it = node()
+    for total in (100, 1):
+        it.show(sample(gpu(0, traffic=traffic(total))))
+        it.clock.advance(1)
+    assert not it.lines(NVLINKS)
+    it.show(sample(gpu(0, traffic=traffic(3))))
+    assert it.values(NVLINKS, "gpu") == {("0",): 2.0}
+
+
+def links(first: int) -> GpuHealth:
+    sent, received = {"0": 0, "1": 1, "17": 0}, {"0": first, "17": 0}
+    return GpuHealth(nvlink_link_sent_bytes_totals=sent, nvlink_link_received_bytes_totals=received)
+
+
+def test_a_link_has_its_own_rate_where_both_directions_are_known(tmp_path: Path) -> None:
+    names = [f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in (0, 1, 17)]
+    lines = [f"{name}, counter, x" for name in names]
+    it = node(settings_with(tmp_path, *lines, names="both", profile="full"))
+    it.show(sample(gpu(0, health=links(0)), gpu(1, health=GpuHealth()), gpu(2)))
+    it.clock.advance(10)
+    it.show(sample(gpu(0, health=links(20 * MEGABYTE_OF_DCGMS)), gpu(1, health=GpuHealth())))
+    assert it.values("gpuledger_node_gpu_nvlink_bytes_total", "nvlink") == {
+        ("0",): 20 * MEGABYTE_OF_DCGMS,
+        ("17",): 0,
+    }
+    for old, value in zip(names, (2, None, 0), strict=True):
         expected = {} if value is None else {("0",): value}
         assert it.values(old, "gpu") == expected, old
         assert it.values(old.replace("BANDWIDTH", "THROUGHPUT"), "gpu") == expected, old
 
 
 def test_a_label_is_written_so_that_prometheus_reads_it() -> None:
-    it = node(one='ml/a"b\\c\nd/main')
+    it = node(PARTS, one='ml/a"b\\c\nd/main')
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
     it.show(shown)
     assert ('a"b\\c\nd',) in it.values("DCGM_FI_DEV_FB_USED", "pod")

@@ -8,9 +8,17 @@ import pytest
 
 from agent.exposition.devices import DERIVED, Device
 from agent.exposition.events import GpuEvents
-from agent.exposition.fields import Field, Kind, all_fields, find_field, nearest_name
+from agent.exposition.fields import (
+    Field,
+    Kind,
+    all_fields,
+    find_field,
+    is_dcgms,
+    nearest_name,
+)
 from agent.exposition.own import OwnFamily, own_families
 from agent.exposition.own_facts import CONSTANTS, Constant
+from agent.exposition.settings import Profile
 from agent.exposition.several import SEVERAL
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
@@ -97,8 +105,34 @@ def test_a_field_is_found_by_its_old_and_its_new_name(name: str) -> None:
     assert field.old == "DCGM_FI_DEV_GPU_TEMP"
 
 
+def test_every_name_of_ours_is_one_of_dcgms() -> None:
+    assert all(is_dcgms(field.old) and is_dcgms(field.new) for field in all_fields())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DCGM_FI_DEV_ECC_DBE_VOL_L2",
+        "DCGM_FI_PROF_NVLINK_L17_RX_BYTES",
+        "DCGM_FI_DEV_CPU_UTIL_TOTAL",
+        "DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT",
+        "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS",
+        "DCGM_FI_IMEX_DOMAIN_STATUS",
+        "dcgm_gpu_utilization",
+    ],
+)
+def test_dcgms_names_are_known_also_where_the_field_is_not_ours(name: str) -> None:
+    assert is_dcgms(name)
+    assert find_field(name) is None
+
+
+def test_a_name_that_dcgm_does_not_have_is_not_known() -> None:
+    assert not is_dcgms("DCGM_FI_DEV_GPU_TEMPERATURE")
+    assert not is_dcgms("# Every name of a field of DCGM")
+
+
 def test_a_name_that_is_nearly_right_finds_its_neighbour() -> None:
-    assert nearest_name("DCGM_FI_DEV_GPU_TEMPERATURE") == "DCGM_FI_DEV_GPU_TEMP"
+    assert nearest_name("DCGM_FI_DEV_GPU_TEMPS") == "DCGM_FI_DEV_GPU_TEMP"
     assert nearest_name("zzz") is None
 
 
@@ -107,7 +141,8 @@ def test_own_names_say_their_unit_and_no_family_is_split() -> None:
     assert len(names) == len(set(names))
     families: list[OwnFamily | Constant] = [*own_families(), *CONSTANTS]
     for family in families:
-        assert family.name.startswith("gpuledger_")
+        assert family.name.startswith(("gpuledger_node_", "gpuledger_container_"))
+        assert family.profile in get_args(Profile)
         assert family.meaning
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert not re.search(r"percent|mib|milli|mega|_ms\b|_mb\b|kilo", family.name)

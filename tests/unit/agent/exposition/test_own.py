@@ -14,9 +14,11 @@ from tests.unit.agent.exposition.given import (
     sample,
 )
 
+FULL = ExpositionSettings(profile="full")
+
 
 def test_own_values_are_the_records_own() -> None:
-    it = node()
+    it = node(FULL)
     it.show(
         sample(
             gpu(
@@ -29,17 +31,17 @@ def test_own_values_are_the_records_own() -> None:
             )
         )
     )
-    assert it.values("gpuledger_gpu_utilization_ratio", "gpu_uuid", "model", "node") == {
+    assert it.values("gpuledger_node_gpu_utilization_ratio", "gpu_uuid", "model", "node") == {
         ("GPU-0", "NVIDIA H100 80GB HBM3", "node-1"): 0.25
     }
-    assert it.values("gpuledger_gpu_memory_used_bytes", "gpu_index") == {("0",): GIB + 1}
-    assert it.values("gpuledger_gpu_throttled_seconds_total", "reason") == {
+    assert it.values("gpuledger_node_gpu_memory_used_bytes", "gpu_index") == {("0",): GIB + 1}
+    assert it.values("gpuledger_node_gpu_throttled_seconds_total", "reason") == {
         ("power",): 1.5,
         ("thermal",): 0.5,
     }
-    assert it.values("gpuledger_gpu_power_limit_watts", "limit") == {("enforced",): 700.0}
-    assert it.values("gpuledger_gpu_remapped_rows_failed", "gpu_index") == {("0",): 0}
-    assert it.values("gpuledger_gpu_recovery_action_info", "action") == {("reset",): 1}
+    assert it.values("gpuledger_node_gpu_power_limit_watts", "limit") == {("enforced",): 700.0}
+    assert it.values("gpuledger_node_gpu_remapped_rows_failed", "gpu_index") == {("0",): 0}
+    assert it.values("gpuledger_node_gpu_recovery_action_info", "action") == {("reset",): 1}
 
 
 def test_facts_are_info_metrics() -> None:
@@ -55,11 +57,13 @@ def test_facts_are_info_metrics() -> None:
     assert it.values("gpuledger_node_info", "driver_version", "boot_id") == {
         ("570.86.15", "boot"): 1
     }
-    assert it.values("gpuledger_gpu_info", "gpu_uuid", "parent_uuid", "mig_profile", "serial") == {
+    assert it.values(
+        "gpuledger_node_gpu_info", "gpu_uuid", "parent_uuid", "mig_profile", "serial"
+    ) == {
         ("GPU-0", "", "", "1650"): 1,
         ("MIG-0-3-0", "GPU-0", "1g.10gb", "1650"): 1,
     }
-    assert it.values("gpuledger_gpu_allocation_info", "pod", "resource") == {
+    assert it.values("gpuledger_node_gpu_allocation_info", "pod", "resource") == {
         ("a", "nvidia.com/gpu"): 1
     }
 
@@ -94,7 +98,7 @@ def test_incidents_are_counted_for_ever() -> None:
     it = node()
     it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
     it.show(sample(gpu(0)), incidents=[incident(0, 31)])
-    assert it.values("gpuledger_gpu_incidents_total", "kind", "severity") == {
+    assert it.values("gpuledger_node_gpu_incidents_total", "kind", "severity") == {
         ("xid", "warning"): 2,
         ("gpu_lost", "warning"): 1,
     }
@@ -114,10 +118,10 @@ def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     it.show(sample(gpu(1)))
     it.view.tell(incident(0, kind="gpu_lost"))
     it.view.tell(incident(0, 79))
-    assert not it.values("gpuledger_gpu_info", "gpu_index").get(("0",))
+    assert it.values("gpuledger_node_gpu_up", "gpu_index") == {("0",): 0, ("1",): 1}
     labels = ("gpu_uuid", "gpu_index")
-    assert it.values("gpuledger_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
-    assert it.values("gpuledger_gpu_incidents_total", *labels, "kind") == {
+    assert it.values("gpuledger_node_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
+    assert it.values("gpuledger_node_gpu_incidents_total", *labels, "kind") == {
         ("GPU-0", "0", "gpu_lost"): 1,
         ("GPU-0", "0", "xid"): 1,
     }

@@ -47,7 +47,7 @@ def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
     assert it.lines(TEMPERATURE)
     it.clock.advance(6)
     assert not it.lines(TEMPERATURE)
-    assert not it.lines("gpuledger_gpu_info")
+    assert not it.lines("gpuledger_node_gpu_info")
 
 
 def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
@@ -64,7 +64,7 @@ def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
         "nvidia_pid_pod",
         "gpuledger_process_gpu_memory_bytes",
         "gpuledger_container_gpu_memory_bytes",
-        "gpuledger_gpu_allocation_info",
+        "gpuledger_node_gpu_allocation_info",
     )
     assert all(it.lines(name) for name in families)
     it.clock.advance(6)

@@ -49,6 +49,7 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("health", "health.remapped_rows_failed", 0, False),
         ("health", "health.ecc_corrected_volatile_total", 7, 7),
         ("health", "health.fan_speed_ratio", 30, 0.3),
+        ("health", "health.fan_speed_ratio", 112, 1.12),
         ("health", "limits.power_limit_min_watts", 200_000, 200.0),
         ("health", "limits.temperature_slowdown_celsius", 89, 89),
     ],

@@ -79,6 +79,7 @@ async def get(
         ("/metrics", "bob:right", 401),
         ("/nothing", None, 401),
         ("/livez", None, 200),
+        ("/health", None, 200),
         ("/readyz", None, 503),
     ],
 )

@@ -1,7 +1,7 @@
 """Settings come in a fixed order, and a mistake is named with its place, value and remedy."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Watch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch."""
+    resources: Annotated[tuple[str, ...], msgspec.Meta(max_length=3)] = ()
     urls: tuple[str, ...] = ()
     costs: dict[str, float] = {}
     headers: dict[str, str] = {}
@@ -99,6 +100,7 @@ def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
         KAFKA__SSL_CHECK_HOSTNAME="false",
         KAFKA__SSL_CA_FILE="/ca.pem",
         WATCH__NAMESPACES="a, b",
+        WATCH__RESOURCES="c,d",
         WATCH__COSTS='{"h100": 2.5}',
         WATCH__RULES="[{name: x, seconds: 2}]",
     )
@@ -107,7 +109,10 @@ def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
     assert loaded.kafka.ssl_check_hostname is False
     assert loaded.kafka.ssl_ca_file == Path("/ca.pem")
     assert loaded.watch == Watch(
-        namespaces=("a", "b"), costs={"h100": 2.5}, rules=[Rule(name="x", seconds=2.0)]
+        namespaces=("a", "b"),
+        resources=("c", "d"),
+        costs={"h100": 2.5},
+        rules=[Rule(name="x", seconds=2.0)],
     )
 
 

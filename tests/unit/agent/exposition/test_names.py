@@ -1,0 +1,93 @@
+"""One name, one meaning: on the page itself, and beside what the sinks send of the same GPUs."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import agent.metrics
+from agent.exposition import own_facts, processes
+from agent.exposition.own import LABELS, own_families
+from agent.exposition.own_facts import Constant
+from agent.exposition.settings import ExpositionSettings
+from cli.pages.metrics import DEPLOYABLES, collectors_of
+from sinks.remote_write.families import FAMILIES
+from tests.unit.agent.exposition.given import GIB, allocation, gpu, node, process, sample
+
+CONSTANTS: tuple[Constant, ...] = (*own_facts.CONSTANTS, *processes.CONSTANTS)
+PAGE = {family.name for family in own_families()} | {one.name for one in CONSTANTS}
+SENT = {metric.name for family in FAMILIES for metric in family.metrics}
+
+
+def test_the_page_of_a_node_and_the_ledgers_series_have_no_name_in_common() -> None:
+    assert not PAGE & SENT
+
+
+def test_names_of_the_ledgers_gpus_are_not_on_the_page() -> None:
+    assert not [name for name in PAGE if name.startswith("gpuledger_gpu_")]
+
+
+def test_a_gpu_has_one_name_in_the_labels_of_all_metrics() -> None:
+    known = {"gpu_uuid", "gpu_index"}
+    found = {label for _, labels in _all_labels() for label in labels if "gpu" in label.lower()}
+    assert found - {"gpu_instance"} == known
+    assert not [
+        name for name, labels in _all_labels() if {"uuid", "UUID", "index", "device"} & {*labels}
+    ]
+
+
+def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for module in DEPLOYABLES.values():
+        yield from _labels_of(module)
+    for family in own_families():
+        yield family.name, (*LABELS, *family.label_names)
+    for constant in CONSTANTS:
+        yield constant.name, constant.label_names
+    for sent in FAMILIES:
+        for metric in sent.metrics:
+            yield metric.name, sent.labels
+
+
+def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for collector in collectors_of(module):
+        labels = tuple(collector._labelnames)  # the client has no other way to ask
+        yield str(collector), labels
+
+
+def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:
+    own = {family.name for one in collectors_of(agent.metrics) for family in one.describe()}
+    assert not own & {name.removesuffix("_total") for name in PAGE}
+
+
+@pytest.mark.parametrize("profile", ["lean", "full"])
+def test_no_family_of_the_page_holds_a_device_and_parts_of_it(profile: str) -> None:
+    it = node(ExpositionSettings(profile=profile, process_series=True), one="ml/a/main")  # type: ignore[arg-type]  # one of the two
+    it.show(
+        sample(
+            gpu(0, utilization_ratio=0.5, memory_used_bytes=2 * GIB, power_watts=300.0),
+            containers=["one"],
+            processes=[process(0, 0)],
+            allocations=[
+                allocation(0, "ml/a/main", replica="0"),
+                allocation(0, "ml/b/main", replica="1"),
+            ],
+        )
+    )
+    for family in text_string_to_metric_families(it.page().decode()):
+        of_parts = ["pod" in one.labels or "pid" in one.labels for one in family.samples]
+        assert len({*of_parts}) == 1, family.name
+
+
+def test_a_lean_page_shows_less_of_our_own_names_and_no_less_of_dcgms() -> None:
+    pages = {}
+    for profile in ("lean", "full"):
+        it = node(ExpositionSettings(profile=profile))
+        it.show(sample(gpu(0, utilization_ratio=0.5, sm_clock_hertz=10**9, power_watts=1.0)))
+        lines = it.page().decode().splitlines()
+        pages[profile] = {line.partition("{")[0] for line in lines if not line.startswith("#")}
+    more = pages["full"] - pages["lean"]
+    assert pages["lean"] < pages["full"]
+    assert "gpuledger_node_gpu_sm_clock_hertz" in more
+    assert not [name for name in more if name.startswith("DCGM_")]
+    assert {"gpuledger_node_gpu_up", "gpuledger_node_gpu_power_watts"} <= pages["lean"]

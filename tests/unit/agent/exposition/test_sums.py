@@ -1,0 +1,109 @@
+"""A sum over a memory metric of DCGM's is what the devices have, however they are shared."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent.exposition.counters import default_counters
+from agent.exposition.fields import all_fields
+from tests.unit.agent.exposition.given import (
+    GIB,
+    Node,
+    Row,
+    Told,
+    allocation,
+    gpu,
+    instance,
+    inventory,
+    node,
+    process,
+    sample,
+)
+
+MEMORY = {
+    "memory_total_bytes": 80 * GIB,
+    "memory_used_bytes": 48 * GIB,
+    "memory_reserved_bytes": GIB,
+}
+SLICE = {"memory_total_bytes": 10 * GIB, "memory_used_bytes": 9 * GIB, "memory_reserved_bytes": 0}
+MEMORY_FIELDS = [field.old for field in all_fields() if field.is_of_memory and field.unit == "MiB"]
+OWNERS = ("ml/a/main", "ml/b/main", "ml/c/main")
+
+
+def shared(*rows: Row, on: Sequence[int], **allocated: object) -> Told:
+    """Return a tick in which three containers hold memory on the devices at the places `on`."""
+    return sample(
+        *rows,
+        containers=["a", "b", "c"],
+        processes=[
+            process(place, container, pid=10 * place + container, memory_used_bytes=9 * GIB)
+            for place in on
+            for container in range(3)
+        ],
+        allocations=[
+            allocation(0, owner, replica=str(number), **allocated)
+            for number, owner in enumerate(OWNERS)
+        ],
+    )
+
+
+SCENARIOS = {
+    "one container has all of it": sample(
+        gpu(0, **MEMORY),
+        containers=["a"],
+        processes=[process(0, 0, memory_used_bytes=47 * GIB)],
+        allocations=[allocation(0, OWNERS[0])],
+    ),
+    "three containers share it": shared(gpu(0, **MEMORY), on=[0]),
+    "three containers share it unasked": sample(
+        gpu(0, **MEMORY),
+        containers=["a", "b", "c"],
+        processes=[process(0, one, pid=one + 1, memory_used_bytes=16 * GIB) for one in range(3)],
+    ),
+    "it is cut, and an instance is shared": shared(
+        gpu(0, mig_enabled=True, **MEMORY),
+        instance(7, **SLICE),
+        instance(8, **SLICE),
+        on=[1],
+        gpu_instance=7,
+    ),
+    "it is cut, and compute instances share a memory": shared(
+        gpu(0, mig_enabled=True, **MEMORY),
+        instance(7, ci=0, **SLICE),
+        instance(7, ci=1, **SLICE),
+        on=[1, 2],
+        gpu_instance=7,
+    ),
+}
+
+
+def of(name: str) -> Node:
+    it = node(a=OWNERS[0], b=OWNERS[1], c=OWNERS[2])
+    told = SCENARIOS[name]
+    it.show(told, inventory=inventory(0))
+    return it
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "field", sorted({one.field.old for one in default_counters()} & set(MEMORY_FIELDS))
+)
+def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, field: str) -> None:
+    it = of(scenario)
+    series = it.values(field, "UUID", "GPU_I_ID", "GPU_C_ID", "pod", "gpuledger_share")
+    reading = SCENARIOS[scenario].sample.gpus[0]
+    device = {
+        "DCGM_FI_DEV_FB_USED": reading.memory_used_bytes or 0,
+        "DCGM_FI_DEV_FB_FREE": reading.memory_total_bytes or 0,
+        "DCGM_FI_DEV_FB_RESERVED": reading.memory_reserved_bytes or 0,
+    }[field]
+    assert series
+    assert sum(series.values()) <= device / 2**20
+
+
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "cut" not in name])
+def test_used_and_free_and_reserved_are_the_whole_memory(scenario: str) -> None:
+    it = of(scenario)
+    parts = ("USED", "FREE", "RESERVED")
+    found = [sum(it.values(f"DCGM_FI_DEV_FB_{part}", "pod").values()) for part in parts]
+    assert sum(found) == 80 * 1024

@@ -1,0 +1,221 @@
+"""A DaemonSet of dcgm-exporter means the same to this agent, as far as it has a counterpart."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.dcgm_exporter import FLAGS, read_swap
+from agent.settings import AgentSettings
+from gpuledger.errors import SettingsError
+from gpuledger.settings import load_settings
+
+# What dcgm-exporter's chart gives its container, with its values as they are shipped.
+CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
+CHART_ENV = {
+    "DCGM_EXPORTER_KUBERNETES": "true",
+    "DCGM_EXPORTER_LISTEN": ":9400",
+    "NODE_NAME": "node-1",
+}
+
+
+def load(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> AgentSettings:
+    environ = environ or {}
+    swap = read_swap(argv, environ)
+    return load_settings(
+        AgentSettings,
+        prog="p",
+        description="",
+        argv=swap.argv,
+        environ=environ,
+        complete=swap.complete,
+    )
+
+
+def test_the_charts_own_arguments_make_an_exporter_without_kafka() -> None:
+    loaded = load(CHART_ARGS, CHART_ENV)
+    assert loaded.no_kafka
+    assert loaded.http.listen == ":9400"
+    assert loaded.exposition.counters_file is None
+    assert loaded.kubelet.enabled == "auto"
+    assert read_swap(CHART_ARGS, CHART_ENV).without_effect == []
+
+
+def test_nothing_of_dcgm_exporters_changes_nothing() -> None:
+    assert load() == AgentSettings()
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ"),
+    [
+        (["-k"], {}),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "true"}),
+        ([], {"DCGM_REMOTE_HOSTENGINE_INFO": "localhost:5555"}),
+    ],
+)
+def test_anything_that_only_dcgm_exporter_knows_takes_its_port(
+    argv: list[str], environ: dict[str, str]
+) -> None:
+    loaded = load(argv, environ)
+    assert loaded.http.listen == "0.0.0.0:9400"
+    assert loaded.no_kafka
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"NVIDIA_RESOURCE_NAMES": "nvidia.com/a100"},
+        {"DCGM_EXPORTER_PORT": "tcp://10.0.0.1:9400", "DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1"},
+        {"DCGM_EXPORTER_PORT_9400_TCP_ADDR": "10.0.0.1"},
+        {"DCGM_EXPORTER_LISTEN": ""},
+    ],
+)
+def test_what_others_set_as_well_makes_no_exporter(environ: dict[str, str]) -> None:
+    loaded = load([], environ)
+    assert loaded.http.listen == AgentSettings().http.listen
+    assert not loaded.no_kafka
+    assert read_swap([], environ).without_effect == []
+
+
+def test_brokers_that_are_named_are_published_to() -> None:
+    environ = {**CHART_ENV, "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": "kafka:9092"}
+    loaded = load(CHART_ARGS, environ)
+    assert not loaded.no_kafka
+    assert loaded.http.listen == ":9400"
+
+
+def test_brokers_named_in_the_settings_file_are_published_to(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("kafka: {bootstrap_servers: 'kafka:9092'}\n")
+    assert not load([*CHART_ARGS, "--config", str(file)], CHART_ENV).no_kafka
+
+
+def test_gpuledgers_own_settings_win() -> None:
+    environ = {**CHART_ENV, "GPULEDGER_HTTP__LISTEN": "127.0.0.1:1", "GPULEDGER_NO_KAFKA": "false"}
+    loaded = load(CHART_ARGS, environ)
+    assert loaded.http.listen == "127.0.0.1:1"
+    assert not loaded.no_kafka
+
+
+@pytest.mark.parametrize(
+    ("words", "setting", "value"),
+    [
+        (["-f", "/list.csv"], "exposition.counters_file", Path("/list.csv")),
+        (["--collectors=/list.csv"], "exposition.counters_file", Path("/list.csv")),
+        (["-f=/list.csv"], "exposition.counters_file", Path("/list.csv")),
+        (["-collectors", "/list.csv"], "exposition.counters_file", Path("/list.csv")),
+        (["-a", ":9401"], "http.listen", ":9401"),
+        (["--address", "[::]:9400"], "http.listen", "[::]:9400"),
+        (["-k"], "kubelet.enabled", "auto"),
+        (["--kubernetes=false"], "kubelet.enabled", False),
+        (["--kubernetes-virtual-gpus"], "exposition.pod_series", True),
+        (["-n"], "exposition.host_label", "none"),
+        (["--no-hostname=0"], "exposition.host_label", "hostname"),
+        (["--pod-resources-kubelet-socket", "/k.sock"], "kubelet.socket", Path("/k.sock")),
+        (["--web-config-file", "/web.yaml"], "http.web_config_file", Path("/web.yaml")),
+        (["-x", "60000"], "exposition.window_seconds", 60.0),
+        (["--clock-events-count-window-size=1500"], "exposition.window_seconds", 1.5),
+        (["-rbmn"], "exposition.dashes_in_model_name", True),
+        (["--debug"], "log.level", "debug"),
+        (["--log-format", "text"], "log.format", "text"),
+    ],
+)
+def test_a_flag_with_a_counterpart_sets_it(words: list[str], setting: str, value: object) -> None:
+    found: object = load(words)
+    for name in setting.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert read_swap(words, {}).without_effect == []
+
+
+def test_resource_names_are_added_to_those_that_are_known() -> None:
+    names = load(["--nvidia-resource-names", "nvidia.com/a100,nvidia.com/a10"]).kubelet
+    assert names.resource_names[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
+    assert names.resource_names[:-2] == AgentSettings().kubelet.resource_names
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    loaded = load(["-a", ":1"], {"DCGM_EXPORTER_LISTEN": ":2", "DCGM_EXPORTER_NO_HOSTNAME": "1"})
+    assert loaded.http.listen == ":1"
+    assert loaded.exposition.host_label == "none"
+
+
+@pytest.mark.parametrize("path", ["default-counters.csv", "dcp-metrics-included.csv"])
+def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
+    loaded = load(["-f", f"/etc/dcgm-exporter/{path}"])
+    assert loaded.exposition.counters_file is None
+
+
+def test_what_has_no_counterpart_is_named_and_ends_nothing() -> None:
+    argv = ["-c", "30000", "-r", "host:5555", "-d", "g:0,2-3", "--use-old-namespace"]
+    environ = {
+        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS": "true",
+        "DCGM_EXPORTER_SOMETHING_NEW": "1",
+        "DCGM_EXPORTER_DUMP_ENABLED": "false",
+        "DCGM_EXPORTER_CONFIGMAP_DATA": "none",
+    }
+    load(argv, environ)
+    assert sorted(read_swap(argv, environ).without_effect) == [
+        "--use-old-namespace",
+        "-c",
+        "-d",
+        "-r",
+        "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",
+        "DCGM_EXPORTER_SOMETHING_NEW",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["-a", "nine"], {}, "-a: expected host:port such as :9400, got 'nine'"),
+        ([], {"DCGM_EXPORTER_LISTEN": "9400"}, "DCGM_EXPORTER_LISTEN: expected host:port"),
+        (["-c", "30s"], {}, "-c: expected a number of milliseconds > 0, got '30s'"),
+        (["-x", "0"], {}, "-x: expected a number of milliseconds > 0, got '0'"),
+        (["-d", "all"], {}, "-d: expected f, g"),
+        (["--kubernetes=yes"], {}, "--kubernetes: expected true or false, got 'yes'"),
+        ([], {"KUBERNETES_VIRTUAL_GPUS": "on"}, "KUBERNETES_VIRTUAL_GPUS: expected true or"),
+        (["--kubernetes-gpu-id-type", "pci"], {}, "expected uid or device-name, got 'pci'"),
+        (["--log-format=xml"], {}, "--log-format: expected text or json, got 'xml'"),
+        (["-f"], {}, "-f: expected a value behind it"),
+    ],
+)
+def test_nonsense_is_refused_by_its_name(
+    argv: list[str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(argv, environ)
+    assert message in str(caught.value)
+
+
+def test_a_flag_of_nobody_is_refused_as_ever() -> None:
+    with pytest.raises(SettingsError, match="unrecognized arguments: --nonsense"):
+        load([*CHART_ARGS, "--nonsense"], CHART_ENV)
+
+
+def test_every_flag_can_be_given_by_each_of_its_names() -> None:
+    names = [name for flag in FLAGS for name in flag.names]
+    assert len(names) == len(set(names))
+    variables = [flag.variable for flag in FLAGS]
+    assert len(variables) == len(set(variables))
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
+def test_the_documentation_tells_of_every_flag(flag: object) -> None:
+    page = Path(__file__).parents[3] / "docs" / "agent.md"
+    assert f"`{flag.variable}`" in page.read_text()  # type: ignore[attr-defined]  # a Flag
+
+
+def test_the_program_says_nonsense_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "-a", "nine"],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "-a: expected host:port such as :9400, got 'nine'" in done.stderr
