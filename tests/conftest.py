@@ -36,11 +36,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests/unit as `unit` and tests/real as `real`, so that `-m` chooses by kind."""
+    """Mark each test by its folder, so that `-m` chooses by kind."""
     for item in items:
         if item.path.is_relative_to(TESTS):
             kind = item.path.relative_to(TESTS).parts[0]
-            if kind in ("unit", "real"):
+            if kind in ("unit", "wheel", "real"):
                 item.add_marker(kind)
 
 

@@ -4,31 +4,37 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from rich.live import Live
 
-from cli.demo.machine import DemoBus, find_machine
+from cli.demo.alert_lines import as_line, describe
+from cli.demo.buses import open_bus
+from cli.demo.machine import find_machine
 from cli.demo.pipeline import Run, drain, running
-from cli.demo.plan import DemoPlan, Source, find_scenario, find_store, parse_bus
-from cli.demo.screen import draw
-from cli.demo.summary import StoreLine, Summary, draw_summary, pod_lines, truth_error_ratio
-from gpuledger.bus.administration import create_topics
-from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.memory import MemoryBus
+from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
+from cli.demo.screen import Header, Line, draw
+from cli.demo.sending import problem
+from cli.demo.summary import (
+    StoreLine,
+    Summary,
+    draw_summary,
+    exit_code,
+    incident_lines,
+    pod_lines,
+    truth_error_ratio,
+)
+from cli.demo.view import Draw, can_be_live, live, show, width_of
 from gpuledger.codec import encode
-from gpuledger.errors import UnavailableError, UserError
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings
 from sinks.store.reading import count_rows
-
-_REDRAW_SECONDS: Final = 0.25
 
 
 def demo(  # one parameter an option
@@ -44,7 +50,8 @@ def demo(  # one parameter an option
     format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
     remote_write_url: str | None = None,
     alertmanager_url: str | None = None,
-) -> None:
+    reuse_topics: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
     """Run the whole pipeline in one process and show who uses each GPU.
 
     Agents, podwatch, join and all sinks run on a bus in memory, or on a real Kafka. GPUs are this
@@ -55,12 +62,13 @@ def demo(  # one parameter an option
     for_
         How many seconds to run; without it, until Ctrl-C.
     scenario
-        The scenario to play, a YAML file; by default the quick start (2 nodes, 4 GPUs, 6 pods).
+        The scenario to play, a YAML file; by default 2 nodes, 7 GPUs, 7 pods, and what goes wrong.
     source
         `nvml` for this machine's GPUs, `simulated` for the scenario's, `auto` for the first that
         is there.
     bus
-        `memory`, or `kafka://host:port[,host:port…]`; topics that are missing are created.
+        `memory`, or `kafka://host:port[,host:port…]`; topics that are missing are created, topics
+        that hold records are refused.
     store
         Folder of the store; by default a new one, which is named at the end.
     format
@@ -68,7 +76,9 @@ def demo(  # one parameter an option
     remote_write_url
         A Prometheus to write to; by default a receiver built in, which counts.
     alertmanager_url
-        An Alertmanager to alert; by default a receiver built in, which counts.
+        An Alertmanager to alert; by default a receiver built in, which shows the alerts.
+    reuse_topics
+        Write into topics that hold an earlier demo's records; never into those of anybody else.
 
     """
     began_seconds = _process_start_seconds()
@@ -77,32 +87,38 @@ def demo(  # one parameter an option
         scenario=find_scenario(scenario),
         source=source,
         kafka=parse_bus(bus),
+        reuse_topics=reuse_topics,
         store=find_store(store),
         seconds=for_,
-        remote_write_url=remote_write_url,
-        alertmanager_url=alertmanager_url,
+        remote_write_url=check_url("--remote-write-url", remote_write_url),
+        alertmanager_url=check_url("--alertmanager-url", alertmanager_url),
     )
-    asyncio.run(_show(plan, as_json=format == "json", began_seconds=began_seconds))
+    return asyncio.run(_show(plan, as_json=format == "json", began_seconds=began_seconds))
 
 
-async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> None:
-    console = Console(stderr=as_json)
+async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
+    console = Console(highlight=False)
+    is_live = not as_json and can_be_live(console)
     stop = _stop_on_signals()
     machine = await find_machine(plan)
-    bus = await _open_bus(plan)
+    bus = await open_bus(plan)
     async with running(plan, bus=bus, machine=machine) as run:
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
-        drawing = nullcontext() if as_json else _drawing(run, console, plan)
-        async with drawing:
+        frames = live(console, _frames(run, plan), stop=stop) if is_live else nullcontext()
+        async with frames:
             await run.stages.wait(stop)
         await drain(run)
         ticks = await run.reader.count_ticks()
     summary = _summarise(run, plan, ticks=ticks, began_seconds=began_seconds)
     if as_json:
         sys.stdout.write(encode(summary).decode() + "\n")
-    else:
-        console.print(draw_summary(summary))
+        return exit_code(summary)
+    width = width_of(console)
+    if not is_live:
+        show(console, [*draw(run.tally, _header(run, plan), width=width), Line("")])
+    show(console, draw_summary(summary, width=width))
+    return exit_code(summary)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -112,40 +128,26 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _open_bus(plan: DemoPlan) -> DemoBus:
-    if plan.kafka is None:
-        return MemoryBus()
-    try:
-        await create_topics(plan.kafka)
-    except UnavailableError as error:
-        raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
-    return KafkaBus(plan.kafka)
+def _frames(run: Run, plan: DemoPlan) -> Draw:
+    def frame(width: int, height: int, seconds: float) -> Sequence[Line]:
+        header = _header(run, plan)
+        return draw(run.tally, header, width=width, height=height, seconds=seconds)
+
+    return frame
 
 
-@asynccontextmanager
-async def _drawing(run: Run, console: Console, plan: DemoPlan) -> AsyncIterator[None]:
-    """Draw the table until the context is left."""
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        task = asyncio.create_task(_redraw(run, live, plan))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-
-async def _redraw(run: Run, live: Live, plan: DemoPlan) -> None:
-    while True:
-        live.update(draw(run.tally, headline=_headline(run, plan)), refresh=True)
-        await asyncio.sleep(_REDRAW_SECONDS)
-
-
-def _headline(run: Run, plan: DemoPlan) -> str:
-    bus = plan.kafka.bootstrap_servers if plan.kafka else "memory"
-    alerts = ", ".join(sorted(run.received.alerts)) or "none"
-    return (
-        f"gpuledger demo   {run.machine.headline}   bus: {bus}   {run.tally.events} events"
-        f"   {run.received.writes} remote writes   alerts: {alerts}   Ctrl-C ends"
+def _header(run: Run, plan: DemoPlan) -> Header:
+    bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
+    writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
+    now = datetime.fromtimestamp(run.machine.clock.time_ns() / 1e9, tz=UTC)
+    alerts = [describe(alert, run.tally.presence) for alert in run.received.firing(now)]
+    problems = [problem(sink.line(), events=0) for sink in run.sinks]
+    counts = (f"{run.tally.events} events", writes)
+    facts = ("gpuledger demo", run.machine.headline, bus, *counts, "Ctrl-C ends")
+    return Header(
+        facts=[fact for fact in facts if fact],
+        problems=[said for said in problems if said],
+        alerts=[as_line(alert) for alert in alerts],
     )
 
 
@@ -153,17 +155,21 @@ def _summarise(run: Run, plan: DemoPlan, *, ticks: int, began_seconds: float) ->
     tally = run.tally
     truth = run.machine.truth(tally)
     own_writes, own_alerts = plan.remote_write_url is None, plan.alertmanager_url is None
+    alerts = [describe(alert, tally.presence) for alert in run.received.alerts.values()]
     return Summary(
         ticks=ticks,
         events=tally.events,
         entries=tally.entries,
-        pods=pod_lines(tally.pods, truth),
+        pods=pod_lines(tally.pods, truth, tally.unused_gpu_seconds),
+        without_pod_gpu_seconds=tally.without_pod_gpu_seconds,
+        incidents=incident_lines(tally.presence.incidents, tally.presence),
         conservation_error_max_ratio=tally.conservation_error_max_ratio,
         truth_error_ratio=None if truth is None else truth_error_ratio(tally.pods, truth),
         store=StoreLine(path=str(plan.store), rows=count_rows(str(plan.store))),
         dead_letters=run.reader.dead_letters,
         remote_write_requests=run.received.writes if own_writes else None,
-        alerts=sorted(run.received.alerts) if own_alerts else None,
+        alerts=sorted(alerts, key=lambda alert: alert.started) if own_alerts else None,
+        sinks=[sink.line() for sink in run.sinks],
         first_attributed_seconds=_since(began_seconds, tally.first_named_seconds),
     )
 

@@ -14,6 +14,7 @@ from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
+from cli.demo.sending import SinkWatch
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
@@ -31,6 +32,7 @@ from sinks.store.settings import StoreSettings
 _DRAIN_SECONDS: Final = 5.0
 _STORE_FLUSH_SECONDS: Final = 10.0
 _ALERT_FOR_SECONDS: Final = 5.0
+_SEND_TIMEOUT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,8 @@ class Run:
     """What came in at the built-in receivers."""
     stages: Stages
     """The tasks."""
+    sinks: list[SinkWatch]
+    """What becomes of the sinks' sends."""
 
 
 @asynccontextmanager
@@ -64,10 +68,17 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
         stages = Stages()
         stack.push_async_callback(stages.end)
         stages.start(reader.follow())
-        _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
+        sinks = _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
         stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
         await machine.start(stages, bus=bus, stack=stack)
-        yield Run(machine=machine, tally=tally, reader=reader, received=received, stages=stages)
+        yield Run(
+            machine=machine,
+            tally=tally,
+            reader=reader,
+            received=received,
+            stages=stages,
+            sinks=sinks,
+        )
 
 
 async def drain(run: Run) -> None:
@@ -86,16 +97,24 @@ _JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
 
 def _start_sinks(
     stages: Stages, plan: DemoPlan, *, bus: TransactionalBus, received: Received, machine: Machine
-) -> None:
-    write_url = plan.remote_write_url or f"{received.url}/api/v1/write"
-    alert_url = plan.alertmanager_url or received.url
-    settings = RemoteWriteSettings(url=write_url)
+) -> list[SinkWatch]:
+    write = RemoteWriteSettings(
+        url=plan.remote_write_url or f"{received.url}/api/v1/write",
+        timeout_seconds=_SEND_TIMEOUT_SECONDS,
+    )
     alerts = AlertsSettings(
-        urls=[alert_url],
+        urls=[plan.alertmanager_url or received.url],
+        timeout_seconds=_SEND_TIMEOUT_SECONDS,
         busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    ready, clock = Readiness(), machine.clock
-    stages.start(run_remote_write(bus=bus, settings=settings, readiness=ready, clock=clock))
-    stages.start(run_alerts(bus=bus, settings=alerts, readiness=ready, clock=clock))
-    stages.start(run_store(bus=bus, settings=store, readiness=ready, clock=clock))
+    to_write = SinkWatch(sink="remote_write", receiver=write.url)
+    to_alert = SinkWatch(sink="alerts", receiver=alerts.urls[0])
+    to_store = SinkWatch(sink="store", receiver=store.uri)
+    clock = machine.clock
+    stages.start(
+        run_remote_write(bus=bus, settings=write, readiness=to_write.readiness, clock=clock)
+    )
+    stages.start(run_alerts(bus=bus, settings=alerts, readiness=to_alert.readiness, clock=clock))
+    stages.start(run_store(bus=bus, settings=store, readiness=to_store.readiness, clock=clock))
+    return [to_write, to_alert, to_store]

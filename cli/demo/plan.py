@@ -9,7 +9,8 @@ from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
 
 Source = Literal["auto", "nvml", "simulated"]
-QUICKSTART: Final = "quickstart"
+DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
+_URL_SCHEMES: Final = ("http://", "https://")
 _KAFKA_SCHEME: Final = "kafka://"
 
 
@@ -23,6 +24,8 @@ class DemoPlan:
     """Where the readings come from; `auto` takes this machine's GPUs where NVML answers."""
     kafka: KafkaSettings | None
     """The brokers, or `None` for the bus in memory."""
+    reuse_topics: bool = False
+    """Whether topics on the brokers may hold records already."""
     store: Path
     """Folder of the store."""
     seconds: float | None
@@ -34,17 +37,17 @@ class DemoPlan:
 
 
 def find_scenario(given: Path | None) -> Path:
-    """Give the scenario's file, by default the quick start; raises `UserError` without one."""
-    if given is not None:
-        if not given.is_file():
-            raise UserError(f"--scenario {given}: there is no such file")
-        return given
-    shipped = Path(__file__).parents[2] / "scenarios" / f"{QUICKSTART}.yaml"
-    if not shipped.is_file():
-        raise UserError(
-            f"the scenario {QUICKSTART} is not installed; name one with --scenario FILE"
-        )
-    return shipped
+    """Return the scenario's file, by default the demo's own; raises `UserError` without one."""
+    if given is not None and not given.is_file():
+        raise UserError(f"--scenario {given}: there is no such file")
+    return given or DEMO_SCENARIO
+
+
+def check_url(option: str, url: str | None) -> str | None:
+    """Return the address of a receiver; raises `UserError` where it is none."""
+    if url is not None and not url.startswith(_URL_SCHEMES):
+        raise UserError(f"{option} {url}: an address begins with http:// or https://")
+    return url
 
 
 def parse_bus(bus: str) -> KafkaSettings | None:

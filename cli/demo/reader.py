@@ -1,4 +1,4 @@
-"""Reads the run's events and dead letters off the bus and hands them to the tally.
+"""Reads the run's events, incidents and dead letters off the bus and hands them to the tally.
 
 One consumer group of its own for each run, so that a demo beside another one sees everything; on
 a broker that holds older events it begins at the end.
@@ -13,12 +13,13 @@ from cli.demo.tally import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, UndecodableError
-from gpuledger.records import GpuEvent
+from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.service import Backoff
-from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
 
 _EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
-_TOPICS: Final = (EVENTS.name, DEAD_LETTERS.name)
+_INCIDENT: Final = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
+_TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
 
 
 def subscription() -> Subscription:
@@ -72,8 +73,17 @@ class EventReader:
                 self.dead_letters += 1
                 continue
             try:
-                event = _EVENT.decode(record.value)
+                if record.topic == EVENTS.name:
+                    self._take_event(_EVENT.decode(record.value))
+                else:
+                    self._take_incident(_INCIDENT.decode(record.value))
             except UndecodableError:
                 continue  # the sinks put it aside, and it comes back here as a dead letter
-            if event.node in self._nodes:
-                self._tally.add(event)
+
+    def _take_event(self, event: GpuEvent) -> None:
+        if event.node in self._nodes:
+            self._tally.add(event)
+
+    def _take_incident(self, taken: AttributedIncident) -> None:
+        if taken.incident.node in self._nodes:
+            self._tally.presence.add_incident(taken)

@@ -7,9 +7,23 @@ would answer to a wrong request is not played: that is for tests on the real one
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import msgspec
 from aiohttp import web
+
+
+class Alert(msgspec.Struct, frozen=True, rename="camel"):
+    """An alert as Alertmanager takes it."""
+
+    starts_at: datetime
+    """Since when it fires."""
+    ends_at: datetime
+    """Until when; ahead of now while it fires."""
+    labels: dict[str, str] = {}
+    """Its identity."""
+    annotations: dict[str, str] = {}
+    """Words for people."""
 
 
 @dataclass
@@ -22,12 +36,13 @@ class Received:
     """Remote-write requests."""
     write_bytes: int = 0
     """Their bytes."""
-    alerts: set[str] = field(default_factory=set)
-    """Names of the alerts that were posted."""
+    alerts: dict[frozenset[tuple[str, str]], Alert] = field(default_factory=dict)
+    """The alerts that were posted, by their labels, each as it was told last."""
 
-
-class _Posted(msgspec.Struct):
-    labels: dict[str, str] = {}
+    def firing(self, now: datetime) -> list[Alert]:
+        """Return the alerts that fire at that time, the youngest first."""
+        firing = [alert for alert in self.alerts.values() if alert.ends_at > now]
+        return sorted(firing, key=lambda alert: alert.starts_at, reverse=True)
 
 
 @asynccontextmanager
@@ -55,6 +70,6 @@ async def _take_write(request: web.Request, received: Received) -> web.Response:
 
 
 async def _take_alerts(request: web.Request, received: Received) -> web.Response:
-    posted = msgspec.json.decode(await request.read(), type=list[_Posted])
-    received.alerts |= {alert.labels.get("alertname", "") for alert in posted}
+    posted = msgspec.json.decode(await request.read(), type=list[Alert])
+    received.alerts |= {frozenset(alert.labels.items()): alert for alert in posted}
     return web.Response(status=200)

@@ -1,16 +1,16 @@
-"""Draws the latest events as a table: who is on each GPU, how much, and how that is known.
+"""Draws the latest events as a screen: who is on each GPU, how much, and how that is known.
 
-Pure drawing: events in, a rich renderable out.
+Pure drawing: sums in, lines out. A screen that is too low for all lines is shown in pages, one
+after the other, so that nothing stays hidden; how wide columns are is `cli.demo.columns`' business.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from cli.demo.columns import Column, cut, fit, line, shorten, wrap
+from cli.demo.presence import LostGpu
 from cli.demo.tally import Tally, owner_of
 from gpuledger.records import (
     Account,
@@ -23,78 +23,172 @@ from gpuledger.records import (
 )
 from sinks.describing import Debtor, Debtors
 
+PAGE_SECONDS: Final = 4.0
+"""For how long a page is shown where there are several."""
 _GIB: Final = 2**30
+_SECOND_NS: Final = 10**9
+_MOST_ALERTS: Final = 4
+_LEAST_BODY: Final = 4
 _STYLES: Final = {
     Account.POD: "",
     Account.HOST: "yellow",
     Account.UNATTRIBUTED: "red",
     Account.IDLE: "dim",
 }
-
-
-class _Column(NamedTuple):
-    """A column of the table."""
-
-    name: str
-    justify: Literal["left", "right"] = "left"
-    least: int | None = None
-    """Characters below which it does not shrink: half a number misleads, half a name does not."""
-    is_name: bool = False
-    """Whether it gives way where the screen is narrow, the widest of these first."""
-
-
 _COLUMNS: Final = (
-    _Column("Node", least=10),
-    _Column("GPU", "right", least=3),
-    _Column("Pod", is_name=True),
-    _Column("Owner", is_name=True),
-    _Column("SM %", "right", least=4),
-    _Column("Memory", "right", least=9),
-    _Column("Watts", "right", least=5),
-    _Column("Method", least=12, is_name=True),
+    Column("GPU"),
+    Column("Pod", "left", floor=36),
+    Column("SM %"),
+    Column("Memory", leaves=4),
+    Column("Watts", leaves=3),
+    Column("Method", "left", floor=12, leaves=2, keeps="beginning"),
+    Column("Owner", "left", floor=18, leaves=1),
 )
+
+
+class Line(NamedTuple):
+    """One line of the screen."""
+
+    text: str
+    style: str = ""
 
 
 class Row(NamedTuple):
     """One entry of one GPU, as it is shown."""
 
-    node: str
     gpu: str
     pod: str
-    owner: str
     sm: str
     memory: str
     watts: str
     method: str
+    owner: str
     style: str
 
 
-def draw(tally: Tally, *, headline: str) -> RenderableType:
-    """Draw the table of all nodes under a headline."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name, justify, least, is_name in _COLUMNS:
-        # Only a column that may be wrapped shrinks before all do; its cells still have one line.
-        table.add_column(name, justify=justify, min_width=least, no_wrap=not is_name)
-    for event in (tally.latest[node] for node in sorted(tally.latest)):
-        for row in rows_of(event):
-            cells = (Text(cell, no_wrap=True, overflow="ellipsis") for cell in row[:-1])
-            table.add_row(*cells, style=row.style)
-        table.add_section()
-    return Group(Text(headline), table)
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What stands above the table."""
+
+    facts: Sequence[str]
+    """What runs, and what was counted."""
+    problems: Sequence[str] = ()
+    """What does not work."""
+    alerts: Sequence[str] = ()
+    """The alerts that fire, the youngest first."""
+
+
+class _Block(NamedTuple):
+    """The lines of one GPU, which stay together where they fit on a page."""
+
+    node: str
+    lines: list[Line]
+
+
+def draw(
+    tally: Tally, header: Header, *, width: int, height: int | None = None, seconds: float = 0.0
+) -> list[Line]:
+    """Return the lines of a screen; `seconds` since the first one turn the pages.
+
+    Without a `height` all lines are returned.
+    """
+    head = _head(header, width)
+    rows = {node: list(rows_of(event)) for node, event in sorted(tally.latest.items())}
+    cells = [row[:-1] for shown in rows.values() for row in shown]
+    widths = fit(_COLUMNS, cells, width=width)
+    titles = Line(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold")
+    lost = {node: tally.presence.lost(event) for node, event in tally.latest.items()}
+    blocks = [
+        block
+        for node, shown in rows.items()
+        for block in _blocks(node, shown, lost[node], widths=widths, width=width)
+    ]
+    if height is None or len(head) + 1 + _lines_of(blocks) <= height:
+        return [*head, titles, *_body(blocks)]
+    room = max(_LEAST_BODY, height - len(head) - 2)
+    pages = _pages(blocks, room)
+    number = int(seconds / PAGE_SECONDS) % len(pages)
+    more = f"page {number + 1} of {len(pages)}; a higher window shows more"
+    return [*head, titles, *_body(pages[number]), Line(shorten(more, width), "dim")]
+
+
+def _head(header: Header, width: int) -> list[Line]:
+    alerts = list(header.alerts[:_MOST_ALERTS])
+    if len(header.alerts) > _MOST_ALERTS:
+        alerts.append(f"and {len(header.alerts) - _MOST_ALERTS} more alerts")
+    return [
+        *(Line(text, "dim") for text in wrap(header.facts, width=width)),
+        *(Line(cut(problem, width), "bold red") for problem in header.problems),
+        *(Line(cut(f"! {alert}", width), "red") for alert in alerts),
+    ]
+
+
+def _body(blocks: Sequence[_Block]) -> list[Line]:
+    lines: list[Line] = []
+    node = None
+    for block in blocks:
+        if block.node != node:
+            node = block.node
+            lines.append(Line(node, "bold"))
+        lines += block.lines
+    return lines
+
+
+def _lines_of(blocks: Sequence[_Block]) -> int:
+    return len(_body(blocks))
+
+
+def _pages(blocks: Sequence[_Block], room: int) -> list[list[_Block]]:
+    """Lay blocks out on pages, each with its nodes' names; one that is too long is cut."""
+    pages: list[list[_Block]] = [[]]
+    for block in _of_at_most(blocks, room - 1):
+        if pages[-1] and _lines_of([*pages[-1], block]) > room:
+            pages.append([])
+        pages[-1].append(block)
+    return pages
+
+
+def _of_at_most(blocks: Sequence[_Block], most: int) -> Iterator[_Block]:
+    for node, lines in blocks:
+        for start in range(0, len(lines), most):
+            yield _Block(node, lines[start : start + most])
+
+
+def _blocks(
+    node: str,
+    rows: Sequence[Row],
+    lost: Sequence[LostGpu],
+    *,
+    widths: Sequence[int],
+    width: int,
+) -> list[_Block]:
+    found: list[tuple[int, list[Line]]] = []
+    for row in rows:
+        if row.gpu:
+            found.append((int(row.gpu), []))
+        found[-1][1].append(Line(line(_COLUMNS, row[:-1], widths), row.style))
+    found += [(gpu.index, [_lost_line(gpu, widths[0], width)]) for gpu in lost]
+    return [_Block(node, lines) for _, lines in sorted(found, key=lambda each: each[0])]
+
+
+def _lost_line(gpu: LostGpu, index_width: int, width: int) -> Line:
+    since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
+    held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
+    said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
+    return Line(cut(f"{gpu.index!s:>{index_width}}  {said}", width), "bold red")
 
 
 def rows_of(event: GpuEvent) -> Iterator[Row]:
-    """Give a row for each entry, GPU by GPU; node and GPU are named on the first row only."""
+    """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
     debtors = Debtors(event)
-    seconds = event.interval_ns / 1e9
-    node = event.node
+    seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
             debtor = debtors.of(entry)
             who = _pod(entry, debtor) or _account(entry, event.allocations)
-            yield _row(entry, debtor.pod, who=who, node=node, gpu=index, seconds=seconds)
-            node = index = ""
+            yield _row(entry, debtor.pod, who=who, gpu=index, seconds=seconds)
+            index = ""
 
 
 def _shown_entries(gpu: GpuBooks) -> list[Entry]:
@@ -109,23 +203,16 @@ def _shown_entries(gpu: GpuBooks) -> list[Entry]:
 
 
 def _row(
-    entry: Entry,
-    description: PodDescription | None,
-    *,
-    who: str,
-    node: str,
-    gpu: str,
-    seconds: float,
+    entry: Entry, description: PodDescription | None, *, who: str, gpu: str, seconds: float
 ) -> Row:
     return Row(
-        node=node,
         gpu=gpu,
         pod=who,
-        owner=(description and owner_of(description)) or "",
         sm=_percent(entry.busy_seconds, seconds),
         memory=_gibibytes(entry.memory_byte_seconds, seconds),
         watts="" if entry.joules is None else f"{entry.joules / seconds:.0f}",
         method=entry.method if entry.account is Account.POD else "",
+        owner=(description and owner_of(description)) or "",
         style=_STYLES[entry.account],
     )
 

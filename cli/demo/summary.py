@@ -1,19 +1,32 @@
-"""What is said at the end of a run: what was booked, how well it balances, how true it is.
+"""What is said at the end of a run: what was booked, how true it is, what happened, what was sent.
 
-Pure: numbers in, one object and one table out.
+Pure: numbers in, one object and lines out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from cli.demo.alert_lines import AlertLine, as_line
+from cli.demo.columns import Column, fit, line
+from cli.demo.presence import GpuPresence
+from cli.demo.screen import Line
+from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.tally import PodTotal
+from gpuledger.records import AttributedIncident
 from gpuledger.records.base import record
 
-_GIB_HOUR = 2**30 * 3600
+NOTHING_SENT: Final = 1
+"""The exit code where all sends of a sink have failed."""
+_GIB_HOUR: Final = 2**30 * 3600
+_COLUMNS: Final = (
+    Column("Pod", "left", floor=30),
+    Column("GPU s"),
+    Column("true"),
+    Column("unused"),
+    Column("GiB h", leaves=3),
+    Column("kJ", leaves=2),
+    Column("Owner", "left", floor=18, leaves=1),
+)
 
 
 @record
@@ -24,8 +37,8 @@ class PodLine:
     """Its namespace; absent where its record never came."""
     pod: str | None = None
     """Its name."""
-    uid: str
-    """Its UID."""
+    uid: str | None = None
+    """Its UID; absent where it held a GPU and ran nothing on it."""
     owner: str | None = None
     """Kind and name of its workload."""
     gpu_seconds: float
@@ -36,6 +49,30 @@ class PodLine:
     """Energy booked on it."""
     true_gpu_seconds: float | None = None
     """What it truly used, where the scenario knows."""
+    unused_gpu_seconds: float = 0.0
+    """Time in which GPUs that the kubelet gave it ran no kernel."""
+
+
+@record
+class IncidentLine:
+    """Something that happened to a GPU."""
+
+    node: str
+    """Its node."""
+    gpu_uuid: str
+    """Its GPU."""
+    gpu_index: int | None = None
+    """The driver's index of it."""
+    time_ns: int
+    """When, nanoseconds since the epoch."""
+    kind: str
+    """What: `xid`, `gpu_lost`, …"""
+    xid: int | None = None
+    """The driver's XID."""
+    severity: str
+    """How loud it is."""
+    message: str
+    """One sentence for people."""
 
 
 @record
@@ -60,6 +97,10 @@ class Summary:
     """Entries in the events."""
     pods: list[PodLine]
     """The pods, most GPU time first."""
+    without_pod_gpu_seconds: float
+    """Busy seconds booked on the host or on nobody."""
+    incidents: list[IncidentLine]
+    """What happened to GPUs, the oldest first."""
     conservation_error_max_ratio: float
     """The worst difference between a device and the sum of its entries, over the device."""
     truth_error_ratio: float | None = None
@@ -70,15 +111,22 @@ class Summary:
     """Records that could not be used."""
     remote_write_requests: int | None = None
     """Requests to the built-in receiver; absent where a real one was named."""
-    alerts: list[str] | None = None
+    alerts: list[AlertLine] | None = None
     """Alerts that the built-in receiver was sent; absent where a real one was named."""
+    sinks: list[SinkLine]
+    """What each sink has handed over."""
     first_attributed_seconds: float | None = None
     """From the start of the process to the first row with a pod's name."""
 
 
-def pod_lines(pods: Mapping[str, PodTotal], truth: Mapping[str, float] | None) -> list[PodLine]:
-    """Give a line for each pod that was booked or truly used a GPU."""
-    names = {**pods, **{uid: PodTotal(uid=uid) for uid in (truth or {}) if uid not in pods}}
+def pod_lines(
+    pods: Mapping[str, PodTotal],
+    truth: Mapping[str, float] | None,
+    unused: Mapping[tuple[str, str], float],
+) -> list[PodLine]:
+    """Return a line for each pod that was booked, truly used a GPU, or held one."""
+    used = {uid for uid, seconds in (truth or {}).items() if seconds}
+    names = {**pods, **{uid: PodTotal(uid=uid) for uid in sorted(used - pods.keys())}}
     lines = [
         PodLine(
             namespace=total.namespace,
@@ -89,51 +137,112 @@ def pod_lines(pods: Mapping[str, PodTotal], truth: Mapping[str, float] | None) -
             memory_byte_seconds=total.memory_byte_seconds,
             joules=total.joules,
             true_gpu_seconds=None if truth is None else truth.get(uid, 0.0),
+            unused_gpu_seconds=unused.get((total.namespace or "", total.pod or ""), 0.0),
         )
         for uid, total in names.items()
     ]
-    return sorted(lines, key=lambda line: -line.gpu_seconds)
+    known = {(total.namespace, total.pod) for total in pods.values()}
+    lines += [
+        _line_of_holder(*holder, seconds=seconds, has_truth=truth is not None)
+        for holder, seconds in unused.items()
+        if holder not in known
+    ]
+    return sorted(lines, key=lambda line: (-line.gpu_seconds, -line.unused_gpu_seconds))
+
+
+def _line_of_holder(namespace: str, pod: str, *, seconds: float, has_truth: bool) -> PodLine:
+    return PodLine(
+        namespace=namespace,
+        pod=pod,
+        gpu_seconds=0.0,
+        memory_byte_seconds=0.0,
+        joules=0.0,
+        true_gpu_seconds=0.0 if has_truth else None,
+        unused_gpu_seconds=seconds,
+    )
+
+
+def incident_lines(
+    incidents: Iterable[AttributedIncident], presence: GpuPresence
+) -> list[IncidentLine]:
+    """Return a line for each incident, the oldest first."""
+    lines = [
+        IncidentLine(
+            node=taken.incident.node,
+            gpu_uuid=taken.incident.gpu_uuid,
+            gpu_index=presence.index_of(taken.incident.gpu_uuid),
+            time_ns=taken.incident.time_ns,
+            kind=taken.incident.kind,
+            xid=taken.incident.xid,
+            severity=taken.incident.severity.value,
+            message=taken.incident.message,
+        )
+        for taken in incidents
+    ]
+    return sorted(lines, key=lambda line: line.time_ns)
 
 
 def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) -> float:
-    """Give the GPU time that was booked wrongly, over all GPU time that the pods truly used."""
+    """Return the GPU time that was booked wrongly, over all GPU time that the pods truly used."""
     booked = {uid: total.gpu_seconds for uid, total in pods.items()}
     wrong = sum(abs(booked.get(uid, 0.0) - truth.get(uid, 0.0)) for uid in booked.keys() | truth)
     used = sum(truth.values())
     return wrong / used if used else 0.0
 
 
-def draw_summary(summary: Summary) -> RenderableType:
-    """Draw what `--format table` leaves on the screen at the end."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("Pod", "Owner"):
-        table.add_column(name)
-    for name in ("GPU s", "true GPU s", "GiB h", "kJ"):
-        table.add_column(name, justify="right")
-    for line in summary.pods:
-        table.add_row(*_cells(line))
-    return Group(table, Text(_sentence(summary)))
+def exit_code(summary: Summary) -> int:
+    """Return 1 where all that a sink had to send has failed, else 0."""
+    failed = any(has_failed(sink, events=summary.events) for sink in summary.sinks)
+    return NOTHING_SENT if failed else 0
 
 
-def _cells(line: PodLine) -> list[str]:
-    truth = "" if line.true_gpu_seconds is None else f"{line.true_gpu_seconds:.2f}"
+def draw_summary(summary: Summary, *, width: int) -> list[Line]:
+    """Return the lines that `--format table` leaves on the screen at the end."""
+    rows = [_cells(line) for line in summary.pods]
+    widths = fit(_COLUMNS, rows, width=width)
+    if summary.truth_error_ratio is None:
+        widths[2] = 0
+    problems = (problem(sink, events=summary.events) for sink in summary.sinks)
     return [
-        f"{line.namespace}/{line.pod}" if line.pod else f"pending {line.uid[:8]}",
-        line.owner or "",
-        f"{line.gpu_seconds:.2f}",
-        truth,
-        f"{line.memory_byte_seconds / _GIB_HOUR:.3f}",
-        f"{line.joules / 1000:.2f}",
+        Line(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
+        *(Line(line(_COLUMNS, row, widths)) for row in rows),
+        Line(""),
+        *(Line(sentence) for sentence in _sentences(summary)),
+        *(Line(f"! {said}", "red") for said in _happenings(summary)),
+        *(Line(sentence, "bold red") for sentence in problems if sentence),
     ]
 
 
-def _sentence(summary: Summary) -> str:
+def _happenings(summary: Summary) -> list[str]:
+    """Return the alerts; where a real Alertmanager has them, the incidents."""
+    if summary.alerts is not None:
+        return [as_line(alert) for alert in summary.alerts]
+    return [f"{one.severity}  GPU on {one.node}: {one.message}" for one in summary.incidents]
+
+
+def _cells(pod: PodLine) -> list[str]:
+    truth = "" if pod.true_gpu_seconds is None else f"{pod.true_gpu_seconds:.2f}"
+    return [
+        f"{pod.namespace}/{pod.pod}" if pod.pod else f"pending {(pod.uid or '')[:8]}",
+        f"{pod.gpu_seconds:.2f}",
+        truth,
+        f"{pod.unused_gpu_seconds:.2f}",
+        f"{pod.memory_byte_seconds / _GIB_HOUR:.3f}",
+        f"{pod.joules / 1000:.2f}",
+        pod.owner or "",
+    ]
+
+
+def _sentences(summary: Summary) -> list[str]:
     truth = summary.truth_error_ratio
+    sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
     said = [
+        f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
+        "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
         f"{summary.ticks} ticks, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",
         f"Entries sum to the device within {summary.conservation_error_max_ratio:.1e}.",
-        "" if truth is None else f"{truth:.2%} of the GPU time was booked wrongly.",
+        f"Sent: {sent}.",
         f"The store holds {summary.store.rows} rows: {summary.store.path}",
     ]
-    return "\n".join(line for line in said if line)
+    return [sentence for sentence in said if sentence]

@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from cli.demo.presence import GpuPresence
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription
 from sinks.describing import Debtor, Debtors
 
 _SECOND_NS = 1_000_000_000
+_WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
 
 
 @dataclass
@@ -55,6 +57,12 @@ class Tally:
     """Entries in them."""
     pods: dict[str, PodTotal] = field(default_factory=dict)
     """What each pod used, by UID."""
+    unused_gpu_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """For each namespace and pod, time in which GPUs that it held ran no kernel."""
+    without_pod_gpu_seconds: float = 0.0
+    """Busy seconds booked on the host or on nobody."""
+    presence: GpuPresence = field(default_factory=GpuPresence)
+    """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
     """The last event of each node."""
     covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -68,6 +76,7 @@ class Tally:
         """Add one event."""
         self.events += 1
         self.latest[event.node] = event
+        self.presence.add(event)
         self._cover(event)
         debtors = Debtors(event)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
@@ -75,6 +84,10 @@ class Tally:
             for entry in each.entries:
                 if entry.account is Account.POD:
                     self._book(entry, debtors.of(entry))
+                elif entry.account in _WITHOUT_POD:
+                    self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
+                else:
+                    self._book_unused(entry, event)
         for rows in boards(event.gpus):
             self._check(rows, event.interval_ns / _SECOND_NS)
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
@@ -86,6 +99,14 @@ class Tally:
         total.add(entry)
         if description:
             total.name(description)
+
+    def _book_unused(self, entry: Entry, event: GpuEvent) -> None:
+        if entry.allocation is None or entry.allocation >= len(event.allocations):
+            return
+        held = event.allocations[entry.allocation]
+        holder = (held.namespace, held.pod)
+        before = self.unused_gpu_seconds.get(holder, 0.0)
+        self.unused_gpu_seconds[holder] = before + (entry.busy_seconds or 0.0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(event.node, [])

@@ -28,7 +28,7 @@ from tests.unit.enricher.join.accounting.test_laws import ticks as contradictory
 from tests.unit.enricher.laws.runs import draw_runs
 from tests.unit.enricher.laws.stage_worker import Made
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics, topics
-from tests.unit.wheel import ROOT, build_wheel
+from tests.wheel.building import ROOT, build_wheel
 
 SECOND_NS = 10**9
 

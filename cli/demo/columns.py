@@ -1,0 +1,110 @@
+"""Columns that fit a screen: numbers are never cut, names give way, the least needed column goes.
+
+Pure text: no colours, no terminal. A name is shortened in the middle, because the names of one
+workload's pods begin alike and differ at their ends.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+_GAP: Final = "  "
+_ELLIPSIS: Final = "…"
+_LEAST_PART: Final = 12
+"""Characters of a pod's name for the sake of which its namespace is shortened too."""
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    name: str
+    justify: Literal["left", "right"] = "right"
+    floor: int | None = None
+    """A name's characters below which no other column is kept; `None`: a number, never cut."""
+    leaves: int | None = None
+    """Its turn to be left out where the screen is narrow, 1 first; `None`: it stays."""
+    keeps: Literal["both ends", "beginning"] = "both ends"
+    """What stays of a name that is shortened."""
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text in at most `width` characters; of `namespace/name` both stay."""
+    if len(text) <= width:
+        return text
+    parent, slash, name = text.rpartition("/")
+    if not slash:
+        return _shorten_middle(text, width)
+    name_width = max(width - len(parent) - 1, min(len(name), _LEAST_PART, width))
+    parent_width = width - 1 - name_width
+    if parent_width < 1:
+        return _shorten_middle(name, width)
+    return f"{cut(parent, parent_width)}/{_shorten_middle(name, name_width)}"
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text in at most `width` characters, of a longer one its beginning."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + _ELLIPSIS[:width]
+
+
+def _shorten_middle(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    kept = max(0, width - 1)
+    tail = kept - kept * 2 // 5  # the end distinguishes more than the beginning
+    return text[: kept - tail] + _ELLIPSIS[:width] + text[len(text) - tail :]
+
+
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int) -> list[int]:
+    """Return each column's width in a table of at most `width` characters; 0 is left out."""
+    wanted = [
+        max(map(len, [column.name, *(row[place] for row in rows)]))
+        for place, column in enumerate(columns)
+    ]
+    least = [
+        most if column.floor is None else min(most, column.floor)
+        for column, most in zip(columns, wanted, strict=True)
+    ]
+    leaving = [place for place, column in enumerate(columns) if column.leaves is not None]
+    for place in sorted(leaving, key=lambda place: columns[place].leaves or 0):
+        if _total(least) <= width:
+            break
+        least[place] = 0
+    return _widened(least, wanted, width=width, columns=columns)
+
+
+def _widened(
+    least: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[Column]
+) -> list[int]:
+    """Share out what is left among the names, the first one first; take from it what is missing."""
+    widths = list(least)
+    for place, column in enumerate(columns):
+        if column.floor is not None and widths[place]:
+            spare = width - _total(widths)
+            widths[place] = max(1, min(wanted[place], widths[place] + spare))
+    return widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    kept = [width for width in widths if width]
+    return sum(kept) + len(_GAP) * (len(kept) - 1)
+
+
+def line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return one line of the table, without blanks at its end."""
+    placed = []
+    for column, cell, width in zip(columns, cells, widths, strict=True):
+        if width:
+            shortened = shorten if column.keeps == "both ends" else cut
+            text = cell if column.floor is None else shortened(cell, width)
+            placed.append(text.ljust(width) if column.justify == "left" else text.rjust(width))
+    return _GAP.join(placed).rstrip()
+
+
+def wrap(words: Sequence[str], *, width: int) -> list[str]:
+    """Return lines of whole facts, as many of them on each as fit."""
+    lines: list[str] = []
+    for word in (shorten(word, width) for word in words):
+        if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:
+            lines[-1] += _GAP + word
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,96 @@
+"""What became of each sink's sends, by its own counters and checks: as an operator sees it."""
+
+from typing import Final
+
+from prometheus_client.registry import Collector
+
+from gpuledger.records.base import record
+from gpuledger.service import Readiness
+from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
+
+_SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
+_MOST_CHARACTERS: Final = 200
+
+
+@record
+class SinkLine:
+    """What one sink has handed over."""
+
+    sink: str
+    """The kind of sink."""
+    receiver: str
+    """Where it sends."""
+    sent: int
+    """What the receiver has acknowledged: samples, alerts or rows."""
+    retries: int
+    """Attempts that it did not answer."""
+    rejected: int
+    """What it refused for good."""
+    failing: str | None = None
+    """What the sink's checks said last, where they failed."""
+
+
+class SinkWatch:
+    """Counts what a sink of this process sends from now on."""
+
+    def __init__(self, *, sink: str, receiver: str) -> None:
+        self.readiness = Readiness()
+        self._sink = sink
+        self._receiver = receiver
+        self._before = self._counts()
+
+    def line(self) -> SinkLine:
+        """Return what was counted so far."""
+        sent, retries, rejected = (
+            round(now - before) for now, before in zip(self._counts(), self._before, strict=True)
+        )
+        return SinkLine(
+            sink=self._sink,
+            receiver=self._receiver,
+            sent=sent,
+            retries=retries,
+            rejected=rejected,
+            failing=self._failing() if retries or rejected else None,
+        )
+
+    def _counts(self) -> tuple[float, float, float]:
+        return (
+            _count(SENT_TOTAL, sink=self._sink),
+            _count(RETRIES_TOTAL, sink=self._sink),
+            _count(DROPPED_TOTAL, sink=self._sink, reason="rejected"),
+        )
+
+    def _failing(self) -> str | None:
+        checks = self.readiness.report()["checks"]
+        assert isinstance(checks, dict)  # noqa: S101 - the report's own form
+        details = [str(check["detail"]) for check in checks.values() if not check["ok"]]
+        return "; ".join(details)[:_MOST_CHARACTERS] or None
+
+
+def has_failed(line: SinkLine, *, events: int) -> bool:
+    """Return whether a sink had something to send, and nothing of it has arrived."""
+    if line.sent:
+        return False
+    is_due = events > 0 and line.sink in _SENDS_EVERY_EVENT
+    return bool(line.retries or line.rejected or is_due)
+
+
+def problem(line: SinkLine, *, events: int) -> str | None:
+    """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
+    if has_failed(line, events=events):
+        why = line.failing or "no answer"
+        return f"{line.sink}: nothing has reached {line.receiver} ({line.retries} tries): {why}"
+    if line.failing:
+        return f"{line.sink}: {line.receiver} does not take any more: {line.failing}"
+    if line.rejected:
+        return f"{line.sink}: {line.receiver} refused {line.rejected}"
+    return None
+
+
+def _count(counter: Collector, **labels: str) -> float:
+    return sum(
+        sample.value
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels == labels
+    )
