@@ -21,6 +21,7 @@ from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubeconfig import read_kubeconfig
 from tests.real.parts.kubelet import KubeletServer
 from tests.real.parts.kubernetes import KubeApi
+from tests.real.parts.kustomize import Kubectl, Kustomize
 from tests.real.parts.prometheus import (
     Prometheus,
     PrometheusApi,
@@ -145,6 +146,16 @@ def start_kube_api(starter: Starter) -> Callable[..., KubeApi]:
         return starter.start(part)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def kustomize() -> Kustomize:
+    return Kustomize(binary=_found("kustomize"))
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    return Kubectl(binary=_found("kubectl"))
 
 
 @pytest.fixture
