@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -87,6 +88,11 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 
 @pytest.fixture(scope="session")
+def kafka_distribution() -> KafkaDistribution:
+    return _kafka_distribution()
+
+
+@pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
     if given:
@@ -136,14 +142,17 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient
         yield part
 
 
-@pytest.fixture
-def start_kube_api(starter: Starter) -> Callable[..., KubeApi]:
-    apiserver, etcd = _found("kube-apiserver"), _found("etcd")
+@pytest.fixture(scope="session")
+def own_kube_api() -> Callable[..., KubeApi]:
+    """Give what makes an API server that is not shared, to be started by whoever asks."""
+    return partial(KubeApi, apiserver=_found("kube-apiserver"), etcd=_found("etcd"))
 
+
+@pytest.fixture
+def start_kube_api(starter: Starter, own_kube_api: Callable[..., KubeApi]) -> Callable[..., KubeApi]:
     def start(*, arguments: Sequence[str] = ()) -> KubeApi:
         folder = starter.new_folder("kubernetes")
-        part = KubeApi(apiserver=apiserver, etcd=etcd, folder=folder, arguments=arguments)
-        return starter.start(part)
+        return starter.start(own_kube_api(folder=folder, arguments=arguments))
 
     return start
 

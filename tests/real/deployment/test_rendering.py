@@ -258,7 +258,7 @@ def test_a_policy_lets_nobody_in_but_on_that_port(installation: Rendering) -> No
         assert spec == {
             "podSelector": {},
             "policyTypes": ["Ingress"],
-            "ingress": [{"ports": [{"port": "http"}]}],
+            "ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}],
         }
 
 
