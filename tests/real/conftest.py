@@ -149,7 +149,9 @@ def own_kube_api() -> Callable[..., KubeApi]:
 
 
 @pytest.fixture
-def start_kube_api(starter: Starter, own_kube_api: Callable[..., KubeApi]) -> Callable[..., KubeApi]:
+def start_kube_api(
+    starter: Starter, own_kube_api: Callable[..., KubeApi]
+) -> Callable[..., KubeApi]:
     def start(*, arguments: Sequence[str] = ()) -> KubeApi:
         folder = starter.new_folder("kubernetes")
         return starter.start(own_kube_api(folder=folder, arguments=arguments))

@@ -69,9 +69,7 @@ class Rendering:
 
     def workloads(self) -> list[Workload]:
         """Return the DaemonSets, Deployments and Jobs."""
-        return [
-            Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)
-        ]
+        return [Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)]
 
     def services(self) -> list[Workload]:
         """Return the workloads that stay: all but the Jobs."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpuledger.topics import PODS
+from tests.data.kubernetes.subset import subset
 from tests.real.deployment.installation import (
     COPY,
     NAMESPACE,
@@ -26,15 +28,19 @@ from tests.real.parts.kubernetes import KubeApi
 from tests.real.parts.kustomize import Kubectl, KustomizeError
 from tests.real.parts.secure_kafka import SecureKafka
 from tests.real.parts.starter import running
+from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
     from tests.real.end_to_end.deployables import Deployable
     from tests.real.parts.kafka import KafkaDistribution
     from tests.real.parts.kcat import Kcat
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:gpuledger-podwatch"
-DEFAULT_ACCOUNTS = [f"system:serviceaccount:{name}:default" for name in (NAMESPACE, "gpuledger-agent")]
+DEFAULT_ACCOUNTS = [
+    f"system:serviceaccount:{name}:default" for name in (NAMESPACE, "gpuledger-agent")
+]
 LEASES = {"group": "coordination.k8s.io", "resource": "leases"}
 LEASE = {**LEASES, "name": "gpuledger-podwatch"}
 MAY: list[dict[str, str]] = [
@@ -111,6 +117,17 @@ def install_as_documented(installation: Installation, kafka: SecureKafka) -> Non
     fill_in(installation.folder / "k8s" / COPY, kafka)
     for command in others:
         installation.run(command)
+
+
+def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
+    installation: Installation,
+) -> None:
+    (file,) = (ROOT / "tests" / "data" / "kubernetes").glob("v*.json")
+    _, version = installation.api.request("GET", "/version")
+    _, document = installation.api.request("GET", "/openapi/v2")
+
+    assert version["gitVersion"] == file.stem
+    assert subset(document["definitions"]) == json.loads(file.read_text())["definitions"]
 
 
 def test_nothing_that_is_applied_is_warned_about(installation: Installation) -> None:

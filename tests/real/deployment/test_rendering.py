@@ -125,9 +125,7 @@ def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> No
 def test_what_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> None:
     for binding in rendering.of_kind("RoleBinding", "ClusterRoleBinding"):
         role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
-        rendering.get(
-            role["kind"], role["name"], namespace if role["kind"] == "Role" else None
-        )
+        rendering.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
         for subject in binding["subjects"]:
             rendering.get(subject["kind"], subject["name"], subject["namespace"])
 
@@ -301,9 +299,7 @@ def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spo
             for volume in workload.pod.get("volumes", [])
             if "hostPath" in volume
         }
-        mounts = [
-            mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes
-        ]
+        mounts = [mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes]
         is_agent = workload.name == AGENT
         assert set(volumes.values()) == ({*LOOKED_AT, SPOOL} if is_agent else set())
         assert all(mount["mountPath"] == volumes[mount["name"]] for mount in mounts)
