@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
+from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.parts.kafka import Kafka
 from tests.real.parts.kubernetes import KubeApi
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
-from tests.unit.deployment import manifests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,8 @@ class RealParts:
     def __init__(self, folder: Path) -> None:
         try:
             distribution = catalogue.KAFKA.distribution()
-            found = {name: catalogue.named(name).find() for name in ("kube-apiserver", "etcd")}
+            programs = ("kube-apiserver", "etcd", "kustomize")
+            found = {name: catalogue.named(name).find() for name in programs}
         except MissingToolError as error:
             raise UnavailableError(str(error)) from error
         self.kafka = Kafka(distribution=distribution, folder=folder / "kafka")
@@ -61,9 +62,8 @@ class RealParts:
     def podwatch_kubeconfig(self) -> Path:
         """Give podwatch an account with the rights of the manifests and nothing else."""
         self.kube_api.create_namespace(NAMESPACE)
-        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
-            for manifest in manifests.of_kind(kind):
-                self.kube_api.apply(manifest)
+        for manifest in render().of_kind(*RBAC):
+            self.kube_api.apply(manifest)
         return self.kube_api.service_account_kubeconfig(
             namespace=NAMESPACE, name="gpuledger-podwatch"
         )

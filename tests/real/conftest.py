@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +22,7 @@ from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubeconfig import read_kubeconfig
 from tests.real.parts.kubelet import KubeletServer
 from tests.real.parts.kubernetes import KubeApi
+from tests.real.parts.kustomize import Kubectl, Kustomize
 from tests.real.parts.prometheus import (
     Prometheus,
     PrometheusApi,
@@ -140,16 +142,31 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient
         yield part
 
 
-@pytest.fixture
-def start_kube_api(starter: Starter) -> Callable[..., KubeApi]:
-    apiserver, etcd = _found("kube-apiserver"), _found("etcd")
+@pytest.fixture(scope="session")
+def own_kube_api() -> Callable[..., KubeApi]:
+    """Give what makes an API server that is not shared, to be started by whoever asks."""
+    return partial(KubeApi, apiserver=_found("kube-apiserver"), etcd=_found("etcd"))
 
+
+@pytest.fixture
+def start_kube_api(
+    starter: Starter, own_kube_api: Callable[..., KubeApi]
+) -> Callable[..., KubeApi]:
     def start(*, arguments: Sequence[str] = ()) -> KubeApi:
         folder = starter.new_folder("kubernetes")
-        part = KubeApi(apiserver=apiserver, etcd=etcd, folder=folder, arguments=arguments)
-        return starter.start(part)
+        return starter.start(own_kube_api(folder=folder, arguments=arguments))
 
     return start
+
+
+@pytest.fixture(scope="session")
+def kustomize() -> Kustomize:
+    return Kustomize(binary=_found("kustomize"))
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    return Kubectl(binary=_found("kubectl"))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import PODS
+from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
-from tests.unit.deployment import manifests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.real.parts.kafka import Kafka
     from tests.real.parts.kcat import Kcat
     from tests.real.parts.kubernetes import KubeApi
+    from tests.real.parts.kustomize import Kustomize
 
 NAMESPACE = "gpuledger"
 PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -41,9 +42,8 @@ class Cluster:
         self._folder = folder
         self._started: list[Deployable] = []
         api.create_namespace(NAMESPACE)
-        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
-            for manifest in manifests.of_kind(kind):
-                api.apply(manifest)
+        for manifest in render().of_kind(*RBAC):
+            api.apply(manifest)
         self._kubeconfig = api.service_account_kubeconfig(
             namespace=NAMESPACE, name="gpuledger-podwatch"
         )
@@ -154,6 +154,7 @@ def cluster(
     start_kafka: Callable[[], Kafka],
     start_kube_api: Callable[[], KubeApi],
     kcat: Kcat,
+    kustomize: Kustomize,
     tmp_path: Path,
 ) -> Iterator[Cluster]:
     refuse_stray_settings()

@@ -3,19 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from enricher.podwatch.steps import Interrupted, Mark
 from tests.podwatch_cluster import Following, following, published
+from tests.real.deployment.rendering import render
 from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubernetes import KubeApi
+from tests.real.parts.kustomize import Kustomize
 from tests.real.test_podwatch import RealCluster
 
-MANIFESTS = Path(__file__).parents[2] / "k8s" / "base" / "podwatch.yaml"
 OLD = ["--feature-gates=WatchList=false"]
 
 
@@ -78,8 +77,7 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
 
 def role(*, without: str) -> dict[str, Any]:
     """Give the role that podwatch is installed with, less one of its verbs."""
-    manifests = yaml.safe_load_all(MANIFESTS.read_text())
-    found: dict[str, Any] = next(one for one in manifests if one["kind"] == "ClusterRole")
+    (found,) = render().of_kind("ClusterRole")
     found["metadata"] = {"name": f"podwatch-without-{without or 'nothing'}"}
     for rule in found["rules"]:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != without]
@@ -104,7 +102,7 @@ def bind(server: KubeApiClient, cut: dict[str, Any], account: dict[str, str]) ->
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
 async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
-    kube_api: KubeApiClient, verb: str
+    kube_api: KubeApiClient, kustomize: Kustomize, verb: str
 ) -> None:
     account = {"namespace": "podwatch-cut", "name": f"without-{verb}"}
     kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))

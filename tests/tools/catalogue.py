@@ -26,6 +26,7 @@ KUBERNETES_LINKER_FLAGS = " ".join(
 )
 # k8s.io/kubelet, whose pod-resources API the server beside its go.mod serves.
 KUBELET_API_VERSION = "0.36.3"
+KUSTOMIZE_VERSION = "5.8.2"
 PROMETHEUS_VERSION = "0.315.0"
 PROMETHEUS_TAGS = "netgo,remove_all_sd"
 
@@ -72,6 +73,12 @@ TOOLS: tuple[Tool, ...] = (
     KAFKA,
     GoTool(name="kubelet", version=KUBELET_API_VERSION, module="kubelet"),
     GoTool(
+        name="kustomize",
+        version=KUSTOMIZE_VERSION,
+        module="kustomize",
+        package="sigs.k8s.io/kustomize/kustomize/v5",
+    ),
+    GoTool(
         name="etcd",
         version="3.6.5",
         module="etcd",
@@ -99,6 +106,14 @@ TOOLS: tuple[Tool, ...] = (
         module="kube_apiserver",
         linker_flags=KUBERNETES_LINKER_FLAGS,
         given_by="TESTS_KUBECONFIG",
+    ),
+    # After the API server, with which it shares a module and so most of what is compiled.
+    GoTool(
+        name="kubectl",
+        version=KUBERNETES_VERSION,
+        module="kube_apiserver",
+        package="k8s.io/kubernetes/cmd/kubectl",
+        linker_flags=KUBERNETES_LINKER_FLAGS,
     ),
 )
 

@@ -28,6 +28,7 @@ KINDS: Final = (
     "io.k8s.api.rbac.v1.ClusterRoleBinding",
     "io.k8s.api.rbac.v1.Role",
     "io.k8s.api.rbac.v1.RoleBinding",
+    "io.k8s.api.scheduling.v1.PriorityClass",
 )
 _REFERENCE: Final = "#/definitions/"
 _KEPT: Final = frozenset(

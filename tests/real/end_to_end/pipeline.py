@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import BIN, Deployable
 from tests.real.parts.process import Process
-from tests.unit.deployment import manifests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,9 +120,8 @@ class Pipeline:
         """Watch with nothing but the rights that the manifests give."""
         kube_api = self.parts.kube_api
         kube_api.create_namespace(NAMESPACE)
-        for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
-            for manifest in manifests.of_kind(kind):
-                kube_api.apply(manifest)
+        for manifest in render().of_kind(*RBAC):
+            kube_api.apply(manifest)
         file = kube_api.service_account_kubeconfig(namespace=NAMESPACE, name="gpuledger-podwatch")
         settings = {"KUBERNETES__KUBECONFIG": str(file)}
         return self._deployable("podwatch", "gpuledger-podwatch", **settings)

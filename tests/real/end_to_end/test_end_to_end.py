@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.real.parts.kafka import KafkaBroker
     from tests.real.parts.kcat import Kcat, KcatMessage
     from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.parts.kustomize import Kustomize
     from tests.real.parts.prometheus import PrometheusApi
 
 ROOT = Path(__file__).parents[3]
@@ -93,7 +94,7 @@ def simulation(parts: RealParts, folder: Path) -> Simulation:
 
 @pytest.fixture(scope="module")
 def pipeline(
-    parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat
+    parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat, kustomize: Kustomize
 ) -> Iterator[Pipeline]:
     """Start everything, break a record on each topic, and play the scenario for its 30 seconds."""
     refuse_stray_settings()

@@ -78,7 +78,7 @@ class KubeApiClient:
 
     def apply(self, manifest: dict[str, Any]) -> Any:  # noqa: ANN401 - any kind of object
         """Apply a manifest on the server, as `kubectl apply --server-side` does."""
-        path = self._path_of(manifest) + "?fieldManager=tests&force=true"
+        path = self.path_of(manifest) + "?fieldManager=tests&force=true"
         status, found = self.request(
             "PATCH", path, manifest, content_type="application/apply-patch+yaml"
         )
@@ -91,8 +91,13 @@ class KubeApiClient:
         self.create_namespace(namespace)
         accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         self._create(accounts, {"metadata": {"name": name}})
+        return self.kubeconfig_of(namespace=namespace, name=name)
+
+    def kubeconfig_of(self, *, namespace: str, name: str) -> Path:
+        """Write a kubeconfig with a fresh token for a service account that there must be."""
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
         wanted = {"spec": {"expirationSeconds": TOKEN_SECONDS}}
-        token = self._create(f"{accounts}/{name}/token", wanted)["status"]["token"]
+        token = self._create(f"{account}/token", wanted)["status"]["token"]
         path = self._folder / f"{namespace}-{name}.kubeconfig"
         return write_kubeconfig(path, cluster=self.cluster, login=Login(token=token))
 
@@ -102,7 +107,8 @@ class KubeApiClient:
             raise KubeApiError(f"{path}: {status} {found}")
         return found
 
-    def _path_of(self, manifest: dict[str, Any]) -> str:
+    def path_of(self, manifest: dict[str, Any]) -> str:
+        """Return the path of an object; raises KubeApiError for an unknown kind."""
         version = manifest["apiVersion"]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         _, listing = self.request("GET", base)

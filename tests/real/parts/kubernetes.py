@@ -69,12 +69,19 @@ class _ApiServer(Part):
     name = "kube-apiserver"
 
     def __init__(
-        self, *, binary: Path, folder: Path, etcd_url: str, arguments: Sequence[str]
+        self,
+        *,
+        binary: Path,
+        folder: Path,
+        etcd_url: str,
+        arguments: Sequence[str],
+        demands_accounts: bool,
     ) -> None:
         super().__init__(folder=folder)
         self._binary = binary
         self._arguments = arguments
         self._etcd_url = etcd_url
+        self._disabled = [] if demands_accounts else ["ServiceAccount"]
         self.port = free_ports(1)[0]
         authority = Authority(folder=folder / "certificates")
         self.cluster = Cluster(url=f"https://127.0.0.1:{self.port}", ca_file=authority.certificate)
@@ -103,8 +110,7 @@ class _ApiServer(Part):
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--authorization-mode=Node,RBAC",
-            # Nothing runs that would make the default account each pod is else refused without.
-            "--disable-admission-plugins=ServiceAccount",
+            f"--disable-admission-plugins={','.join(self._disabled)}",
             *self._arguments,
         ]
 
@@ -114,10 +120,20 @@ class _ApiServer(Part):
 
 
 class KubeApi(KubeApiClient):
-    """An API server that the tests own, with its etcd."""
+    """An API server that the tests own, with its etcd.
+
+    With `demands_accounts` a pod is refused whose service account is missing, as everywhere else;
+    nothing runs here that would make each namespace's default account.
+    """
 
     def __init__(
-        self, *, apiserver: Path, etcd: Path, folder: Path, arguments: Sequence[str] = ()
+        self,
+        *,
+        apiserver: Path,
+        etcd: Path,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        demands_accounts: bool = False,
     ) -> None:
         self.folder = folder
         self.etcd = Etcd(binary=etcd, folder=folder / "etcd")
@@ -126,6 +142,7 @@ class KubeApi(KubeApiClient):
             folder=folder / "apiserver",
             etcd_url=self.etcd.url,
             arguments=arguments,
+            demands_accounts=demands_accounts,
         )
         super().__init__(
             cluster=self._server.cluster,

@@ -1,0 +1,218 @@
+"""An installation of k8s/ on a real API server: applied, and its programs run as rendered.
+
+No controller runs, so nothing becomes of a Deployment there: the tests play the controllers, and
+start as a process on this machine what a kubelet would start in a container.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.real.deployment.rendering import K8S, Rendering, Workload, render
+from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.unit.deployment.deployables import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tests.real.parts.kubernetes import KubeApi
+    from tests.real.parts.kustomize import Kubectl
+    from tests.real.parts.secure_kafka import SecureKafka
+
+OVERLAY: Final = "overlays/sasl-ssl"
+COPY: Final = "overlays/my-cluster"
+NAMESPACE: Final = "gpuledger"
+PODWATCH: Final = "gpuledger-podwatch"
+SETTLED_SECONDS: Final = 20.0
+_SECTION: Final = re.compile(r"^## On Kubernetes\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+_COMMAND: Final = re.compile(r"^(?:cp|kubectl (?:apply|wait)) .*$", re.MULTILINE)
+_ASKED: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
+
+
+def documented() -> str:
+    """Return what docs/operations.md says about Kubernetes."""
+    found = _SECTION.search((ROOT / "docs" / "operations.md").read_text())
+    assert found
+    return found[1]
+
+
+def documented_commands() -> list[list[str]]:
+    """Return the commands that install, in their order, without their comments."""
+    return [line.split("#")[0].split() for line in _COMMAND.findall(documented())]
+
+
+def documented_questions() -> list[tuple[list[str], str]]:
+    """Return each documented `kubectl auth can-i` with its answer."""
+    return [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
+
+
+def copy_of_k8s(folder: Path) -> Path:
+    """Return a checkout's `k8s` in a folder of its own."""
+    return shutil.copytree(K8S, folder / "k8s")
+
+
+def fill_in(overlay: Path, kafka: SecureKafka) -> None:
+    """Replace the placeholders of a copied overlay, as its user does."""
+    place = overlay / "installation"
+    (place / "password").write_text(f"{kafka.password}\n")
+    (place / "ca.crt").write_text(kafka.ca_file.read_text())
+    env = (place / "kafka.env").read_text()
+    for name, value in (
+        ("BOOTSTRAP_SERVERS", kafka.bootstrap_servers),
+        ("SASL_USERNAME", kafka.username),
+    ):
+        env, replaced = re.subn(rf"(?m)^(GPULEDGER_KAFKA__{name}=).*$", rf"\g<1>{value}", env)
+        assert replaced == 1
+    (place / "kafka.env").write_text(env)
+
+
+@dataclass(kw_only=True)
+class Installation:
+    """What is applied to an API server, and the brokers that it talks to."""
+
+    api: KubeApi
+    kubectl: Kubectl
+    folder: Path
+    """The folder with the copy of k8s/."""
+    root: str
+    """The kustomization that is applied as a whole, under k8s/."""
+    topics: str
+    """The kustomization with the Job that makes the topics."""
+    plain_servers: str = ""
+    """The brokers, for those who have no login."""
+    overridden: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are not as rendered, because what they name is not on this machine."""
+    printed: list[str] = field(default_factory=list)
+    """What kubectl printed."""
+
+    def rendering(self) -> Rendering:
+        """Return all of its objects."""
+        folders = [self.folder / "k8s" / name for name in (self.topics, self.root)]
+        return Rendering(objects=[made for folder in folders for made in render(folder).objects])
+
+    def run(self, command: list[str]) -> None:
+        """Run a command of the documentation where the checkout would be."""
+        if command[0] == "kubectl":
+            if command[1] == "wait":
+                self.run_topics_job()
+            self.printed.append(self.kubectl(*command[1:], folder=self.folder))
+        else:
+            subprocess.run(command, cwd=self.folder, check=True)
+
+    def run_topics_job(self) -> None:
+        """Run the Job's program as rendered, and say in its status that it is complete."""
+        job = self.rendering().workload("gpuledger-topics")
+        laid_out = job.lay_out(self.folder / "topics-job")
+        done = subprocess.run(
+            [BIN / laid_out.argv[0], *laid_out.argv[1:]],
+            env={"PATH": os.environ["PATH"], **laid_out.environment, **self.overridden},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        conditions = [
+            {"type": name, "status": "True", "lastTransitionTime": now}
+            for name in ("SuccessCriteriaMet", "Complete")
+        ]
+        status = {
+            "startTime": now,
+            "completionTime": now,
+            "succeeded": 1,
+            "conditions": conditions,
+        }
+        code, found = self.api.request(
+            "PATCH",
+            f"{self.api.path_of(job.manifest)}/status",
+            {"status": status},
+            content_type="application/merge-patch+json",
+        )
+        assert code == 200, found
+
+    def play_controllers(self) -> None:
+        """Make what a controller manager and the GPU operator make in a cluster."""
+        self._create("/apis/node.k8s.io/v1/runtimeclasses", "nvidia", handler="nvidia")
+        for made in self.rendering().of_kind("Namespace"):
+            self.create_default_account(made["metadata"]["name"])
+
+    def create_default_account(self, namespace: str) -> None:
+        """Make the account that a namespace's pods have by default."""
+        self.api.create_namespace(namespace)
+        self._create(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default")
+
+    def admits(self, pod: Mapping[str, Any]) -> str:
+        """Return why a pod would be refused, empty where it would not."""
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+        status, found = self.api.request(
+            "POST", f"{path}?dryRun=All&fieldValidation=Strict", dict(pod)
+        )
+        return "" if status == 201 else f"{status} {found['message']}"
+
+    def may(self, user: str, attributes: Mapping[str, str]) -> bool:
+        """Return whether a user may do something."""
+        spec = {"user": user, "resourceAttributes": dict(attributes)}
+        status, found = self.api.request(
+            "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec}
+        )
+        assert status == 201, found
+        return bool(found["status"]["allowed"])
+
+    def start_podwatch(self) -> Deployable:
+        """Start podwatch as rendered, with the token of its service account alone.
+
+        What a pod finds under /var/run/secrets/kubernetes.io stands in a kubeconfig.
+        """
+        podwatch: Workload = self.rendering().workload(PODWATCH)
+        laid_out = podwatch.lay_out(self.folder / "podwatch")
+        account = podwatch.pod["serviceAccountName"]
+        kubeconfig = self.api.kubeconfig_of(namespace=podwatch.namespace, name=account)
+        environment = {
+            **laid_out.environment,
+            **self.overridden,
+            "GPULEDGER_KUBERNETES__KUBECONFIG": str(kubeconfig),
+            "GPULEDGER_LEASE__NAMESPACE": podwatch.namespace,
+        }
+        made = Deployable(
+            name=PODWATCH,
+            command=laid_out.argv,
+            folder=self.folder / "podwatch",
+            environment={
+                name.removeprefix("GPULEDGER_"): value for name, value in environment.items()
+            },
+        )
+        made.start()
+        return made
+
+    def create_pod(self, namespace: str, name: str) -> str:
+        """Create a pod of somebody's on a node, and return its UID."""
+        self.create_default_account(namespace)
+        body = {
+            "metadata": {"name": name},
+            "spec": {"nodeName": "node-1", "containers": [{"name": "main", "image": "cuda"}]},
+        }
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        eventually(lambda: self.api.request("POST", pods, body)[0] in {201, 409})
+        _, found = self.api.request("GET", f"{pods}/{name}")
+        uid: str = found["metadata"]["uid"]
+        return uid
+
+    def _create(self, path: str, name: str, **others: object) -> None:
+        status, found = self.api.request("POST", path, {"metadata": {"name": name}, **others})
+        assert status in {201, 409}, found
+
+
+def eventually(condition: Callable[[], bool], *, within_seconds: float = SETTLED_SECONDS) -> None:
+    """Wait until a condition holds; the API server learns of its own objects with a delay."""
+    end_seconds = time.monotonic() + within_seconds
+    while not condition():
+        assert time.monotonic() < end_seconds, "not within the time"
+        time.sleep(0.1)

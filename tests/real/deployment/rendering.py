@@ -1,0 +1,222 @@
+"""What Kustomize makes of k8s/: the objects as a cluster gets them, and each workload laid out.
+
+Nothing of a manifest is read before it is rendered: Kustomize changes names, and not only those
+that one expects.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from tests.real.parts.kustomize import Kustomize
+from tests.tools import catalogue
+from tests.unit.deployment import deployables
+from tests.unit.deployment.deployables import ROOT, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+Manifest = dict[str, Any]
+
+K8S: Final = ROOT / "k8s"
+NODE_NAME: Final = "node-1"
+RBAC: Final = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_WORKLOADS: Final = ("DaemonSet", "Deployment", "Job")
+_HASHED: Final = re.compile(r"(?P<name>.+)-[bcdfghkmt2456789]{10}")
+
+
+def kustomizations(*, kind: str = "Kustomization") -> list[str]:
+    """Return the folders under k8s/ with a kustomization of this kind."""
+    found = sorted(K8S.rglob("kustomization.yaml"))
+    return [
+        str(file.parent.relative_to(K8S))
+        for file in found
+        if yaml.safe_load(file.read_text())["kind"] == kind
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A container's command and environment, with the files that it finds under a folder."""
+
+    argv: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendering:
+    """The objects of one kustomization."""
+
+    objects: list[Manifest]
+
+    def of_kind(self, *kinds: str) -> list[Manifest]:
+        """Return the objects of these kinds, in the order of the kinds."""
+        return [found for kind in kinds for found in self.objects if found["kind"] == kind]
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest:
+        """Return an object; raises LookupError where there is none."""
+        for found in self.of_kind(kind):
+            metadata = found["metadata"]
+            if (metadata["name"], metadata.get("namespace")) == (name, namespace):
+                return found
+        raise LookupError(f"{kind} {namespace}/{name} is not rendered")
+
+    def workloads(self) -> list[Workload]:
+        """Return the DaemonSets, Deployments and Jobs."""
+        return [Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)]
+
+    def services(self) -> list[Workload]:
+        """Return the workloads that stay: all but the Jobs."""
+        return [found for found in self.workloads() if found.manifest["kind"] != "Job"]
+
+    def workload(self, name: str) -> Workload:
+        """Return a workload by its name; raises LookupError where there is none."""
+        for found in self.workloads():
+            if found.name == name:
+                return found
+        raise LookupError(f"no workload {name} is rendered")
+
+    def hashed_names(self) -> dict[str, str]:
+        """Return the names that Kustomize generated, by the name that was written."""
+        found = (made["metadata"]["name"] for made in self.of_kind("ConfigMap", "Secret"))
+        return {match["name"]: match[0] for match in map(_HASHED.fullmatch, found) if match}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A DaemonSet, Deployment or Job of one container."""
+
+    manifest: Manifest
+    rendering: Rendering
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.manifest["metadata"]["namespace"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.manifest["spec"]["template"]["metadata"]["labels"])
+
+    @property
+    def pod(self) -> Manifest:
+        spec: Manifest = self.manifest["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def container(self) -> Manifest:
+        (container,) = self.pod["containers"]
+        spec: Manifest = container
+        return spec
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the Dockerfile that its image is built from, in whatever registry."""
+        return deployables.target_of(self.container["image"].rpartition("/")[2])
+
+    @property
+    def command(self) -> list[str]:
+        """What is started in the container."""
+        return [*deployables.entrypoint(self.stage), *self.container["args"]]
+
+    def as_pod(self) -> Manifest:
+        """Return the pod that its controller would create."""
+        metadata = {"name": f"{self.name}-0", "namespace": self.namespace, "labels": self.labels}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.pod}
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the container sees; raises LookupError for a missing source."""
+        given: dict[str, str] = {}
+        for source in self.container.get("envFrom", []):
+            given |= self._config_map(source["configMapRef"]["name"])
+        for variable in self.container.get("env", []):
+            given[variable["name"]] = variable["value"] if "value" in variable else _field(variable)
+        return given
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files that ConfigMaps and Secrets put into the container, by their paths.
+
+        Raises LookupError for a missing one that is not optional.
+        """
+        volumes = {volume["name"]: volume for volume in self.pod.get("volumes", [])}
+        return {
+            f"{mount['mountPath']}/{name}": content
+            for mount in self.container.get("volumeMounts", [])
+            for name, content in self._content(volumes[mount["name"]])
+        }
+
+    def lay_out(self, folder: Path) -> LaidOut:
+        """Write its files under a folder, and return the command that finds them there."""
+        mounts = [mount["mountPath"] for mount in self.container.get("volumeMounts", [])]
+
+        def moved(text: str) -> str:
+            for path in mounts:
+                text = re.sub(rf"(?<![\w/]){re.escape(path)}\b", f"{folder}{path}", text)
+            return text
+
+        for path, content in self.files().items():
+            target = folder / path.removeprefix("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(moved(content.decode()))
+        environment = {name: moved(value) for name, value in self.environment().items()}
+        return LaidOut(argv=[moved(word) for word in self.command], environment=environment)
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Return the settings with which its program would start, as the program prints them."""
+        laid_out = self.lay_out(folder / self.name)
+        return deployables.settings(laid_out.argv, laid_out.environment)
+
+    def _content(self, volume: Manifest) -> Iterator[tuple[str, bytes]]:
+        if "configMap" in volume:
+            for name, text in self._config_map(volume["configMap"]["name"]).items():
+                yield name, text.encode()
+        if "secret" in volume:
+            for name, text in self._secret(volume["secret"]).items():
+                yield name, base64.b64decode(text)
+
+    def _config_map(self, name: str) -> Mapping[str, str]:
+        data: Mapping[str, str] = self.rendering.get("ConfigMap", name, self.namespace)["data"]
+        return data
+
+    def _secret(self, source: Manifest) -> Mapping[str, str]:
+        try:
+            found = self.rendering.get("Secret", source["secretName"], self.namespace)
+        except LookupError:
+            if source.get("optional"):
+                return {}
+            raise
+        data: Mapping[str, str] = found["data"]
+        return data
+
+
+def _field(variable: Manifest) -> str:
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}, variable
+    return NODE_NAME
+
+
+def render(folder: Path | str = "base") -> Rendering:
+    """Return what Kustomize makes of a folder of k8s/, or of another one by its whole path.
+
+    Raises MissingToolError where Kustomize has not been built.
+    """
+    kustomize = Kustomize(binary=catalogue.named("kustomize").find())
+    return Rendering(objects=kustomize.build(K8S / folder))
+
+
+def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in an object with the path to it, indices of lists left out."""
+    if isinstance(value, str):
+        yield path, value
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield from strings(inner, f"{path}.{key}" if path else key)
+    for inner in value if isinstance(value, list) else ():
+        yield from strings(inner, path)

@@ -1,0 +1,242 @@
+"""k8s/ on a real API server: applied as documented, admitted, and with rights that suffice."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.topics import PODS
+from tests.data.kubernetes.subset import subset
+from tests.real.deployment.installation import (
+    COPY,
+    NAMESPACE,
+    OVERLAY,
+    Installation,
+    copy_of_k8s,
+    documented_commands,
+    documented_questions,
+    eventually,
+    fill_in,
+)
+from tests.real.deployment.rendering import kustomizations
+from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.parts import web
+from tests.real.parts.kafka import Kafka
+from tests.real.parts.kubernetes import KubeApi
+from tests.real.parts.kustomize import Kubectl, KustomizeError
+from tests.real.parts.secure_kafka import SecureKafka
+from tests.real.parts.starter import running
+from tests.unit.deployment.deployables import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.parts.kafka import KafkaDistribution
+    from tests.real.parts.kcat import Kcat
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:gpuledger-podwatch"
+DEFAULT_ACCOUNTS = [
+    f"system:serviceaccount:{name}:default" for name in (NAMESPACE, "gpuledger-agent")
+]
+LEASES = {"group": "coordination.k8s.io", "resource": "leases"}
+LEASE = {**LEASES, "name": "gpuledger-podwatch"}
+MAY: list[dict[str, str]] = [
+    *({"verb": verb, "resource": "pods"} for verb in ("get", "list", "watch")),
+    {"verb": "create", **LEASES, "namespace": NAMESPACE},
+    *({"verb": verb, **LEASE, "namespace": NAMESPACE} for verb in ("get", "update")),
+]
+MAY_NOT: list[dict[str, str]] = [
+    *({"verb": verb, "resource": "pods"} for verb in ("create", "update", "patch", "delete")),
+    {"verb": "get", "resource": "pods", "subresource": "log"},
+    {"verb": "create", "resource": "pods", "subresource": "exec"},
+    *({"verb": "get", "resource": name} for name in ("secrets", "configmaps", "nodes")),
+    *({"verb": "list", "resource": name} for name in ("secrets", "namespaces", "services")),
+    {"verb": "get", "resource": "secrets", "namespace": NAMESPACE},
+    {"verb": "create", "resource": "serviceaccounts", "subresource": "token"},
+    {"verb": "impersonate", "resource": "users"},
+    *({"verb": verb, **LEASE, "namespace": NAMESPACE} for verb in ("delete", "patch", "watch")),
+    {"verb": "list", **LEASES, "namespace": NAMESPACE},
+    {"verb": "update", **LEASES, "name": "another", "namespace": NAMESPACE},
+    {"verb": "get", **LEASES, "name": "another", "namespace": NAMESPACE},
+    {"verb": "create", **LEASES, "namespace": "gpuledger-agent"},
+    {"verb": "get", **LEASE, "namespace": "kube-system"},
+    {"verb": "escalate", "group": "rbac.authorization.k8s.io", "resource": "roles"},
+]
+
+
+@pytest.fixture(scope="module", params=["base", OVERLAY])
+def installation(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    own_kube_api: Callable[..., KubeApi],
+    kafka_distribution: KafkaDistribution,
+    kubectl: Kubectl,
+) -> Iterator[Installation]:
+    """Install the base as it is, or the overlay by the commands of the documentation."""
+    refuse_stray_settings()
+    folder = tmp_path_factory.mktemp("installation")
+    is_base = request.param == "base"
+    kafka_type = Kafka if is_base else SecureKafka
+    part = kafka_type(distribution=kafka_distribution, folder=folder / "kafka")
+    api = own_kube_api(folder=folder / "kubernetes", demands_accounts=True)
+    copy_of_k8s(folder)
+    with running(part) as kafka, running(api):
+        made = Installation(
+            api=api,
+            kubectl=Kubectl(binary=kubectl.binary, kubeconfig=api.kubeconfig),
+            folder=folder,
+            root="base" if is_base else COPY,
+            topics="topics" if is_base else f"{COPY}/topics",
+        )
+        if isinstance(kafka, SecureKafka):
+            install_as_documented(made, kafka)
+        else:
+            install_base(made, kafka)
+        made.play_controllers()
+        yield made
+
+
+def install_base(installation: Installation, kafka: Kafka) -> None:
+    """Apply what is in the repository; its brokers are not on this machine."""
+    servers = {"GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    installation.overridden = servers
+    installation.plain_servers = kafka.bootstrap_servers
+    installation.run(["kubectl", "apply", "-k", "k8s/topics"])
+    installation.run_topics_job()
+    installation.run(["kubectl", "apply", "-k", "k8s/base"])
+
+
+def install_as_documented(installation: Installation, kafka: SecureKafka) -> None:
+    """Run the documented commands, with the placeholders filled in after the first."""
+    installation.plain_servers = kafka.plaintext_bootstrap_servers
+    copying, *others = documented_commands()
+    installation.run(copying)
+    fill_in(installation.folder / "k8s" / COPY, kafka)
+    for command in others:
+        installation.run(command)
+
+
+def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
+    installation: Installation,
+) -> None:
+    (file,) = (ROOT / "tests" / "data" / "kubernetes").glob("v*.json")
+    _, version = installation.api.request("GET", "/version")
+    _, document = installation.api.request("GET", "/openapi/v2")
+
+    assert version["gitVersion"] == file.stem
+    assert subset(document["definitions"]) == json.loads(file.read_text())["definitions"]
+
+
+def test_nothing_that_is_applied_is_warned_about(installation: Installation) -> None:
+    """Such as a template that Pod Security will refuse, of which its controller hears later."""
+    assert [printed for printed in installation.printed if "Warning" in printed] == []
+
+
+def test_everything_that_is_rendered_is_there(installation: Installation) -> None:
+    api, objects = installation.api, installation.rendering().objects
+    missing = [path for path in map(api.path_of, objects) if api.fetch("GET", path).status != 200]
+
+    assert objects
+    assert missing == []
+
+
+def test_to_apply_it_again_changes_nothing(installation: Installation) -> None:
+    before = versions(installation)
+    for folder in (installation.topics, installation.root):
+        installation.kubectl("apply", "-k", installation.folder / "k8s" / folder)
+
+    assert versions(installation) == before
+
+
+def versions(installation: Installation) -> dict[str, str]:
+    """Return each object's version on the API server by its path."""
+    paths = map(installation.api.path_of, installation.rendering().objects)
+    found = {path: installation.api.request("GET", path)[1] for path in paths}
+    return {path: made["metadata"]["resourceVersion"] for path, made in found.items()}
+
+
+def test_every_kustomization_can_be_applied_by_itself(installation: Installation) -> None:
+    """All that belong to this installation; together the two have all of k8s/."""
+    for folder in kustomizations():
+        if folder.startswith(OVERLAY) != (installation.root == "base"):
+            copied = folder.replace(OVERLAY, COPY)
+            installation.kubectl("apply", "-k", installation.folder / "k8s" / copied)
+
+
+def test_the_pods_of_every_workload_are_admitted_in_its_namespace(
+    installation: Installation,
+) -> None:
+    for workload in installation.rendering().workloads():
+        pod = workload.as_pod()
+        eventually(lambda pod=pod: installation.admits(pod) == "")  # type: ignore[misc]  # a default is how a loop's value is bound
+
+
+def test_a_pod_that_wants_more_than_restricted_is_admitted_in_the_agents_namespace_alone(
+    installation: Installation,
+) -> None:
+    pod = installation.rendering().workload("gpuledger-agent").as_pod()
+    pod["metadata"]["namespace"] = NAMESPACE
+    refused = installation.admits(pod)
+
+    assert 'violates PodSecurity "restricted:latest"' in refused
+    for reason in ("hostPID=true", "restricted volume types", "runAsNonRoot"):
+        assert reason in refused
+
+
+def test_podwatchs_account_may_do_its_work_and_nothing_else(installation: Installation) -> None:
+    for attributes in MAY:
+        eventually(lambda asked=attributes: installation.may(ACCOUNT, asked))  # type: ignore[misc]  # as above
+    too_much = [asked for asked in MAY_NOT if installation.may(ACCOUNT, asked)]
+
+    assert too_much == []
+
+
+def test_the_account_of_everything_else_may_do_nothing(installation: Installation) -> None:
+    for account in DEFAULT_ACCOUNTS:
+        assert [asked for asked in (*MAY, *MAY_NOT) if installation.may(account, asked)] == []
+
+
+def test_the_documented_questions_have_the_documented_answers(
+    installation: Installation,
+) -> None:
+    questions = documented_questions()
+
+    assert {answer for _, answer in questions} == {"yes", "no"}
+    for question, answer in questions:
+        assert can_i(installation.kubectl, question) == answer, question
+
+
+def can_i(kubectl: Kubectl, question: list[str]) -> str:
+    """Ask; kubectl ends with an error where the answer is no."""
+    try:
+        return kubectl(*question).splitlines()[-1]
+    except KustomizeError as error:
+        return str(error).splitlines()[-1].rpartition(" ")[2]
+
+
+def test_podwatch_leads_and_publishes_with_the_rights_of_its_account_alone(
+    installation: Installation, kcat: Kcat
+) -> None:
+    uid = installation.create_pod("research", "trainer")
+    podwatch = installation.start_podwatch()
+    try:
+        podwatch.wait_until_ready()
+        eventually(lambda: lease_check(podwatch) == "leading")
+        eventually(lambda: uid in published(installation, kcat))
+    finally:
+        assert podwatch.stop() == 0, podwatch.log_tail()
+
+
+def lease_check(podwatch: Deployable) -> str:
+    answer = web.fetch(f"{podwatch.health}/readyz")
+    detail: str = answer.json()["checks"]["lease"]["detail"]
+    return detail if answer.status == 200 else ""
+
+
+def published(installation: Installation, kcat: Kcat) -> set[str]:
+    """Return the UIDs on the topic of pods."""
+    found = kcat.consume(installation.plain_servers, PODS.name)
+    return {message.key.decode() for message in found if message.key}

@@ -1,0 +1,416 @@
+"""Each kustomization of k8s/ as rendered: complete, least in rights, taken by what it starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sinks.settings import KINDS
+from tests.real.deployment.rendering import (
+    K8S,
+    Manifest,
+    Rendering,
+    Workload,
+    kustomizations,
+    render,
+    strings,
+)
+from tests.unit.deployment import deployables
+
+if TYPE_CHECKING:
+    from tests.real.parts.kustomize import Kubectl, Kustomize
+
+AGENT = "gpuledger-agent"
+PODWATCH = "gpuledger-podwatch"
+CENTRAL = "gpuledger"
+INSTALLATIONS = ("base", "overlays/sasl-ssl")
+"""The folders that a user applies as a whole; the topics come beside them."""
+SPOOL = "/var/spool/gpuledger"
+LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
+CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
+REFERENCES = re.compile(
+    r"metadata\.name"
+    r"|spec\.template\.spec\.volumes\.(configMap\.name|secret\.secretName)"
+    r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
+)
+"""Where the name of a ConfigMap or Secret may stand."""
+
+
+@pytest.fixture(scope="module", params=kustomizations())
+def rendering(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
+    """Return one kustomization, rendered; `kustomize` is asked for in case it is missing."""
+    return render(request.param)
+
+
+@pytest.fixture(scope="module", params=INSTALLATIONS)
+def installation(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
+    """Return a whole installation, its topics included."""
+    folder = request.param
+    topics = "topics" if folder == "base" else f"{folder}/topics"
+    return Rendering(objects=[*render(folder).objects, *render(topics).objects])
+
+
+@pytest.fixture
+def settings(installation: Rendering, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings with which each workload that stays would start."""
+    return {each.name: each.settings(tmp_path) for each in installation.services()}
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@pytest.mark.parametrize("folder", kustomizations())
+def test_kubectl_renders_the_same(folder: str, kustomize: Kustomize, kubectl: Kubectl) -> None:
+    assert kubectl.kustomize(K8S / folder) == kustomize.build(K8S / folder)
+
+
+def test_every_component_is_part_of_an_overlay() -> None:
+    files = [K8S / folder / "kustomization.yaml" for folder in kustomizations()]
+    used = {
+        str((file.parent / name).resolve().relative_to(K8S))
+        for file in files
+        for name in yaml.safe_load(file.read_text()).get("components", [])
+    }
+
+    assert used == set(kustomizations(kind="Component"))
+
+
+def test_a_generated_name_stands_only_where_a_config_map_or_secret_is_named(
+    rendering: Rendering,
+) -> None:
+    """Kustomize writes it wherever it takes a name for it, such as a Role's `resourceNames`."""
+    generated = set(rendering.hashed_names().values())
+    places = {
+        (made["kind"], path)
+        for made in rendering.objects
+        for path, text in strings(made)
+        if any(name in text for name in generated)
+    }
+
+    assert [place for place in places if not REFERENCES.fullmatch(place[1])] == []
+
+
+def test_a_generated_object_has_the_name_of_no_other_object(rendering: Rendering) -> None:
+    others = [made for made in rendering.objects if made["kind"] not in ("ConfigMap", "Secret")]
+    names = {made["metadata"]["name"] for made in others}
+
+    assert names & rendering.hashed_names().keys() == set()
+
+
+def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
+    made = {found["metadata"]["name"] for found in rendering.of_kind("ConfigMap", "Secret")}
+    used = {text for each in rendering.workloads() for _, text in strings(each.pod)}
+
+    assert made == set(rendering.hashed_names().values())
+    assert made <= used
+
+
+def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
+    for workload in rendering.workloads():
+        assert workload.files().keys() | workload.environment().keys(), workload.name
+        for volume in workload.pod.get("volumes", []):
+            if claim := volume.get("persistentVolumeClaim"):
+                rendering.get("PersistentVolumeClaim", claim["claimName"], workload.namespace)
+        if account := workload.pod.get("serviceAccountName"):
+            rendering.get("ServiceAccount", account, workload.namespace)
+        if priority := workload.pod.get("priorityClassName"):
+            rendering.get("PriorityClass", priority)
+
+
+def test_what_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> None:
+    for binding in rendering.of_kind("RoleBinding", "ClusterRoleBinding"):
+        role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
+        rendering.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
+        for subject in binding["subjects"]:
+            rendering.get(subject["kind"], subject["name"], subject["namespace"])
+
+
+def test_the_agent_has_a_namespace_of_its_own(installation: Rendering) -> None:
+    found = {each.name: each.namespace for each in installation.workloads()}
+
+    assert found.pop(AGENT) == "gpuledger-agent"
+    assert set(found.values()) == {CENTRAL}
+    for made in installation.objects:
+        namespace = made["metadata"].get("namespace")
+        assert (namespace is None) == (made["kind"] in CLUSTER_KINDS), made
+        if namespace is not None:
+            installation.get("Namespace", namespace)
+
+
+def test_only_the_agents_namespace_admits_more_than_restricted_pods(
+    installation: Rendering,
+) -> None:
+    levels = {
+        made["metadata"]["name"]: {
+            made["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"]
+            for mode in ("enforce", "audit", "warn")
+        }
+        for made in installation.of_kind("Namespace")
+    }
+
+    assert levels == {CENTRAL: {"restricted"}, "gpuledger-agent": {"privileged"}}
+
+
+def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
+    assert {each.stage.name for each in installation.workloads()} == set(deployables.targets())
+
+
+def test_the_overlay_takes_every_image_from_its_registry(kustomize: Kustomize) -> None:
+    folder = "overlays/sasl-ssl"
+    workloads = [*render(folder).workloads(), *render(f"{folder}/topics").workloads()]
+
+    assert {each.container["image"].partition("/")[0] for each in workloads} == {
+        "registry.example.com"
+    }
+
+
+def test_every_path_in_arguments_and_variables_is_a_file_that_is_mounted(
+    installation: Rendering,
+) -> None:
+    for workload in installation.workloads():
+        words = [*workload.container["args"], *workload.environment().values()]
+        named = [word for word in words if word.startswith("/")]
+        assert set(named) <= workload.files().keys(), workload.name
+
+
+def test_a_deployable_takes_its_arguments_files_and_environment(
+    installation: Rendering, settings: dict[str, dict[str, Any]]
+) -> None:
+    expected = {
+        each.name: each.environment()["GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"]
+        for each in installation.services()
+    }
+
+    assert expected
+    assert {
+        name: loaded["kafka"]["bootstrap_servers"] for name, loaded in settings.items()
+    } == expected
+    assert len(set(expected.values())) == 1
+
+
+def test_the_file_of_settings_counts(settings: dict[str, dict[str, Any]]) -> None:
+    """As it would not if a default stood in its place."""
+    assert settings[AGENT]["source"] == "nvml"
+    assert settings[PODWATCH]["lease"]["enabled"]
+    assert settings["gpuledger-join"]["kafka"]["client_id"] == "gpuledger-join"
+    assert "localhost" not in settings["gpuledger-sink-remote-write"]["remote_write"]["url"]
+
+
+def test_a_container_opens_the_port_on_which_its_program_listens(
+    installation: Rendering, settings: dict[str, dict[str, Any]]
+) -> None:
+    opened = {each.name: each.container["ports"] for each in installation.services()}
+
+    assert opened == {
+        name: [{"name": "http", "containerPort": deployables.listen_port(loaded)}]
+        for name, loaded in settings.items()
+    }
+
+
+def test_a_deployable_is_probed_on_that_port_and_bounded(installation: Rendering) -> None:
+    pages = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    for workload in installation.services():
+        probes = {name: workload.container[name]["httpGet"] for name in pages}
+        assert probes == {name: {"path": path, "port": "http"} for name, path in pages.items()}
+        assert workload.pod["terminationGracePeriodSeconds"] > 10
+        assert {"cpu", "memory"} <= workload.container["resources"]["requests"].keys()
+        assert "memory" in workload.container["resources"]["limits"]
+
+
+def test_a_start_may_take_two_minutes_and_a_hang_is_ended_within_two(
+    installation: Rendering,
+) -> None:
+    for workload in installation.services():
+        start, live = (workload.container[name] for name in ("startupProbe", "livenessProbe"))
+        assert start["periodSeconds"] * start["failureThreshold"] == 120
+        assert live.get("periodSeconds", 10) * live["failureThreshold"] == 60
+
+
+def test_a_service_leads_to_the_port_of_its_pods(installation: Rendering) -> None:
+    for workload in installation.services():
+        (service,) = [
+            made
+            for made in installation.of_kind("Service")
+            if made["metadata"]["namespace"] == workload.namespace
+            and matches(made["spec"]["selector"], workload.labels)
+        ]
+        (opened,) = workload.container["ports"]
+        assert service["spec"]["ports"] == [
+            {"name": "http", "port": opened["containerPort"], "targetPort": opened["name"]}
+        ]
+
+
+def test_a_policy_lets_nobody_in_but_on_that_port(installation: Rendering) -> None:
+    found = {
+        policy["metadata"]["namespace"]: policy["spec"]
+        for policy in installation.of_kind("NetworkPolicy")
+    }
+
+    assert found.keys() == {each.namespace for each in installation.workloads()}
+    for spec in found.values():
+        assert spec == {
+            "podSelector": {},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}],
+        }
+
+
+def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_again_are_asked_for(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    kinds = {
+        folder: [
+            sink.settings(tmp_path / folder)["kind"]
+            for sink in render(folder).services()
+            if sink.stage.name == "sinks"
+        ]
+        for folder in INSTALLATIONS
+    }
+
+    assert set(kinds["base"]) == set(KINDS) - {"rows", "otlp"}
+    assert set(kinds["overlays/sasl-ssl"]) == set(KINDS)
+
+
+def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering) -> None:
+    job = installation.workload("gpuledger-topics")
+    join = installation.workload("gpuledger-join")
+
+    assert "partitions" in deployables.run([*job.command, "--help"], {})
+    assert job.environment() == join.environment()
+
+
+def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rendering) -> None:
+    for workload in installation.workloads():
+        mounts = [mount["name"] for mount in workload.container.get("volumeMounts", [])]
+        assert mounts == [volume["name"] for volume in workload.pod.get("volumes", [])]
+
+
+def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spool(
+    installation: Rendering,
+) -> None:
+    for workload in installation.workloads():
+        volumes = {
+            volume["name"]: volume["hostPath"]["path"]
+            for volume in workload.pod.get("volumes", [])
+            if "hostPath" in volume
+        }
+        mounts = [mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes]
+        is_agent = workload.name == AGENT
+        assert set(volumes.values()) == ({*LOOKED_AT, SPOOL} if is_agent else set())
+        assert all(mount["mountPath"] == volumes[mount["name"]] for mount in mounts)
+        assert [mount["mountPath"] for mount in mounts if not mount.get("readOnly")] == (
+            [SPOOL] if is_agent else []
+        )
+
+
+def test_the_agent_finds_the_hosts_folders_where_it_looks(
+    settings: dict[str, dict[str, Any]],
+) -> None:
+    kubelet = settings[AGENT]["kubelet"]
+
+    assert {str(Path(kubelet["socket"]).parent), kubelet["names_folder"]} == LOOKED_AT
+    assert settings[AGENT]["spool"]["folder"] == SPOOL
+
+
+def test_the_store_is_kept_on_its_volume(
+    installation: Rendering, settings: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    name = "gpuledger-sink-store"
+    mounts = installation.workload(name).container["volumeMounts"]
+    (mount,) = [mount for mount in mounts if mount["name"] == "store"]
+
+    # Where `lay_out` has put the container's root.
+    root = f"{tmp_path / name}"
+    assert settings[name]["store"]["uri"].startswith(f"{root}{mount['mountPath']}/")
+
+
+def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
+    for workload in installation.workloads():
+        is_agent = workload.name == AGENT
+        pod = workload.pod["securityContext"]
+        # The kubelet's socket lets user 0 in and nobody else.
+        users = ["0:0"] if is_agent else deployables.stages()["runtime"].values("USER")
+        assert workload.container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert [f"{pod['runAsUser']}:{pod['runAsGroup']}"] == users
+        assert pod["runAsNonRoot"] == (not is_agent)
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostIPC"} & workload.pod.keys()
+        assert workload.pod.get("hostPID", False) == is_agent
+        assert workload.pod["automountServiceAccountToken"] == (workload.name == PODWATCH)
+
+
+def test_podwatch_may_read_pods_and_keep_its_own_lease_and_nothing_else(
+    installation: Rendering, settings: dict[str, dict[str, Any]]
+) -> None:
+    (cluster_role,), (role,) = map(installation.of_kind, ("ClusterRole", "Role"))
+    lease = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+
+    assert cluster_role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    assert role["rules"] == [
+        {
+            **lease,
+            "resourceNames": [settings[PODWATCH]["lease"]["name"]],
+            "verbs": ["get", "update"],
+        },
+        {**lease, "verbs": ["create"]},
+    ]
+
+
+def test_the_agent_has_a_priority_that_takes_nobodys_place(installation: Rendering) -> None:
+    (made,) = installation.of_kind("PriorityClass")
+    named = {each.name: each.pod.get("priorityClassName") for each in installation.workloads()}
+
+    assert {name for name, priority in named.items() if priority} == {AGENT}
+    assert named[AGENT] == made["metadata"]["name"]
+    assert made["preemptionPolicy"] == "Never"
+    assert not made.get("globalDefault")
+
+
+@pytest.mark.parametrize("name", [PODWATCH, "gpuledger-join"])
+def test_the_pods_of_a_pair_are_spread_and_leave_one_by_one(
+    installation: Rendering, name: str
+) -> None:
+    workload = installation.workload(name)
+    (spread,) = workload.pod["topologySpreadConstraints"]
+    (apart,) = workload.pod["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    (budget,) = [
+        made["spec"]
+        for made in installation.of_kind("PodDisruptionBudget")
+        if made["metadata"]["name"] == name
+    ]
+
+    assert workload.manifest["spec"]["replicas"] == 2
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "topology.kubernetes.io/zone",
+        "ScheduleAnyway",
+    )
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    for selector in (spread, apart["podAffinityTerm"]):
+        found = _selected(installation, selector["labelSelector"])
+        assert [each.name for each in found] == [name]
+    assert [each.name for each in _selected(installation, budget["selector"])] == [name]
+
+
+def test_a_selector_finds_its_own_pods_alone(installation: Rendering) -> None:
+    for workload in installation.services():
+        found = _selected(installation, workload.manifest["spec"]["selector"])
+        assert [each.name for each in found] == [workload.name]
+
+
+def _selected(rendering: Rendering, selector: Manifest) -> list[Workload]:
+    labels = selector["matchLabels"]
+    return [each for each in rendering.workloads() if matches(labels, each.labels)]

@@ -1,0 +1,131 @@
+"""The overlay for SASL over TLS: filled in, every workload's settings open a real broker's door."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pytest
+
+from agent.settings import AgentSettings
+from cli.topics import TopicsSettings
+from enricher.join.settings import JoinSettings
+from enricher.podwatch.settings import PodwatchSettings
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.errors import GpuledgerError
+from gpuledger.records import PodRecord
+from gpuledger.settings import KafkaSettings, Option, load_settings
+from gpuledger.topics import Topic
+from sinks.settings import SinkSettings
+from tests.real.deployment.installation import OVERLAY, copy_of_k8s, fill_in
+from tests.real.deployment.rendering import K8S, Rendering, Workload, render
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import msgspec
+
+    from tests.real.parts.kustomize import Kustomize
+    from tests.real.parts.secure_kafka import SecureKafka
+
+MODELS: Final[dict[str, type[msgspec.Struct]]] = {
+    "agent": AgentSettings,
+    "podwatch": PodwatchSettings,
+    "join": JoinSettings,
+    "sinks": SinkSettings,
+    "cli": TopicsSettings,
+}
+"""What each image's program reads its settings into."""
+WORKLOADS: Final = (
+    "gpuledger-agent",
+    "gpuledger-podwatch",
+    "gpuledger-join",
+    "gpuledger-sink-remote-write",
+    "gpuledger-sink-alerts",
+    "gpuledger-sink-store",
+    "gpuledger-sink-rows",
+    "gpuledger-sink-otlp",
+    "gpuledger-topics",
+)
+SECRET: Final = "/run/secrets/kafka"
+
+
+@pytest.fixture(autouse=True)
+async def _let_connections_end() -> AsyncIterator[None]:
+    yield
+    # aiokafka does not wait for a connection of a failed start, and TLS ends with a word to the
+    # peer; a loop that closes before that leaves a transport, which is an error here.
+    await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+def filled_in(tmp_path: Path, secure_kafka: SecureKafka, kustomize: Kustomize) -> Rendering:
+    """Return the overlay as its user has it, with the topics' Job."""
+    overlay = copy_of_k8s(tmp_path) / OVERLAY
+    fill_in(overlay, secure_kafka)
+    return both(overlay)
+
+
+def both(overlay: Path) -> Rendering:
+    return Rendering(objects=[*render(overlay).objects, *render(overlay / "topics").objects])
+
+
+def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
+    """Load the settings that the workload's program loads, and return the part on Kafka."""
+    laid_out = workload.lay_out(folder / workload.name)
+    loaded = load_settings(
+        MODELS[workload.stage.name],
+        prog=laid_out.argv[0],
+        description="",
+        options=[Option(name="kind", setting="kind", help="")]
+        if workload.stage.name == "sinks"
+        else [],
+        argv=[] if workload.stage.name == "cli" else laid_out.argv[1:],
+        environ=laid_out.environment,
+    )
+    kafka: KafkaSettings = loaded.kafka  # type: ignore[attr-defined]  # each of them has it
+    return kafka
+
+
+def test_the_overlay_has_every_workload(kustomize: Kustomize) -> None:
+    assert {each.name for each in both(K8S / OVERLAY).workloads()} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+async def test_a_workload_logs_in_with_what_is_mounted(
+    filled_in: Rendering, secure_kafka: SecureKafka, tmp_path: Path, name: str
+) -> None:
+    workload = filled_in.workload(name)
+    settings = kafka_settings(workload, tmp_path)
+    topic = Topic(name=f"login-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=3)
+    await create_topics(settings, [topic])
+
+    assert settings.bootstrap_servers == secure_kafka.bootstrap_servers
+    assert await KafkaBus(settings).partitions(topic.name) == 3
+    assert set(workload.files()) >= {f"{SECRET}/password", f"{SECRET}/ca.crt"}
+    assert secure_kafka.password not in "".join(workload.environment().values())
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+async def test_a_placeholder_that_was_left_is_named(
+    kustomize: Kustomize, tmp_path: Path, name: str
+) -> None:
+    settings = kafka_settings(both(K8S / OVERLAY).workload(name), tmp_path)
+
+    with pytest.raises(GpuledgerError, match=rf"ssl_ca_file.*{SECRET}/ca\.crt"):
+        await KafkaBus(settings).partitions("any")
+
+
+def test_password_and_authority_are_secrets_in_both_namespaces(filled_in: Rendering) -> None:
+    secrets = {
+        (made["metadata"]["namespace"], frozenset(made["data"]))
+        for made in filled_in.of_kind("Secret")
+    }
+
+    assert secrets == {
+        (namespace, frozenset({"password", "ca.crt"}))
+        for namespace in ("gpuledger", "gpuledger-agent")
+    }

@@ -1,0 +1,61 @@
+"""Kustomize and kubectl, the programs with which the manifests under k8s/ reach a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LIMIT_SECONDS = 60.0
+
+
+class KustomizeError(Exception):
+    """A program ended with an error; the message holds what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kustomize:
+    """The `kustomize` command."""
+
+    binary: Path
+
+    def build(self, folder: Path) -> list[dict[str, Any]]:
+        """Return the objects that a kustomization renders; raises KustomizeError."""
+        printed = _run([self.binary, "build", folder])
+        return [loaded for loaded in yaml.safe_load_all(printed) if loaded]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubectl:
+    """The `kubectl` command, with the rights of a kubeconfig where there is one."""
+
+    binary: Path
+    kubeconfig: Path | None = None
+
+    def kustomize(self, folder: Path) -> list[dict[str, Any]]:
+        """Return the objects that a kustomization renders; raises KustomizeError."""
+        return [loaded for loaded in yaml.safe_load_all(self("kustomize", folder)) if loaded]
+
+    def __call__(self, *arguments: str | Path, folder: Path | None = None) -> str:
+        """Run a command and return what it prints, warnings included; raises KustomizeError."""
+        login = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+        return _run([self.binary, *login, *arguments], folder=folder)
+
+
+def _run(argv: list[str | Path], *, folder: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in argv],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise KustomizeError(f"{' '.join(map(str, argv))}: {done.stdout}")
+    return done.stdout
