@@ -149,7 +149,7 @@ class Publisher:
             except MessageTooLargeError as error:
                 MESSAGES_TOO_LARGE.inc()
                 _tell_dropped(str(error), 1)
-            except TimestampRefusedError as error:
+            except TimestampRefusedError:
                 # Looked at with each attempt: the clock may have been set right since.
                 now_ms = self._now_ns() // _NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:

@@ -6,8 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
@@ -31,5 +29,3 @@ def test_alertmanager_takes_its_configuration(
     alertmanager = start_alertmanager(config=(COMPOSE / "alertmanager.yml").read_text())
 
     assert alertmanager.alerts() == []
-
-

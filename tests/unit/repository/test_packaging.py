@@ -1,4 +1,4 @@
-"""What pyproject.toml promises, as far as no wheel has to be built for it (`tests/wheel` builds)."""
+"""What pyproject.toml promises, as far as no wheel is built for it (`tests/wheel` builds)."""
 
 import ast
 import importlib
