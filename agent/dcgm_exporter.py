@@ -20,7 +20,7 @@ from gpuledger.settings.sources import Given, Layer
 _LISTEN: Final = "0.0.0.0:9400"  # where dcgm-exporter listens without a setting
 _PREFIX: Final = "DCGM_EXPORTER_"
 # Put into each container of a namespace with a Service called dcgm-exporter; nobody's settings.
-_SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(SERVICE_|PORT(_|$))\w*")
+_SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 _DEVICES: Final = re.compile(
     r"f|[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?(\+[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?)?"
 )
