@@ -143,6 +143,13 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert loaded.exposition.host_label == "none"
 
 
+def test_a_flag_that_asks_for_the_usual_wins_over_its_variable_too() -> None:
+    environ = {"DCGM_EXPORTER_NO_HOSTNAME": "1", "DCGM_EXPORTER_COLLECTORS": "/list.csv"}
+    loaded = load([*CHART_ARGS, "--no-hostname=false"], environ)
+    assert loaded.exposition.host_label == "hostname"
+    assert loaded.exposition.counters_file is None
+
+
 @pytest.mark.parametrize("path", ["default-counters.csv", "dcp-metrics-included.csv"])
 def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
     loaded = load(["-f", f"/etc/dcgm-exporter/{path}"])
