@@ -20,7 +20,7 @@ from gpuledger.settings.sources import Given, Layer
 _LISTEN: Final = "0.0.0.0:9400"  # where dcgm-exporter listens without a setting
 _PREFIX: Final = "DCGM_EXPORTER_"
 # Put into each container of a namespace with a Service called dcgm-exporter; nobody's settings.
-_SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(SERVICE_|PORT(_|$))\w*")
+_SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 _DEVICES: Final = re.compile(
     r"f|[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?(\+[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?)?"
 )
@@ -83,17 +83,19 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
 
     Raises `SettingsError` naming the flag or the variable, the value and what is expected.
     """
-    swap = Swap()
-    for flag in FLAGS:
-        # Empty is as good as not set, as for dcgm-exporter.
-        if value := environ.get(flag.variable):
-            _enter(swap, flag, value, origin=flag.variable)
-            swap.is_asked_for |= flag.variable.startswith("DCGM_")
-    swap.without_effect += _unknown_variables(environ)
-    given = list(_take_flags(argv, swap.argv))
-    for flag, value, origin in sorted(given, key=lambda one: FLAGS.index(one[0])):
-        _enter(swap, flag, value, origin=origin)
+    swap = Swap(without_effect=_unknown_variables(environ))
+    # An empty variable is as good as none, as for dcgm-exporter.
+    given = {
+        flag: (value, flag.variable) for flag in FLAGS if (value := environ.get(flag.variable))
+    }
+    swap.is_asked_for = any(flag.variable.startswith("DCGM_") for flag in given)
+    for flag, value, origin in _take_flags(argv, swap.argv):
+        given[flag] = (value, origin)
         swap.is_asked_for = True
+    for flag in FLAGS:
+        if flag in given:
+            value, origin = given[flag]
+            _enter(swap, flag, value, origin=origin)
     return swap
 
 

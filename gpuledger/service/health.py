@@ -114,8 +114,7 @@ def _compressed(response: Response, request: Request) -> Response:
 
 def _takes_gzip(accept_encoding: str) -> bool:
     """Return whether gzip is asked for; `q=0` refuses it."""
-    for choice in accept_encoding.split(","):
-        coding, _, weight = choice.replace(" ", "").partition(";q=")
-        if coding.lower() in ("gzip", "*"):
-            return not weight or weight.strip("0.") != ""
-    return False
+    choices = (choice.partition(";q=") for choice in accept_encoding.replace(" ", "").split(","))
+    weights = {coding.lower(): weight for coding, _, weight in choices}
+    weight = weights.get("gzip", weights.get("*", "0"))
+    return not weight or weight.strip("0.") != ""

@@ -6,6 +6,7 @@ and to what the simulator says was so, a GPU that is lost among it.
 
 from __future__ import annotations
 
+import gzip
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -169,6 +170,15 @@ def test_a_sum_over_shared_gpus_is_what_they_have(swapped: Exporter) -> None:
 def test_there_is_no_vgpu_to_be_licensed(swapped: Exporter) -> None:
     values = {one.value for one in swapped.samples("DCGM_FI_DEV_VGPU_LICENSE_STATUS")}
     assert values == {0}
+
+
+def test_a_scrape_is_small_where_it_is_compressed(swapped: Exporter) -> None:
+    url = f"{swapped.url}/metrics"
+    packed = web.fetch(url, headers={"Accept-Encoding": "gzip"}).body
+    text = gzip.decompress(packed)
+    assert b"DCGM_FI_DEV_GPU_TEMP{" in text
+    assert len(packed) < len(text) / 5
+    assert b"_created" not in text
 
 
 def test_it_says_that_it_is_in_dcgm_exporters_place_and_warns_of_nothing(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.dcgm_exporter import FLAGS, read_swap
+from agent.dcgm_exporter import FLAGS, Flag, read_swap
 from agent.settings import AgentSettings
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
@@ -69,6 +69,7 @@ def test_anything_that_only_dcgm_exporter_knows_takes_its_port(
         {"NVIDIA_RESOURCE_NAMES": "nvidia.com/a100"},
         {"DCGM_EXPORTER_PORT": "tcp://10.0.0.1:9400", "DCGM_EXPORTER_SERVICE_HOST": "10.0.0.1"},
         {"DCGM_EXPORTER_PORT_9400_TCP_ADDR": "10.0.0.1"},
+        {"DCGM_EXPORTER_METRICS_SERVICE_PORT_HTTP": "9400", "DCGM_EXPORTER_METRICS_PORT": "x"},
         {"DCGM_EXPORTER_LISTEN": ""},
     ],
 )
@@ -142,6 +143,13 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert loaded.exposition.host_label == "none"
 
 
+def test_a_flag_that_asks_for_the_usual_wins_over_its_variable_too() -> None:
+    environ = {"DCGM_EXPORTER_NO_HOSTNAME": "1", "DCGM_EXPORTER_COLLECTORS": "/list.csv"}
+    loaded = load([*CHART_ARGS, "--no-hostname=false"], environ)
+    assert loaded.exposition.host_label == "hostname"
+    assert loaded.exposition.counters_file is None
+
+
 @pytest.mark.parametrize("path", ["default-counters.csv", "dcp-metrics-included.csv"])
 def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
     loaded = load(["-f", f"/etc/dcgm-exporter/{path}"])
@@ -203,9 +211,10 @@ def test_every_flag_can_be_given_by_each_of_its_names() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names[0])
-def test_the_documentation_tells_of_every_flag(flag: object) -> None:
+def test_the_documentation_tells_of_every_flag(flag: Flag) -> None:
     page = Path(__file__).parents[3] / "docs" / "agent.md"
-    assert f"`{flag.variable}`" in page.read_text()  # type: ignore[attr-defined]  # a Flag
+    assert f"`{flag.variable}`" in page.read_text()
+    assert f"`--{flag.names[0]}`" in page.read_text()
 
 
 def test_the_program_says_nonsense_in_one_line() -> None:

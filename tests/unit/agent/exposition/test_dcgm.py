@@ -530,11 +530,13 @@ ALLOCATIONS = st.lists(
 )
 
 
-@generated(processes=PROCESSES, allocations=ALLOCATIONS)
+@generated(processes=PROCESSES, allocations=ALLOCATIONS, pod_series=st.booleans())
 def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
-    processes: list[GpuProcess], allocations: list[DeviceAllocation]
+    processes: list[GpuProcess], allocations: list[DeviceAllocation], *, pod_series: bool
 ) -> None:
-    settings = ExpositionSettings(names="both", process_series=True)
+    settings = ExpositionSettings(
+        names="both", profile="full", process_series=True, pod_series=pod_series
+    )
     it = node(settings, one="ml/a/main", two="ml/b/main")
     gpus = [gpu(index, memory_used_bytes=GIB, utilization_ratio=0.5) for index in range(3)]
     it.show(
@@ -551,3 +553,4 @@ def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
     for name in ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_UTIL"):
         own = [line for line in it.lines(name) if "gpuledger_share" not in line]
         assert len(own) == 3
+        assert pod_series or it.lines(name) == own

@@ -6,6 +6,7 @@ import pytest
 
 from agent.exposition.counters import default_counters
 from agent.exposition.fields import all_fields
+from gpuledger.records import GpuReading
 from tests.unit.agent.exposition.given import (
     GIB,
     Node,
@@ -84,6 +85,12 @@ def of(name: str) -> Node:
     return it
 
 
+def memories(told: Told) -> list[GpuReading]:
+    """Return one row for each memory: the GPU's, or those of its GPU instances."""
+    gpu_itself, *instances = told.sample.gpus
+    return list({one.gpu_instance: one for one in instances}.values()) or [gpu_itself]
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize(
     "field", sorted({one.field.old for one in default_counters()} & set(MEMORY_FIELDS))
@@ -91,14 +98,14 @@ def of(name: str) -> Node:
 def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, field: str) -> None:
     it = of(scenario)
     series = it.values(field, "UUID", "GPU_I_ID", "GPU_C_ID", "pod", "gpuledger_share")
-    reading = SCENARIOS[scenario].sample.gpus[0]
-    device = {
-        "DCGM_FI_DEV_FB_USED": reading.memory_used_bytes or 0,
-        "DCGM_FI_DEV_FB_FREE": reading.memory_total_bytes or 0,
-        "DCGM_FI_DEV_FB_RESERVED": reading.memory_reserved_bytes or 0,
+    reading = {
+        "DCGM_FI_DEV_FB_USED": "memory_used_bytes",
+        "DCGM_FI_DEV_FB_FREE": "memory_total_bytes",
+        "DCGM_FI_DEV_FB_RESERVED": "memory_reserved_bytes",
     }[field]
+    has = sum(getattr(one, reading) for one in memories(SCENARIOS[scenario]))
     assert series
-    assert sum(series.values()) <= device / 2**20
+    assert sum(series.values()) <= has / 2**20
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "cut" not in name])

@@ -102,6 +102,7 @@ async def fetch(address: str, accept_encoding: str) -> tuple[str | None, bytes]:
         ("*", True),
         ("identity", False),
         ("gzip;q=0", False),
+        ("*, gzip;q=0", False),
         ("gzip;q=0.0", False),
         ("", False),
     ],
