@@ -57,6 +57,17 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
     assert "signal_received" in logged(stderr)
 
 
+def test_the_first_line_says_what_runs_and_where() -> None:
+    with running("service") as child:
+        child.send_signal(signal.SIGTERM)
+        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert (lines[0]["event"], lines[0]["node"]) == ("service_started", "node-1")
+    assert lines[0]["http"].startswith("127.0.0.1:")
+    assert lines[-1]["event"] == "service_ended"
+
+
 @pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
 def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
     with running(case) as child:
