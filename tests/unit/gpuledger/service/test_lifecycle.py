@@ -172,7 +172,7 @@ def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: obj
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_at_its_end_a_signal_is_who_had_it_before(number: signal.Signals) -> None:
-    """Not the system's: a second SIGTERM while the interpreter shuts down would be the exit code."""
+    """Not the system's: a SIGTERM while the interpreter shuts down would be the exit code."""
     before = signal.getsignal(number)
     run_until_signalled(succeed)
 
