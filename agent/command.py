@@ -81,6 +81,11 @@ def main() -> int:
         partial(_run, machine=machine, view=view),
         settings=settings,
         page=NodePage(view, settings=settings.exposition, clock=machine.clock),
+        about={
+            "node": settings.node_name,
+            "source": settings.source,
+            "brokers": None if settings.no_kafka else settings.kafka.bootstrap_servers,
+        },
     )
 
 

@@ -65,6 +65,11 @@ class Outbox:
         return len(self._queue) + (len(self._hand) if self._mark is None else 0)
 
     @property
+    def on_disk(self) -> int:
+        """How many parcels were on the disk when it was last looked."""
+        return self._told
+
+    @property
     def is_on_disk(self) -> bool:
         """Whether something waits on the disk."""
         return self._is_open and self._spool is not None and not self._spool.is_empty

@@ -103,7 +103,10 @@ class Publisher:
     def _waiting(self, trouble: str = "") -> Callable[[], str]:
         """Return what says, whenever it is asked, how much waits for the broker."""
         begin = f"{trouble}; " if trouble else ""
-        return lambda: f"{begin}{self._outbox.in_memory} ticks wait in memory"
+        outbox = self._outbox
+        return lambda: (
+            f"{begin}ticks wait: {outbox.in_memory} in memory, {outbox.on_disk} on the disk"
+        )
 
     async def _publish_from(self, producer: Producer) -> None:
         # All topics that are placed by node have the same number of partitions.

@@ -15,7 +15,13 @@ def main() -> int:
         prog="gpuledger-join",
         description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
     )
-    return run_service(_join, settings=settings)
+    about = {
+        "group": settings.join.group,
+        "member": settings.kafka.group_member or None,
+        "guarantee": settings.join.processing_guarantee,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+    return run_service(_join, settings=settings, about=about)
 
 
 async def _join(settings: JoinSettings, readiness: Readiness) -> None:

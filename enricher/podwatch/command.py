@@ -17,7 +17,13 @@ def main() -> int:
         prog="gpuledger-podwatch",
         description="Watches the Kubernetes API server and publishes slim pod records to Kafka.",
     )
-    return run_service(_watch, settings=settings)
+    kubernetes = settings.kubernetes
+    about = {
+        "api": kubernetes.url or kubernetes.kubeconfig or "the pod's service account, or kubectl's",
+        "lease": settings.lease.name if settings.lease.enabled else None,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+    return run_service(_watch, settings=settings, about=about)
 
 
 async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:

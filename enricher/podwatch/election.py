@@ -92,6 +92,7 @@ class Elector:
             if self._holds():
                 await self._attempt()
         self._check.failed("the lease was lost")
+        _log.info("lease_lost", identity=self._identity)
 
     async def _attempt(self) -> bool:
         """Try once to acquire or renew; a failure is told and not raised."""

@@ -200,10 +200,15 @@ def _give_up_batches(client: AIOKafkaProducer) -> None:
     accumulator = client._message_accumulator
     waiting = [batch for batches in accumulator._batches.values() for batch in batches]
     waiting += accumulator._pending_batches
+    # A batch that waits for its next attempt takes itself out of the pending ones when it ends,
+    # where it is not any more: asyncio would log that as an error.
+    accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:
         # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
-        batch.future.exception()
+        for future in (batch.future, batch._drain_waiter):
+            if future.done() and not future.cancelled():
+                future.exception()
 
 
 async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:

@@ -1,6 +1,6 @@
 """A deployable as a whole: logs, health pages, its work, its end."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeVar
 
 import structlog
@@ -36,10 +36,12 @@ def run_service(
     *,
     settings: S,
     page: Page | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> int:
     """Run `main` with logs and health pages until a signal; give the exit code.
 
-    `page` is written behind the process's own metrics on `/metrics`.
+    `page` is written behind the process's own metrics on `/metrics`; `about` is what the first log
+    line says of this deployable: what it does, where to, and as whom.
     """
     configure_logs(settings.log)
     readiness = Readiness()
@@ -50,7 +52,7 @@ def run_service(
         async with serve_health(
             listen=settings.http.listen, readiness=readiness, page=page, guard=guard
         ) as address:
-            _log.info("service_started", version=__version__, http=address)
+            _log.info("service_started", version=__version__, http=address, **(about or {}))
             try:
                 await main(settings, readiness)
             finally:

@@ -19,7 +19,7 @@ from agent.source import find_source, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
-from gpuledger.errors import UserError
+from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PROCESSES, SAMPLES
@@ -124,7 +124,7 @@ async def test_several_nodes_in_one_process_publish_their_ticks_until_cancelled(
     assert any(one.pod_uid for sample in samples for one in sample.containers)
 
 
-async def test_processes_that_proc_does_not_show_make_the_agent_unready() -> None:
+async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     readiness = Readiness()
     agent = asyncio.create_task(
@@ -141,6 +141,36 @@ async def test_processes_that_proc_does_not_show_make_the_agent_unready() -> Non
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
     assert "is hostPID set?" in readiness.check("procfs").detail
+    assert readiness.is_ready(), readiness.report()
+
+
+async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=5)
+    lost, bus, readiness = FakeGpu("GPU-1"), RefusingBus(), Readiness()
+    lost.lost = True
+    agent = asyncio.create_task(
+        run_agent(
+            machine=Machine(
+                nvml=FakeNvml(FakeGpu("GPU-0"), lost), procfs=FakeProcfs(), clock=clock
+            ),
+            bus=bus,
+            settings=AgentSettings(node_name="node-1", flush_seconds=0.01),
+            readiness=readiness,
+        )
+    )
+    await clock.rung.wait()
+    ready = readiness.is_ready(), readiness.check("gpus").is_ok, readiness.check("kafka").is_ok
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    assert ready == (True, False, False)
+
+
+class RefusingBus(MemoryBus):
+    """A broker that is away."""
+
+    @override
+    async def partitions(self, topic: str) -> int:
+        raise BusUnavailableError("no broker")
 
 
 class FickleProcfs(FakeProcfs):

@@ -16,8 +16,21 @@ PACKAGES: Final = ("agent", "enricher", "sinks", "gpuledger", "cli", "simulator"
 QUIET: Final = {"debug", "info"}
 UNITS: Final = ("_count", "_seconds", "_bytes")
 # Verbs in the past that do not end in -ed.
-PAST: Final = {"begun", "found", "held", "hung", "lost", "read", "seen", "sent", "torn", "undone"}
-PAST |= {"withdrawn"}
+PAST: Final = frozenset(
+    [
+        "begun",
+        "found",
+        "held",
+        "hung",
+        "lost",
+        "read",
+        "seen",
+        "sent",
+        "torn",
+        "undone",
+        "withdrawn",
+    ]
+)
 # Python's own keys of a line.
 OWN: Final = {"exc_info", "stack_info"}
 
@@ -53,6 +66,7 @@ def _line(call: ast.Call, place: str) -> Line:
     assert isinstance(call.func, ast.Attribute)
     event = call.args[-1]
     assert isinstance(event, ast.Constant), f"{place}: an event is a text that stands there"
+    assert isinstance(event.value, str)
     keys = tuple(keyword.arg for keyword in call.keywords if keyword.arg)
     return Line(place=place, level=call.func.attr, event=event.value, keys=keys, call=call)
 

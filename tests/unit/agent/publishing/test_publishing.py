@@ -249,7 +249,7 @@ async def test_the_last_chance_is_bounded() -> None:
     assert outbox.in_memory == 1
     assert (check.is_ok, check.detail) == (
         False,
-        "no broker at localhost:9092; 1 ticks wait in memory",
+        "no broker at localhost:9092; ticks wait: 1 in memory, 0 on the disk",
     )
 
 

@@ -98,7 +98,7 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
 def main(case: str) -> int:
     """Run one case."""
     if case == "service":
-        return run_service(serve, settings=Settings())
+        return run_service(serve, settings=Settings(), about={"node": "node-1"})
     configure_logs(LogSettings())
     seconds = 10.0 if case == "slow" else 0.4
     return run_until_signalled(CASES[case], stop_within_seconds=seconds)

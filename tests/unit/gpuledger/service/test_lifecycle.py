@@ -57,6 +57,17 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
     assert "signal_received" in logged(stderr)
 
 
+def test_the_first_line_says_what_runs_and_where() -> None:
+    with running("service") as child:
+        child.send_signal(signal.SIGTERM)
+        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    assert (lines[0]["event"], lines[0]["node"]) == ("service_started", "node-1")
+    assert lines[0]["http"].startswith("127.0.0.1:")
+    assert lines[-1]["event"] == "service_ended"
+
+
 @pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
 def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
     with running(case) as child:
@@ -157,6 +168,15 @@ def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: obj
         assert run_until_signalled(work) == 1  # type: ignore[arg-type]  # a row of the table above
     said = {"log_level": "critical", "error": "the driver is stuck"}
     assert logged == [{"event": "service_failed", **said}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_at_its_end_a_signal_is_who_had_it_before(number: signal.Signals) -> None:
+    """Not the system's: a SIGTERM while the interpreter shuts down would be the exit code."""
+    before = signal.getsignal(number)
+    run_until_signalled(succeed)
+
+    assert signal.getsignal(number) is before
 
 
 def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(

@@ -1,0 +1,63 @@
+"""The table of checks in docs/operations.md has those of the code, with their severities."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+FOLDERS: Final = {
+    "agent": "agent",
+    "podwatch": "enricher/podwatch",
+    "join": "enricher/join",
+    "sinks": "sinks",
+}
+KINDS: Final = r"^(remote_write|alerts|store|rows|otlp|…)\."
+
+Checks = set[tuple[str, str]]
+
+
+def written(deployable: str) -> Checks:
+    """Give name and severity of each check in the page's table."""
+    row = rf"^\| {deployable} \| `([^`]+)` \| (critical|warning) \|"
+    return set(re.findall(row, PAGE, flags=re.MULTILINE))
+
+
+def made(folder: Path) -> Checks:
+    """Give name and severity of each check that the code makes."""
+    trees = [ast.parse(file.read_text()) for file in folder.rglob("*.py")]
+    return {found for tree in trees for found in _made_in(tree)}
+
+
+def _made_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        # By a variable's name a check is looked up that a name has made.
+        if node.func.attr == "check" and node.args and not isinstance(node.args[0], ast.Name):
+            severities = [ast.unparse(each.value) for each in node.keywords]
+            severity = severities[0].rpartition(".")[2].lower() if severities else "critical"
+            yield re.sub(KINDS, "<sink>.", _name(node.args[0])), severity
+
+
+def _name(argument: ast.expr) -> str:
+    if isinstance(argument, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "…" for part in argument.values]
+        return "".join(map(str, parts))
+    assert isinstance(argument, ast.Constant)
+    return str(argument.value)
+
+
+@pytest.mark.parametrize("deployable", FOLDERS)
+def test_the_checks_of_a_deployable_are_those_of_the_table(deployable: str) -> None:
+    assert sorted(written(deployable)) == sorted(made(ROOT / FOLDERS[deployable]))
+
+
+def test_what_the_agent_can_do_without_leaves_it_ready() -> None:
+    critical = {name for name, severity in written("agent") if severity == "critical"}
+
+    assert critical == {"nvml", "ticks"}
