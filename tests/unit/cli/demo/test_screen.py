@@ -1,6 +1,5 @@
 """What the live table shows of an event, on screens of any size."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -133,17 +132,11 @@ def test_a_low_screen_shows_every_row_in_one_of_its_pages(height: int) -> None:
     pages = [
         draw_on(80, *MANY, height=height, seconds=PAGE_SECONDS * number) for number in range(100)
     ]
-    shown = [line for page in distinct(pages) for line in page]
+    shown = [line for page in dict.fromkeys(map(tuple, pages)) for line in page]
     assert all(len(page) <= height for page in pages)
     assert len([line for line in shown if "research/train-0" in line]) == 40
     assert set(everything) <= set(shown)
     assert all(page[2] in ("node-a", "node-b") for page in pages)
-
-
-def distinct(pages: Sequence[list[str]]) -> list[list[str]]:
-    """Give each page once."""
-    found: list[list[str]] = []
-    return [page for page in pages if page not in found and not found.append(page)]  # type: ignore[func-returns-value]
 
 
 def test_a_high_screen_has_one_page_and_does_not_say_so() -> None:
