@@ -19,7 +19,7 @@ from cli.demo.buses import open_bus
 from cli.demo.machine import find_machine
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
-from cli.demo.screen import Header, Line, draw
+from cli.demo.screen import Header, Line, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.summary import (
     StoreLine,
@@ -141,9 +141,13 @@ def _frames(run: Run, plan: DemoPlan) -> Draw:
 def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
-    now = datetime.fromtimestamp(run.machine.clock.time_ns() / 1e9, tz=UTC)
+    now_ns = run.machine.clock.time_ns()
+    now = datetime.fromtimestamp(now_ns / 1e9, tz=UTC)
     alerts = [describe(alert, run.tally.presence) for alert in run.received.firing(now)]
-    problems = [problem(sink.line(), events=0) for sink in run.sinks]
+    problems = [
+        None if is_over else standstill(run.tally, now_ns=now_ns),
+        *(problem(sink.line(), events=0) for sink in run.sinks),
+    ]
     counts = (f"{run.tally.events} events", writes)
     facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
     return Header(

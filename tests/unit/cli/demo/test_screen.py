@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cli.demo.screen import PAGE_SECONDS, Header, draw, rows_of
+from cli.demo.screen import PAGE_SECONDS, Header, draw, rows_of, standstill
 from cli.demo.tally import Tally
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Method
-from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, entry, event, incident
+from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, SECOND_NS, entry, event, incident
 
 HEADER = Header(facts=["gpuledger demo", "scenario x"])
 LONG_POD = replace(
@@ -121,6 +121,21 @@ def test_what_fails_and_fires_stands_above_the_table_and_many_alerts_are_counted
     lines = draw_on(80, event(), header=header)
     shown = [f"! alert {n}" for n in range(4)]
     assert lines[:7] == ["facts", "a problem", *shown, "! and 5 more alerts"]
+
+
+@pytest.mark.parametrize(
+    ("now_seconds", "said"),
+    [(13.0, None), (15.5, "no event for 6 s: the rows are as old as that")],
+)
+def test_rows_that_are_no_longer_new_are_said_to_be_old(
+    now_seconds: float, said: str | None
+) -> None:
+    """The newest event of all nodes counts."""
+    tally = Tally()
+    assert standstill(tally, now_ns=10**18) is None
+    for one in (event(second=4, node="node-b"), event(second=10)):
+        tally.add(one)
+    assert standstill(tally, now_ns=round(now_seconds * SECOND_NS)) == said
 
 
 MANY = [event(node=node, gpus=range(20)) for node in ("node-a", "node-b")]
