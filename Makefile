@@ -1,5 +1,5 @@
 # Every target does its own set-up: python3 >= 3.11, make and a network to package registries are enough; for what
-# compiles the join's hot modules (test, test-unit, bench, chaos) a C compiler and Python's headers too.
+# compiles the join's hot modules (test, test-wheel, bench, chaos) a C compiler and Python's headers too.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -21,7 +21,11 @@ COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url -
 # checkout before it.
 ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 
-.PHONY: help demo test test-compiled test-unit test-tools compiled lint format bench chaos schemas docs lock clean
+# On up to four cores (tests/conftest.py), a file of tests at a time. With ARGS one looks for something: in one process,
+# where --pdb and -x work, unless ARGS name a number of processes.
+SPREAD := $(if $(ARGS),,-n auto)
+
+.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos schemas docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,15 +33,18 @@ help: ## List the targets
 demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20")
 	@$(BIN)/gpuledger demo $(ARGS)
 
-# With ARGS one looks for something: among the sources alone.
+# With ARGS among the sources alone.
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build the real parts, then run every test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-compiled: $(VENV)/.dev compiled ## Run the join's and podwatch's unit tests on the wheel's compiled modules
-	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest tests/unit/enricher $(ARGS)
+	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher $(ARGS)
 
 test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)
+
+test-wheel: $(VENV)/.dev ## Build the wheel, which needs a C compiler, and test what it holds
+	@$(BIN)/python -m pytest tests/wheel $(ARGS)
 
 test-tools: $(VENV)/.dev ## Fetch and build the real parts that tests/real talks to
 	@$(BIN)/python -m tests.tools

@@ -1,5 +1,7 @@
 """Marks every test by its folder, leaves the process's logging as it was, times no example.
 
+Says how many processes `-n auto` means: real parts want memory, so not as many as there are cores.
+
 Says whether the join's hot modules are compiled, and with TESTS_REQUIRE_COMPILED=1 insists on it.
 
 Other fixtures live beside the tests that use them.
@@ -16,6 +18,7 @@ from hypothesis import settings
 
 from tests.compiled import compiled_modules, describe_compiled, hot_modules
 
+MAX_PROCESSES = 4
 TESTS = Path(__file__).parent
 # A law does not fail because the machine is busy: with the usual 200 ms for an example it would.
 settings.register_profile("gpuledger", deadline=None)
@@ -25,6 +28,12 @@ settings.load_profile("gpuledger")
 def pytest_report_header() -> str:
     """Say on which modules the tests run."""
     return describe_compiled()
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else a process a core, to 4."""
+    wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
+    return int(wanted) if wanted else min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def pytest_configure() -> None:

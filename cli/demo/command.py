@@ -19,7 +19,7 @@ from cli.demo.buses import open_bus
 from cli.demo.machine import find_machine
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
-from cli.demo.screen import Header, Line, draw
+from cli.demo.screen import Header, Line, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.summary import (
     StoreLine,
@@ -30,7 +30,7 @@ from cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from cli.demo.view import Draw, can_be_live, live, show, width_of
+from cli.demo.view import Draw, can_be_live, leave_out_of_logs, live, show, width_of
 from gpuledger.codec import encode
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings
@@ -83,6 +83,7 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
+    leave_out_of_logs("gpu_lost")
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,
@@ -116,7 +117,8 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         return exit_code(summary)
     width = width_of(console)
     if not is_live:
-        show(console, [*draw(run.tally, _header(run, plan), width=width), Line("")])
+        last = _header(run, plan, is_over=True)
+        show(console, [*draw(run.tally, last, width=width), Line("")])
     show(console, draw_summary(summary, width=width))
     return exit_code(summary)
 
@@ -136,14 +138,18 @@ def _frames(run: Run, plan: DemoPlan) -> Draw:
     return frame
 
 
-def _header(run: Run, plan: DemoPlan) -> Header:
+def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
-    now = datetime.fromtimestamp(run.machine.clock.time_ns() / 1e9, tz=UTC)
+    now_ns = run.machine.clock.time_ns()
+    now = datetime.fromtimestamp(now_ns / 1e9, tz=UTC)
     alerts = [describe(alert, run.tally.presence) for alert in run.received.firing(now)]
-    problems = [problem(sink.line(), events=0) for sink in run.sinks]
+    problems = [
+        None if is_over else standstill(run.tally, now_ns=now_ns),
+        *(problem(sink.line(), events=0) for sink in run.sinks),
+    ]
     counts = (f"{run.tally.events} events", writes)
-    facts = ("gpuledger demo", run.machine.headline, bus, *counts, "Ctrl-C ends")
+    facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
     return Header(
         facts=[fact for fact in facts if fact],
         problems=[said for said in problems if said],

@@ -25,7 +25,7 @@ class LostGpu:
     since_ns: int
     """When it was lost, nanoseconds since the epoch; where nobody said, its last reading."""
     cause: str | None
-    """The XID that came with it, with NVIDIA's name of it."""
+    """The XID that came with it."""
     holders: tuple[str, ...]
     """The pods to whom the kubelet still gives it, as `namespace/pod`."""
 
@@ -94,9 +94,7 @@ class GpuPresence:
 
     def _cause(self, uuid: str, seen: _Seen) -> str | None:
         xids = [one for one in self._told(uuid, seen) if one.kind == XID]
-        if not xids:
-            return None
-        return f"XID {xids[-1].xid} {xids[-1].mnemonic or ''}".rstrip()
+        return f"XID {xids[-1].xid}" if xids else None
 
     def _told(self, uuid: str, seen: _Seen) -> list[Incident]:
         return [

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -51,8 +52,8 @@ async def serve_receivers() -> AsyncIterator[Received]:
     app = web.Application(client_max_size=32 * 2**20)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     received = Received(url="")
-    app.router.add_post("/api/v1/write", lambda request: _take_write(request, received))
-    app.router.add_post("/api/v2/alerts", lambda request: _take_alerts(request, received))
+    app.router.add_post("/api/v1/write", partial(_take_write, received=received))
+    app.router.add_post("/api/v2/alerts", partial(_take_alerts, received=received))
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

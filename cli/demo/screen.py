@@ -27,6 +27,7 @@ PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
 _GIB: Final = 2**30
 _SECOND_NS: Final = 10**9
+_STANDSTILL_NS: Final = 5 * _SECOND_NS
 _MOST_ALERTS: Final = 4
 _LEAST_BODY: Final = 4
 _STYLES: Final = {
@@ -83,6 +84,14 @@ class _Block(NamedTuple):
 
     node: str
     lines: list[Line]
+
+
+def standstill(tally: Tally, *, now_ns: int) -> str | None:
+    """Return what is said where no event has come for a while, so that old rows pass for no new."""
+    newest_ns = max((event.time_ns for event in tally.latest.values()), default=None)
+    if newest_ns is None or now_ns - newest_ns < _STANDSTILL_NS:
+        return None
+    return f"no event for {(now_ns - newest_ns) / _SECOND_NS:.0f} s: the rows are as old as that"
 
 
 def draw(

@@ -77,13 +77,14 @@ def has_failed(line: SinkLine, *, events: int) -> bool:
 
 def problem(line: SinkLine, *, events: int) -> str | None:
     """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
+    said = (line.failing or "").removeprefix(f"{line.receiver}: ")
+    why = f": {said}" if said else ""
     if has_failed(line, events=events):
-        why = line.failing or "no answer"
-        return f"{line.sink}: nothing has reached {line.receiver} ({line.retries} tries): {why}"
+        return f"{line.sink}: nothing has reached {line.receiver} in {line.retries} tries{why}"
     if line.failing:
-        return f"{line.sink}: {line.receiver} does not take any more: {line.failing}"
+        return f"{line.sink}: {line.receiver} is no longer reached{why}"
     if line.rejected:
-        return f"{line.sink}: {line.receiver} refused {line.rejected}"
+        return f"{line.sink}: {line.receiver} has refused {line.rejected}"
     return None
 
 

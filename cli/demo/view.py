@@ -88,6 +88,14 @@ def logs_held_back() -> Iterator[None]:
         sys.stderr.write("".join(held.lines))
 
 
+def leave_out_of_logs(event: str) -> None:
+    """Keep the log lines of an event away: it is shown otherwise."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(
+            lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") == event)
+        )
+
+
 class _LastLines(io.TextIOBase):
     """Keeps what was written last."""
 

@@ -1,7 +1,8 @@
-"""The demo over a real broker, as a user starts it."""
+"""The demo over a real broker and with real receivers, as a user starts it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,8 +11,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import DEAD_LETTERS, TOPICS
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
 
 COMMAND = [str(Path(sys.executable).parent / "gpuledger"), "demo", "--source", "simulated"]
 ENVIRONMENT = {
@@ -19,38 +27,69 @@ ENVIRONMENT = {
 }
 
 
+def run_demo(broker: Kafka, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    bus = ("--bus", f"kafka://{broker.bootstrap_servers}", "--for", "5", "--format", "json")
+    return subprocess.run(
+        [*COMMAND, *bus, *map(str, arguments)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_missing_topics_are_made_and_every_tick_comes_back_as_an_event(
-    kafka_of_this_run: Kafka, tmp_path: Path
+    start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
-    """Twice, so that the second run meets the first one's topics and events."""
-    bus = f"kafka://{kafka_of_this_run.bootstrap_servers}"
-    for run in ("first", "second"):
-        arguments = ["--bus", bus, "--for", "5", "--format", "json", "--store", tmp_path / run]
-        ran = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    """Twice: what the first one left is refused, until the second is told to take it."""
+    broker = start_kafka()
+    for run, more in (("first", []), ("second", ["--reuse-topics"])):
+        ran = run_demo(broker, "--store", tmp_path / run, *more)
         assert ran.returncode == 0, ran.stderr
         summary = json.loads(ran.stdout)
         assert summary["events"] == summary["ticks"] > 0, run
         assert summary["conservation_error_max_ratio"] <= 1e-9
         assert summary["store"]["rows"] >= summary["entries"]
         assert {pod["pod"] for pod in summary["pods"]} >= {"embeddings-0"}
+        made = f"making {len(TOPICS)} topics on {broker.bootstrap_servers} … done\n"
+        assert (made in ran.stderr) is not bool(more)
+    refused = run_demo(broker)
+    assert refused.returncode == 2
+    assert "holds records already" in refused.stderr
 
 
-def test_ctrl_c_ends_it_cleanly_with_the_summary(kafka_of_this_run: Kafka, tmp_path: Path) -> None:
+def test_a_topic_that_holds_somebody_s_record_is_refused_and_nothing_is_made_or_written(
+    start_kafka: Callable[[], Kafka], kcat: Kcat
+) -> None:
+    """The line names the topic and the remedy."""
+    broker, topic = start_kafka(), DEAD_LETTERS.name
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    asyncio.run(create_topics(settings, [DEAD_LETTERS]))
+    kcat.produce(broker.bootstrap_servers, topic, b"somebody's")
+    refused = run_demo(broker)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    for part in (f"--bus kafka://{broker.bootstrap_servers}", topic, "--reuse-topics"):
+        assert part in line
+    assert refused.stdout == ""
+    there = kcat.metadata(broker.bootstrap_servers)["topics"]
+    assert [found["topic"] for found in there] == [topic]
+    assert [kept.value for kept in kcat.consume(broker.bootstrap_servers, topic)] == [b"somebody's"]
+
+
+def test_ctrl_c_ends_it_cleanly_with_the_summary(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
     """Within ten seconds, on a broker too."""
-    bus = f"kafka://{kafka_of_this_run.bootstrap_servers}"
+    bus = f"kafka://{start_kafka().bootstrap_servers}"
     arguments = ["--bus", bus, "--for", "60", "--format", "json", "--store", str(tmp_path)]
     running = subprocess.Popen(
         [*COMMAND, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
     try:
-        running.wait(6)
+        running.wait(8)
     except subprocess.TimeoutExpired:
         running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=10)

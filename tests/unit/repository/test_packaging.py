@@ -1,4 +1,4 @@
-"""What pyproject.toml promises, as far as no wheel is built for it (`tests/wheel` builds)."""
+"""What pyproject.toml promises; `tests/wheel` builds the wheel and looks into that."""
 
 import ast
 import importlib

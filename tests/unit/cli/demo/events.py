@@ -1,16 +1,21 @@
 """Builders of events for the demo's tests."""
 
+from collections.abc import Sequence
+
 from gpuledger.records import (
     Account,
+    AttributedIncident,
     ContainerRef,
     DeviceAllocation,
     Entry,
     GpuBooks,
     GpuEvent,
     GpuReading,
+    Incident,
     Method,
     PodDescription,
     PodState,
+    Severity,
 )
 
 GIB = 2**30
@@ -59,6 +64,32 @@ def entry(
     )
 
 
+def uuid_of(index: int) -> str:
+    """Give a GPU's UUID: GPU-a is the first one."""
+    return f"GPU-{chr(ord('a') + index)}"
+
+
+def incident(
+    kind: str, *, second: float, gpu: int = 0, xid: int | None = None, node: str = "node-a"
+) -> AttributedIncident:
+    """Give something that happened to a GPU."""
+    return AttributedIncident(
+        incident=Incident(
+            node=node,
+            boot_id="boot",
+            gpu_uuid=uuid_of(gpu),
+            time_ns=round(second * SECOND_NS),
+            kind=kind,
+            source="agent",
+            severity=Severity.CRITICAL,
+            xid=xid,
+            message="It happened",
+            processes=[],
+        ),
+        pods=[],
+    )
+
+
 def event(
     *,
     second: float = 1,
@@ -66,8 +97,9 @@ def event(
     entries: list[Entry] | None = None,
     pods: list[PodDescription] | None = None,
     allocations: list[DeviceAllocation] | None = None,
+    gpus: Sequence[int] = (0,),
 ) -> GpuEvent:
-    """Give the event of the second that ends at `second`: one GPU, used for a quarter by a pod."""
+    """Give the event of the second that ends at `second`: by default of one GPU, a quarter used."""
     return GpuEvent(
         node=node,
         boot_id="boot",
@@ -77,7 +109,10 @@ def event(
         gpus=[
             GpuBooks(
                 reading=GpuReading(
-                    uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_joules=200.0
+                    uuid=uuid_of(index),
+                    index=index,
+                    memory_total_bytes=80 * GIB,
+                    energy_joules=200.0,
                 ),
                 entries=entries
                 or [
@@ -85,6 +120,7 @@ def event(
                     entry(Account.IDLE, 0.75, gib=60, joules=150.0),
                 ],
             )
+            for index in gpus
         ],
         containers=[ContainerRef(container_id=CONTAINER_ID, pod_uid="uid-1")],
         pods=[KNOWN] if pods is None else pods,

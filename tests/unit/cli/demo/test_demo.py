@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cli.demo.plan import DEMO_SCENARIO
 
 COMMAND = [sys.executable, "-m", "cli"]
 ENVIRONMENT = {
@@ -38,8 +41,45 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     assert summary["store"] == {"path": str(store), "rows": summary["entries"]}
     assert summary["dead_letters"] == 0
     assert summary["remote_write_requests"] > 0
-    named = {(pod["namespace"], pod["pod"], pod["owner"]) for pod in summary["pods"]}
+    named = {(pod["namespace"], pod["pod"], pod.get("owner")) for pod in summary["pods"]}
     assert ("serving", "embeddings-0", "StatefulSet/embeddings") in named
+    assert ("research", "notebook-ada-0", None) in named  # holds a GPU, runs nothing
+    assert summary["without_pod_gpu_seconds"] > 0
+
+
+def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
+    tmp_path: Path,
+) -> None:
+    """Four times as fast here; and where there is no terminal the last frame stands in the file."""
+    scenario = tmp_path / "demo.yaml"
+    scenario.write_text(f"{DEMO_SCENARIO.read_text()}\nspeed: 4\n")
+    ran = run_demo("--source", "simulated", "--for", "5", "--scenario", str(scenario))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    frame, _, summary = ran.stdout.partition("\n\n")
+    for shown in (frame, summary):
+        assert "GpuBusyWithoutPod warning  GPU 2 on gpu-node-2" in shown
+        assert "GpuIncident critical  GPU 3 on gpu-node-2: XID 79" in shown
+    assert re.search(
+        r"^ +3  \(lost\) since \d\d:\d\d:\d\d UTC, XID 79, held by vision/transcode",
+        frame,
+        re.MULTILINE,
+    )
+    assert "\x1b" not in ran.stdout
+    assert max(map(len, frame.splitlines())) <= 160
+
+
+def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Path) -> None:
+    scenario = tmp_path / "demo.yaml"
+    scenario.write_text(f"{DEMO_SCENARIO.read_text()}\nspeed: 4\n")
+    options = {"remote_write": "--remote-write-url", "alerts": "--alertmanager-url"}
+    nobody = "http://127.0.0.1:9"
+    arguments = [word for option in options.values() for word in (option, nobody)]
+    ran = run_demo(*arguments, "--source", "simulated", "--scenario", str(scenario), "--for", "5")
+    assert ran.returncode == 1, ran.stderr
+    for sink in options:
+        said = rf"^{sink}: nothing has reached {nobody} in \d+ tries: ."
+        assert re.search(said, ran.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +89,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
         (["--bus", "kafka://127.0.0.1:1", "--source", "simulated"], "127.0.0.1:1"),
         (["--source", "gpu"], "--source"),
         (["--for", "0"], "--for"),
+        (["--remote-write-url", "prometheus"], "--remote-write-url prometheus: an address begins"),
         (["--every", "1"], "--every"),
     ],
 )

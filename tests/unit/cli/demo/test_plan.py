@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.plan import find_scenario, find_store, parse_bus
+from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger.errors import UserError
+from simulator.scenario import load_scenario
 
 
 def test_several_brokers_may_be_named() -> None:
@@ -35,9 +36,42 @@ def test_a_scenario_that_is_not_there_is_refused(tmp_path: Path) -> None:
         find_scenario(tmp_path / "absent.yaml")
 
 
-def test_the_quick_start_is_the_default() -> None:
-    """It ships with the project."""
-    assert find_scenario(None).name == "quickstart.yaml"
+def test_the_scenario_that_ships_with_the_command_is_the_default() -> None:
+    """It lies beside the code, so that it is in the wheel; and it shows what it promises."""
+    scenario = load_scenario(find_scenario(None))
+    processes = [
+        (pod.node, index, pod.start_seconds, pod.end_seconds)
+        for pod in scenario.pods
+        for container in pod.containers
+        for process in container.processes
+        for index in process.gpus
+    ]
+    at_start = [place[:2] for place in processes if place[2] == 0]
+    ends = {place[:2]: place[3] for place in processes if place[3] and place[3] < 20}
+    unused = [
+        device
+        for pod in scenario.pods
+        for container in pod.containers
+        if not container.processes
+        for device in container.devices or ()
+    ]
+    assert len(at_start) > len(set(at_start))  # two tenants on a GPU
+    assert any(20 > place[2] >= ends.get(place[:2], 99) for place in processes)  # a turnover
+    assert unused
+    assert scenario.host_processes
+    assert [incident.xid for incident in scenario.incidents] == [79]
+    assert [fault.kind for fault in scenario.faults] == ["lost"]
+
+
+@pytest.mark.parametrize("url", ["prometheus:9090", "kafka://host:1", ""])
+def test_an_address_that_is_none_is_refused_with_what_is_expected(url: str) -> None:
+    with pytest.raises(UserError, match=r"--remote-write-url .*begins with http:// or https://"):
+        check_url("--remote-write-url", url)
+
+
+def test_an_address_is_taken_and_none_is_the_receiver_built_in() -> None:
+    assert check_url("--alertmanager-url", "https://alerts") == "https://alerts"
+    assert check_url("--alertmanager-url", None) is None
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:

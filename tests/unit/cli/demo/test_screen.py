@@ -1,25 +1,50 @@
-"""What the live table shows of an event."""
+"""What the live table shows of an event, on screens of any size."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from cli.demo.screen import draw, rows_of
+from cli.demo.screen import PAGE_SECONDS, Header, draw, rows_of, standstill
 from cli.demo.tally import Tally
-from gpuledger.records import Account, GpuEvent, Method
-from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, entry, event
+from gpuledger.records import Account, AttributedIncident, GpuEvent, Method
+from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, SECOND_NS, entry, event, incident
+
+HEADER = Header(facts=["gpuledger demo", "scenario x"])
+LONG_POD = replace(
+    KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
+)
+SHARED = [
+    replace(entry(Account.POD, 0.5, gib=20, joules=50), method=Method.PROCESS_UTILIZATION),
+    entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0),
+]
+HELD_LONG = replace(HELD, pod="llm-finetune-worker-0")
+
+
+def draw_on(
+    width: int,
+    *happened: GpuEvent | AttributedIncident,
+    header: Header = HEADER,
+    height: int | None = None,
+    seconds: float = 0.0,
+) -> list[str]:
+    """Draw the events as on a screen of that size."""
+    tally = Tally()
+    for one in happened:
+        if isinstance(one, AttributedIncident):
+            tally.presence.add_incident(one)
+        else:
+            tally.add(one)
+    lines = draw(tally, header, width=width, height=height, seconds=seconds)
+    return [line.text for line in lines]
 
 
 def test_each_entry_has_a_row_in_the_units_people_read() -> None:
-    """Percent of the tick, GiB, watts; node and GPU on the first row only."""
+    """Percent of the tick, GiB, watts; the GPU on its first row only."""
     pod, idle = rows_of(event())
     assert tuple(pod)[:-1] == (
-        *("node-a", "0", "research/train-0", "Job/train"),
-        *("25", "20.0 GiB", "50", "exclusive"),
+        *("0", "research/train-0", "25", "20.0 GiB", "50", "exclusive", "Job/train"),
     )
-    assert tuple(idle)[:-1] == ("", "", "(idle)", "", "75", "60.0 GiB", "150", "")
+    assert tuple(idle)[:-1] == ("", "(idle)", "75", "60.0 GiB", "150", "", "")
 
 
 def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
@@ -30,12 +55,8 @@ def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
 def test_idle_names_who_held_it() -> None:
     """Each holder has a row; what nobody held, or somebody the event does not list, has no name."""
     idle = [entry(Account.IDLE, 0.5, allocation=one) for one in (0, None, 1)]
-    shown = [tuple(row) for row in rows_of(event(entries=idle, allocations=[HELD]))]
-    assert [row[2:5] for row in shown] == [
-        ("(idle) research/notebook-0", "", "50"),
-        ("(idle)", "", "50"),
-        ("(idle)", "", "50"),
-    ]
+    shown = [row.pod for row in rows_of(event(entries=idle, allocations=[HELD]))]
+    assert shown == ["(idle) research/notebook-0", "(idle)", "(idle)"]
 
 
 def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
@@ -44,54 +65,95 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     assert [row.pod for row in rows_of(event(entries=reserved))] == ["(idle)"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_a_number_is_never_cut_short(width: int) -> None:
-    """On a narrow screen names lose their ends, numbers keep theirs."""
-    drawn = draw_on(width, event())
-    for number in ("25", "20.0 GiB", "50", "75", "60.0 GiB", "150"):
-        assert f" {number} " in drawn
-
-
-LONG_POD = replace(
-    KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (60, ["GPU", "Pod", "SM", "%", "Memory"]),
+        (80, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method"]),
+        (120, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method", "Owner"]),
+        (200, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method", "Owner"]),
+    ],
 )
+def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list[str]) -> None:
+    lines = draw_on(width, event(entries=SHARED, pods=[LONG_POD], allocations=[HELD_LONG]))
+    assert lines[1].split() == titles
+    assert any("research/llm-finetune-worker-0" in line for line in lines)
+    assert max(map(len, lines)) <= width
 
 
-def test_a_method_is_whole_where_people_have_120_columns() -> None:
-    """However long the name of whoever holds a GPU idle: that loses its end first."""
-    shared = replace(entry(Account.POD, 0.5), method=Method.PROCESS_UTILIZATION)
-    idle = entry(Account.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
-    held = [replace(HELD, pod="llm-finetune-worker-0")]
-    seen = event(node="gpu-node-1", entries=[shared, idle], pods=[LONG_POD], allocations=held)
-    lines = draw_on(120, seen).splitlines()
-    assert any(
-        "process_utilization" in line and "PyTorchJob/llm-finetune" in line for line in lines
-    )
-    assert max(map(len, lines)) <= 120
+def test_all_names_are_whole_where_people_have_120_columns() -> None:
+    drawn = draw_on(120, event(entries=SHARED, pods=[LONG_POD], allocations=[HELD_LONG]))
+    for whole in ("process_utilization", "PyTorchJob/llm-finetune", "(idle) research/llm-finetune"):
+        assert any(whole in line for line in drawn)
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_each_entry_has_one_line(width: int) -> None:
-    """What is too long for its column is cut, not wrapped."""
+@pytest.mark.parametrize("width", [30, 60, 80, 120])
+def test_each_entry_has_one_line_and_no_line_is_wider_than_the_screen(width: int) -> None:
     few, many = (
         draw_on(width, event(pods=[pod], entries=[entry(Account.POD, 0.5)] * 3))
         for pod in (KNOWN, replace(LONG_POD, name="a-pod-with-parts-" * 9))
     )
-    assert len(many.splitlines()) == len(few.splitlines())
+    assert len(many) == len(few) == 6
+    assert max(map(len, many)) <= width
 
 
-def draw_on(width: int, *events: GpuEvent) -> str:
-    """Draw the events as on a screen of that width."""
+def test_the_table_names_every_node_in_alphabetical_order() -> None:
+    lines = draw_on(140, event(node="node-b"), event(node="node-a"))
+    assert lines.index("node-a") < lines.index("node-b")
+
+
+def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
+    happened: list[GpuEvent | AttributedIncident] = [
+        event(second=4, gpus=[0, 1, 2]),
+        incident("xid", second=4.1, gpu=1, xid=79),
+        incident("gpu_lost", second=4.2, gpu=1),
+        event(second=5, gpus=[0, 2], allocations=[replace(HELD, gpu_uuid="GPU-b")]),
+    ]
+    lines = draw_on(80, *happened)
+    assert "  1  (lost) since 00:00:04 UTC, XID 79, held by research/notebook-0" in lines
+    assert [line.split()[0] for line in lines if line[:3].strip().isdigit()] == ["0", "1", "2"]
+
+
+def test_what_fails_and_fires_stands_above_the_table_and_many_alerts_are_counted() -> None:
+    header = Header(
+        facts=["facts"], problems=["a problem"], alerts=[f"alert {n}" for n in range(9)]
+    )
+    lines = draw_on(80, event(), header=header)
+    shown = [f"! alert {n}" for n in range(4)]
+    assert lines[:7] == ["facts", "a problem", *shown, "! and 5 more alerts"]
+
+
+@pytest.mark.parametrize(
+    ("now_seconds", "said"),
+    [(13.0, None), (15.5, "no event for 6 s: the rows are as old as that")],
+)
+def test_rows_that_are_no_longer_new_are_said_to_be_old(
+    now_seconds: float, said: str | None
+) -> None:
+    """The newest event of all nodes counts."""
     tally = Tally()
-    for each in events:
-        tally.add(each)
-    console = Console(width=width, file=io.StringIO())
-    console.print(draw(tally, headline="headline"))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    assert standstill(tally, now_ns=10**18) is None
+    for one in (event(second=4, node="node-b"), event(second=10)):
+        tally.add(one)
+    assert standstill(tally, now_ns=round(now_seconds * SECOND_NS)) == said
 
 
-def test_the_table_names_every_node() -> None:
-    """In their alphabetical order."""
-    drawn = draw_on(140, event(node="node-b"), event(node="node-a"))
-    assert drawn.index("headline") < drawn.index("node-a") < drawn.index("node-b")
+MANY = [event(node=node, gpus=range(20)) for node in ("node-a", "node-b")]
+
+
+@pytest.mark.parametrize("height", [6, 10, 24, 50])
+def test_a_low_screen_shows_every_row_in_one_of_its_pages(height: int) -> None:
+    everything = draw_on(80, *MANY)
+    pages = [
+        draw_on(80, *MANY, height=height, seconds=PAGE_SECONDS * number) for number in range(100)
+    ]
+    shown = [line for page in dict.fromkeys(map(tuple, pages)) for line in page]
+    assert all(len(page) <= height for page in pages)
+    assert len([line for line in shown if "research/train-0" in line]) == 40
+    assert set(everything) <= set(shown)
+    assert all(page[2] in ("node-a", "node-b") for page in pages)
+
+
+def test_a_high_screen_has_one_page_and_does_not_say_so() -> None:
+    assert draw_on(80, *MANY, height=84) == draw_on(80, *MANY)
+    assert draw_on(80, *MANY, height=83)[-1].startswith("page 1 of 2")

@@ -1,9 +1,23 @@
-"""What is said at the end."""
+"""What is said at the end, and the exit code."""
+
+from dataclasses import replace
 
 import pytest
 
-from cli.demo.summary import pod_lines, truth_error_ratio
+from cli.demo.alert_lines import AlertLine
+from cli.demo.presence import GpuPresence
+from cli.demo.sending import SinkLine
+from cli.demo.summary import (
+    StoreLine,
+    Summary,
+    draw_summary,
+    exit_code,
+    incident_lines,
+    pod_lines,
+    truth_error_ratio,
+)
 from cli.demo.tally import PodTotal
+from tests.unit.cli.demo.events import event, incident
 
 
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
@@ -29,7 +43,7 @@ def test_the_error_is_what_was_booked_wrongly_over_what_was_used(
 
 def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
     """Its booked GPU time is zero, and its true one is not."""
-    lines = pod_lines(totals(a=1.0), {"a": 1.0, "b": 2.0})
+    lines = pod_lines(totals(a=1.0), {"a": 1.0, "b": 2.0, "c": 0.0}, {})
     assert [(line.uid, line.gpu_seconds, line.true_gpu_seconds) for line in lines] == [
         ("a", 1.0, 1.0),
         ("b", 0.0, 2.0),
@@ -38,4 +52,130 @@ def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
 
 def test_without_a_scenario_there_is_no_truth() -> None:
     """Absent is not zero."""
-    assert pod_lines(totals(a=1.0), None)[0].true_gpu_seconds is None
+    assert pod_lines(totals(a=1.0), None, {})[0].true_gpu_seconds is None
+
+
+def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
+    """The one that uses nothing is known by the kubelet's word alone, without a UID."""
+    trained = PodTotal(uid="a", namespace="research", pod="train-0", gpu_seconds=1.0)
+    unused = {("research", "train-0"): 3.0, ("research", "notebook-0"): 4.0}
+    lines = pod_lines({"a": trained}, {"a": 1.0}, unused)
+    assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
+        ("a", "train-0", 1.0, 3.0),
+        (None, "notebook-0", 0.0, 4.0),
+    ]
+
+
+def test_incidents_are_told_in_their_order_with_the_gpu_as_people_number_it() -> None:
+    presence = GpuPresence()
+    presence.add(event(gpus=[0, 1]))
+    told = [incident("gpu_lost", second=5, gpu=1), incident("xid", second=4, gpu=1, xid=79)]
+    lines = incident_lines(told, presence)
+    assert [(line.kind, line.xid, line.gpu_index) for line in lines] == [
+        ("xid", 79, 1),
+        ("gpu_lost", None, 1),
+    ]
+
+
+SENT = SinkLine(sink="remote_write", receiver="http://p/w", sent=10, retries=0, rejected=0)
+AWAY = replace(SENT, sent=0, retries=3, failing="http://p/w: connection refused")
+ALERTS = SinkLine(sink="alerts", receiver="http://a", sent=0, retries=0, rejected=0)
+SUMMARY = Summary(
+    ticks=4,
+    events=4,
+    entries=9,
+    pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", gpu_seconds=2.0)}, None, {}),
+    without_pod_gpu_seconds=1.5,
+    incidents=[],
+    conservation_error_max_ratio=0.0,
+    store=StoreLine(path="/store", rows=9),
+    dead_letters=0,
+    sinks=[SENT],
+)
+
+
+@pytest.mark.parametrize(
+    ("sink", "events", "code", "said"),
+    [
+        pytest.param(SENT, 4, 0, None, id="all is well"),
+        pytest.param(ALERTS, 4, 0, None, id="no alert was due"),
+        pytest.param(
+            AWAY,
+            4,
+            1,
+            "remote_write: nothing has reached http://p/w in 3 tries: connection refused",
+            id="nobody answers",
+        ),
+        pytest.param(
+            replace(ALERTS, retries=2, failing="http://a: no route"),
+            4,
+            1,
+            "alerts: nothing has reached http://a in 2 tries: no route",
+            id="no alert has arrived",
+        ),
+        pytest.param(
+            replace(SENT, sent=0, rejected=4),
+            4,
+            1,
+            "remote_write: nothing has reached http://p/w in 0 tries",
+            id="all is refused",
+        ),
+        pytest.param(
+            replace(SENT, sent=0),
+            4,
+            1,
+            "remote_write: nothing has reached http://p/w in 0 tries",
+            id="no answer before the end",
+        ),
+        pytest.param(replace(SENT, sent=0), 0, 0, None, id="there was no event to send"),
+        pytest.param(
+            replace(AWAY, sent=7),
+            4,
+            0,
+            "remote_write: http://p/w is no longer reached: connection refused",
+            id="away at the end",
+        ),
+        pytest.param(
+            replace(SENT, rejected=2), 4, 0, "remote_write: http://p/w has refused 2", id="refuses"
+        ),
+        pytest.param(replace(SENT, retries=2), 4, 0, None, id="was away for a while"),
+    ],
+)
+def test_the_exit_code_is_1_only_where_nothing_of_a_sink_has_arrived_and_it_is_said(
+    sink: SinkLine, events: int, code: int, said: str | None
+) -> None:
+    summary = replace(SUMMARY, sinks=[SENT, sink], events=events)
+    shown = [line.text for line in draw_summary(summary, width=80)]
+    assert exit_code(summary) == code
+    assert [line for line in shown if "http://" in line] == ([said] if said else [])
+
+
+def test_the_alerts_stand_in_the_summary_or_the_incidents_where_a_real_receiver_has_them() -> None:
+    alert = AlertLine(
+        name="GpuIncident",
+        severity="critical",
+        node="n",
+        gpu_uuid="u",
+        text="GPU 1 on n: XID 79",
+        started="2026-01-01T00:00:00Z",
+    )
+    told = incident_lines([incident("gpu_lost", second=5)], GpuPresence())
+    for summary, expected in (
+        (replace(SUMMARY, alerts=[alert], incidents=told), "! GpuIncident critical  GPU 1 on n: "),
+        (replace(SUMMARY, alerts=None, incidents=told), "! critical  GPU on node-a: It happened"),
+    ):
+        shown = [line.text for line in draw_summary(summary, width=80) if line.text[:1] == "!"]
+        assert [line[: len(expected)] for line in shown] == [expected]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table_of_pods_fits_the_screen(width: int) -> None:
+    """Without a truth there is no column for it."""
+    pod = PodTotal(
+        uid="a", namespace="research", pod="llm-finetune-worker-0", owner="Job/" + "x" * 99
+    )
+    summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}))
+    title, row, *_ = (line.text for line in draw_summary(summary, width=width))
+    assert "true" not in title
+    assert "research/llm-finetune-worker-0" in row
+    assert len(row) <= width

@@ -52,6 +52,7 @@ def test_other_accounts_are_nobodys_pod() -> None:
     accounts = [Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
     tally = tally_of(event(entries=[entry(account, 0.1) for account in accounts]))
     assert tally.pods == {}
+    assert tally.without_pod_gpu_seconds == pytest.approx(0.2)
     assert tally.entries == len(accounts)
 
 
@@ -92,6 +93,7 @@ def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     idle = [entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one) for one in (0, None)]
     booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
     tally = tally_of(event(entries=booked, allocations=[HELD]))
+    assert tally.unused_gpu_seconds == {("research", "notebook-0"): 0.375}
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.gpu_seconds for total in tally.pods.values()] == [0.25]
 
