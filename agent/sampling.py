@@ -17,6 +17,7 @@ from agent.processes.table import Roll
 from agent.reading.beside import read_beside
 from agent.reading.gpu import GpuState, GpuTick, read_gpu
 from agent.reading.rows import find_cut_anew, find_vanished, gpu_instances_of, lay_out, layout_of
+from agent.reading.set_back import SetBack
 from agent.reading.timeline import LAG_WINDOWS
 from gpuledger.clock import Clock
 from gpuledger.records import (
@@ -85,6 +86,7 @@ class Sampler:
         self._health_before: Mapping[str, Mapping[str, Any]] = {}
         self._seq = 0
         self._lag_ns: int | None = None
+        self._set_back = SetBack()
 
     @property
     def reads_processes(self) -> bool:
@@ -128,7 +130,8 @@ class Sampler:
         before, self._before = self._before, at
         answers = self._with_health(answers, is_told=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
-        ticks = self._read(answers, interval_ns=interval_ns, now_ns=at.monotonic_ns)
+        self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
+        ticks = self._read(answers, interval_ns=interval_ns, at=at)
         vanished = self._follow_layout(answers)
         self._keep(ticks, vanished)
         roll = self._census.call(
@@ -152,10 +155,17 @@ class Sampler:
         return [replace(one, health=one.health or kept.get(one.uuid, {})) for one in answers]
 
     def _read(
-        self, answers: Sequence[GpuAnswers], *, interval_ns: int, now_ns: int
+        self, answers: Sequence[GpuAnswers], *, interval_ns: int, at: Moment
     ) -> Sequence[GpuTick]:
+        behind_us = at.time_ns // _NS_PER_US if self._set_back.shows else None
         ticks = [
-            read_gpu(answer, self._states.get(answer.uuid), interval_ns=interval_ns, now_ns=now_ns)
+            read_gpu(
+                answer,
+                self._states.get(answer.uuid),
+                interval_ns=interval_ns,
+                now_ns=at.monotonic_ns,
+                behind_us=behind_us,
+            )
             for answer in lay_out(answers)
         ]
         _count_dropped(ticks)

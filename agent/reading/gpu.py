@@ -9,19 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.nvml.answers import GpuAnswers, LastSeen, ListedProcess
+from agent.nvml.answers import (
+    GpuAnswers,
+    LastSeen,
+    ListedProcess,
+)
 from agent.reading.accounts import read_accounts
 from agent.reading.coverage import Coverage
 from agent.reading.instant import drawn_joules
 from agent.reading.parts import Parts, read_parts
 from agent.reading.plausibility import Sieve
 from agent.reading.rows import identify, measured_ratio
+from agent.reading.set_back import without_former
 from agent.reading.shares import Cover, GoneProcess, ProcessUsage, Shares, list_processes, share_out
 from agent.reading.timeline import DriverTime, Window
 from agent.reading.totals import Ledger, Totals
 from gpuledger.records import GpuDetails, GpuReading, GpuTotals
 
 _SILENCE_NS: Final = 5_000_000_000
+# A driver samples at least once a second; where the machine's clock was set back, this is enough.
+_SILENCE_BEHIND_NS: Final = 2_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,10 @@ class GpuState:
     """The processes that ended and may have run in time that is not covered yet, by pid."""
     totals: Totals = field(default_factory=dict)
     """The counters, by field name."""
+    newest_us: int = 0
+    """The newest stamp of the GPU's samples."""
+    was_set_back: bool = False
+    """Whether the driver's clock was set back of late, as its silence showed."""
 
     def forget(self) -> "GpuState":
         """Give what is left of it after a tick in which the GPU did not answer: its counters."""
@@ -74,17 +85,36 @@ class GpuTick:
 
 
 def read_gpu(
-    answers: GpuAnswers, before: GpuState | None, *, interval_ns: int, now_ns: int
+    answers: GpuAnswers,
+    before: GpuState | None,
+    *,
+    interval_ns: int,
+    now_ns: int,
+    behind_us: int | None = None,
 ) -> GpuTick:
     """Read one GPU over an interval that ends at `now_ns` of the monotonic clock.
+
+    `behind_us` is given while samples from before the machine's wall clock was set back may be
+    among the others: what that clock shows now. Most drivers stamp samples by it.
 
     `before` is its state at the interval's start, or `None` where it did not answer then: its
     readings of an instant are given, its samples as far as they lie within the interval, and
     nothing that needs a difference.
     """
     was = before or GpuState()
+    if behind_us is None:
+        was = replace(was, was_set_back=False) if was.was_set_back else was
+    elif was.was_set_back:
+        answers = without_former(answers, now_us=behind_us)
     ledger = Ledger(before=was.totals, now_ns=now_ns)
-    look = _Look(answers=answers, was=was, interval_ns=interval_ns, ledger=ledger, sieve=Sieve())
+    look = _Look(
+        answers=answers,
+        was=was,
+        interval_ns=interval_ns,
+        ledger=ledger,
+        sieve=Sieve(),
+        behind_us=behind_us,
+    )
     cover = look.cover()
     parts = look.parts()
     reading = look.reading(cover, parts)
@@ -110,6 +140,7 @@ class _Look:
     interval_ns: int
     ledger: Ledger
     sieve: Sieve
+    behind_us: int | None
 
     def cover(self) -> Coverage:
         return Coverage.find(
@@ -169,6 +200,8 @@ class _Look:
             ),
             window_us=self.was.window_us,
             gpu_ratio=reading.utilization_ratio,
+            # Two samples of two timelines are any time apart.
+            learns=self.behind_us is None,
         )
 
     def state(
@@ -178,7 +211,13 @@ class _Look:
 
         Every driver samples at least once a second, so the last seen stamps must lie in its future.
         """
-        shows = cover.gpu or self.answers.samples is None
+        newest_us = max((one.timestamp_us for one in self.answers.samples or ()), default=0)
+        shows = self.answers.samples is None or bool(cover.gpu)
+        patience_ns = _SILENCE_NS
+        if self.behind_us is not None:
+            # What is not covered yet is answered again and again: only what is newer tells.
+            shows = self.answers.samples is None or newest_us > self.was.newest_us
+            patience_ns = _SILENCE_BEHIND_NS
         state = GpuState(
             last_seen=_last_seen(self.was, cover, shares),
             time=cover.time,
@@ -189,10 +228,25 @@ class _Look:
             processes=running,
             gone=_gone(self.was, running, cover.time),
             totals=self.ledger.after,
+            newest_us=max(newest_us, self.was.newest_us),
+            was_set_back=self.was.was_set_back,
         )
-        if state.silent_ns <= _SILENCE_NS:
+        if state.silent_ns <= patience_ns:
             return state
-        return replace(state, last_seen=LastSeen(), time=None, silent_ns=0, gone={})
+        asks_from = LastSeen()
+        if self.behind_us is not None:
+            # All that is stamped earlier may be of either timeline.
+            now_us = self.behind_us
+            asks_from = LastSeen(gpu_us=now_us, memory_us=now_us, process_us=now_us)
+        return replace(
+            state,
+            last_seen=asks_from,
+            time=None,
+            silent_ns=0,
+            gone={},
+            newest_us=0,
+            was_set_back=True,
+        )
 
 
 def _last_seen(was: GpuState, cover: Coverage, shares: Shares) -> LastSeen:

@@ -137,12 +137,16 @@ def share_out(
     cover: Cover,
     window_us: int | None,
     gpu_ratio: float | None,
+    learns: bool = True,
 ) -> Shares:
-    """Share out the cover; a process without samples had nothing of it, if samples are given."""
+    """Share out the cover; a process without samples had nothing of it, if samples are given.
+
+    With `learns` off the samples do not tell the driver's window: it stays as it is known.
+    """
     everyone = {**before, **running}
     newest_us = cover.windows[-1].end_us if cover.windows else 0
     kept, dropped = _sift(samples or (), everyone, newest_us)
-    learnt_us = _shortest(window_us, _spacing(kept))
+    learnt_us = _shortest(window_us, _spacing(kept)) if learns else window_us
     measure = _Measure(cover=cover, window_us=learnt_us, gpu_ratio=gpu_ratio)
     covers_any = bool(cover.stretch and cover.stretch.length_us)
     is_known = samples is not None and (covers_any or bool(kept))

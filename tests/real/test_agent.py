@@ -29,10 +29,12 @@ QUICKSTART = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-2"
 
 
-def agent_of(kafka: Kafka, folder: Path, **settings: str) -> Deployable:
+def agent_of(
+    kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
+) -> Deployable:
     return Deployable(
         name="agent",
-        command=["gpuledger-agent", "--source", f"simulated:{QUICKSTART}"],
+        command=["gpuledger-agent", "--source", f"simulated:{scenario}"],
         folder=folder,
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from tests.real.test_agent import NODE, agent_of, read_all
+from tests.real.test_agent import NODE, QUICKSTART, agent_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +26,15 @@ AFTER_SECONDS = 0.5
 READ_SECONDS = 0.1
 
 
-def spooling_agent_of(kafka: Kafka, folder: Path, **settings: str) -> Deployable:
+def spooling_agent_of(
+    kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
+) -> Deployable:
     """Give an agent with a spool; whenever it starts again, the played node goes on."""
     (folder / "spool").mkdir()
     return agent_of(
         kafka,
         folder,
+        scenario=scenario,
         TICK_SECONDS=str(TICK_SECONDS),
         SIMULATOR__EPOCH_NS=str(time.time_ns()),
         SPOOL__FOLDER=str(folder / "spool"),
@@ -118,3 +122,48 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     assert [one.seq for one in read.readings] == [one.seq for one in read.samples]
     for before, after in pairwise(read.samples):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=5_000_000)
+
+
+HOUR = 3600
+DAY = 24 * HOUR
+# When the played node's wall clock is set, and how far: an hour ahead for two seconds, three days
+# back for two, and two days ahead for one, which is more than a broker takes.
+CLOCK_STEPS = [(6, HOUR), (8, -HOUR), (9, -3 * DAY), (11, 3 * DAY), (12, 2 * DAY), (13, -2 * DAY)]
+REFUSED_SECONDS = 1
+
+
+async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_broker_takes(
+    start_kafka: Callable[[], Kafka], tmp_path: Path
+) -> None:
+    kafka = start_kafka()
+    await create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
+    kafka.kill()
+    played = yaml.safe_load(QUICKSTART.read_bytes())
+    for node in played["nodes"]:
+        node["clock_steps"] = [{"at_seconds": at, "by_seconds": by} for at, by in CLOCK_STEPS]
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump(played))
+    agent = spooling_agent_of(kafka, tmp_path, scenario=scenario)
+    began_ns = time.time_ns()
+    agent.start()
+    await asyncio.sleep(CLOCK_STEPS[-1][0] + 3)
+    spooled = agent.metric("gpuledger_agent_spool_ticks")
+    kafka.start()
+    agent.wait_until_ready()
+    await wait_until_empty(agent)
+    await asyncio.sleep(1)
+    counted = agent.metric("gpuledger_agent_messages_of_the_future_total")
+    metrics = agent.metrics()
+    assert agent.stop() == 0, agent.log_tail()
+
+    read = await read_all(kafka)
+    seqs = list(dict.fromkeys(sample.seq for sample in read.samples))
+    assert seqs == sorted(seqs)
+    assert spooled > 8 / TICK_SECONDS
+    assert counted > 0
+    assert 'spool_ticks_dropped_total{reason="age"}' not in metrics
+    ahead = {round((sample.time_ns - began_ns) / 1e9 / HOUR) for sample in read.samples}
+    assert ahead == {0, 1, -72}
+    # A tick that could not be made in time is not there; but for those, only what was refused.
+    missing = (seqs[-1] - seqs[0]) / 1000 - (len(seqs) - 1) * TICK_SECONDS
+    assert missing < REFUSED_SECONDS + 4 * TICK_SECONDS

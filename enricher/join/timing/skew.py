@@ -4,12 +4,15 @@ Nothing is corrected by it. A clock that is behind looks like a way that is slow
 only one direction can be known: what is seen before it can have happened.
 """
 
+from typing import Final
+
 import structlog
 
 from enricher.join import metrics
 from enricher.join.timing.recent import RecentLeast
 from gpuledger.records import PodRecord
 
+_LINE_NS: Final = 60 * 10**9
 _log = structlog.get_logger(__name__)
 
 
@@ -19,7 +22,9 @@ class ClockSkew:
     def __init__(self) -> None:
         self._ages_ns = RecentLeast()
         self._leads_ns = RecentLeast()
-        self._steps: list[tuple[str, float]] = []
+        self._first_step: tuple[str, float] | None = None
+        self._uncounted = 0
+        self._told_ns = -_LINE_NS
 
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
@@ -39,11 +44,18 @@ class ClockSkew:
     def see_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set; what it stamps from now on is of a new timeline."""
         metrics.CLOCK_STEPS_TOTAL.labels(direction="ahead" if seconds > 0 else "back").inc()
-        self._steps.append((node, seconds))
+        self._uncounted += 1
+        self._first_step = self._first_step or (node, seconds)
 
-    def tell_steps(self) -> None:
-        """Log one of the settings recorded since the last call, for all of them."""
-        if self._steps:
-            node, seconds = self._steps[0]
-            count, self._steps = len(self._steps), []
-            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)
+    def tell_steps(self, now_ns: int) -> None:
+        """Log one of the settings recorded since the last line for all; one line a minute at most.
+
+        A clock that is set to and fro, tick by tick, is one state and not a line each.
+        """
+        if self._first_step is None or 0 <= now_ns - self._told_ns < _LINE_NS:
+            return
+        node, seconds = self._first_step
+        _log.warning(
+            "node_clock_set", node=node, by_seconds=round(seconds, 3), count=self._uncounted
+        )
+        self._first_step, self._uncounted, self._told_ns = None, 0, now_ns

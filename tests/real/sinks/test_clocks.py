@@ -34,6 +34,7 @@ from tests.unit.sinks.test_clocks import WITHOUT_WINDOW
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuledger.records import GpuEvent
     from tests.real.parts.alertmanager import AlertmanagerApi
     from tests.real.parts.prometheus import Prometheus, PrometheusApi
 
@@ -93,7 +94,7 @@ async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
         found = [one for one in alertmanager.alerts() if one["labels"].get("node") == node]
         return [one["status"]["state"] for one in found]
 
-    def events(account: Account, *seconds: int) -> list[object]:
+    def events(account: Account, *seconds: int) -> list[GpuEvent]:
         return [
             told.event([entry(account)], node=node, start_ns=start_ns)
             for told in CASES[case]
@@ -102,10 +103,10 @@ async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
 
     busy, idle = events(Account.HOST, 30), events(Account.IDLE, 30, COUNT)
     async with running(run_alerts(bus=on, settings=settings, readiness=Readiness())):
-        await publish(on, *busy)  # type: ignore[arg-type]  # events
+        await publish(on, *busy)
         await eventually(lambda: committed(on, ALERTS_GROUP, at) == len(busy), within_seconds=10)
         assert await asyncio.to_thread(standing) == ["active"]
-        await publish(on, *idle)  # type: ignore[arg-type]  # events
+        await publish(on, *idle)
         count = len(busy) + len(idle)
         await eventually(lambda: committed(on, ALERTS_GROUP, at) == count, within_seconds=10)
         # Only alerts that have not ended are listed.

@@ -7,6 +7,8 @@ that knows nothing yet makes of each. Says first which modules it runs.
 import pickle
 import sys
 
+import structlog
+
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message
 from gpuledger.dead_letters import DeadLetterOffice
@@ -32,7 +34,8 @@ def make(topics: Topics) -> Made:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends; what the stage logs must not come between the answers."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     pickle.dump(describe_compiled(), sys.stdout.buffer)
     sys.stdout.flush()
     while True:

@@ -1,0 +1,111 @@
+"""A wall clock that is set: what the agent says of time, and of who used the GPUs meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.reading.set_back import SetBack
+from gpuledger.records import NodeSample
+from simulator.clock import HandClock, NodeClock, Step
+from simulator.scenario import load_scenario
+from simulator.scenario_shape import ClockStep
+from simulator.simulation import SimulatedNode, Simulation
+from tests.ticks import play
+from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, SECOND_NS, busy_seconds
+
+NODE = "gpu-node-1"
+STEP_AT = 20
+TICKS = 45
+GPUS = 2
+Steps = Sequence[tuple[float, float]]
+
+
+def simulation_of(steps: Steps, clock: HandClock) -> Simulation:
+    scenario = load_scenario(QUICKSTART)
+    set_at = [ClockStep(at_seconds=at, by_seconds=by) for at, by in steps]
+    nodes = [msgspec.structs.replace(node, clock_steps=set_at) for node in scenario.nodes]
+    changed = msgspec.structs.replace(scenario, nodes=nodes)
+    return Simulation(changed, epoch_ns=EPOCH_NS, clock=clock)
+
+
+def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
+    """Return the ticks, and for how long pods' processes kept GPUs busy that nobody was told."""
+    clock = HandClock(start_ns=EPOCH_NS)
+    simulation = simulation_of(steps if driver_follows else (), clock)
+    node = simulation.node(NODE)
+    if not driver_follows:
+        node = shown_by_another_clock(node, clock, steps)
+    clock.advance(0.1)
+    start_ns = clock.time_ns()
+    samples = [tick.sample for tick in play(node, clock, [0.25, *[1.0] * TICKS])]
+    told = busy_seconds(samples)
+    truth = simulation.truth(start_ns, clock.time_ns(), NODE)
+    return samples, sum(used.busy_seconds - told[used.uid] for used in truth)
+
+
+def shown_by_another_clock(node: SimulatedNode, clock: HandClock, steps: Steps) -> SimulatedNode:
+    """Return the node whose wall clock is set and whose driver stamps by a clock of its own."""
+    booted_ns = clock.time_ns() - node.clock.boottime_ns()
+    made = [Step(EPOCH_NS + round(at * SECOND_NS), round(by * SECOND_NS)) for at, by in steps]
+    return replace(node, clock=NodeClock(clock, boot_time_ns=booted_ns, steps=made))
+
+
+@pytest.mark.parametrize(
+    ("by_seconds", "lost_seconds"),
+    [
+        (0, 0.2),
+        (0.4, 0.2),
+        (240, 0.2),
+        (365 * 86_400, 0.2),
+        (-0.06, 0.3),
+        (-0.4, 0.6),
+        (-3, 4),
+        (-8, 4),
+        (-100, 4),
+        (-3600, 4),
+        (-365 * 86_400, 4),
+    ],
+)
+def test_a_clock_that_was_set_costs_seconds_of_who_used_the_gpus_and_nothing_later(
+    by_seconds: float, lost_seconds: float
+) -> None:
+    _, untold = played([(STEP_AT, by_seconds)])
+    assert abs(untold) < GPUS * lost_seconds
+
+
+@pytest.mark.parametrize("by_seconds", [-0.4, -3600])
+def test_a_driver_that_stamps_by_a_clock_of_its_own_costs_nothing(by_seconds: float) -> None:
+    _, untold = played([(STEP_AT, by_seconds)], driver_follows=False)
+    assert abs(untold) < GPUS * 0.3
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(-(10**6), 10**6) | st.integers(-9, 9)), max_size=5
+    )
+)
+def test_seq_and_intervals_follow_no_clock_that_can_be_set(steps: list[tuple[int, int]]) -> None:
+    samples, _ = played(steps)
+    assert [sample.seq for sample in samples[1:]] == [
+        samples[0].seq + 1000 * number for number in range(1, TICKS + 1)
+    ]
+    assert {sample.interval_ns for sample in samples[1:]} == {SECOND_NS}
+
+
+def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
+    """Whichever comes first: the clock has passed where it was, or the buffers are new."""
+    shown = {}
+    for back_seconds in (0.01, 5, 3600):
+        follows = SetBack()
+        shown[back_seconds] = 0
+        for second in range(400):
+            back_ns = round(back_seconds * SECOND_NS) if second >= 100 else 0
+            boottime_ns = second * SECOND_NS
+            follows.follow(time_ns=EPOCH_NS + boottime_ns - back_ns, boottime_ns=boottime_ns)
+            shown[back_seconds] += follows.shows
+    assert shown == {0.01: 0, 5: 7, 3600: 151}
