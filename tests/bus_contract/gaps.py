@@ -92,6 +92,25 @@ class GapLaws:
             )
         ]
 
+    async def test_a_gap_to_which_is_gone_back_is_reported_once(self, harness: Harness) -> None:
+        """A stage goes to where its own transaction or table is, maybe after the first poll."""
+        place, gaps = TopicPartition(harness.readings, 3), list[Gap]()
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer,
+        ):
+            await producer.publish(*place, messages(*"abcdef"))
+            await read(6, consumer)
+            await harness.remove_before(place, 3)
+            for _ in range(2):
+                await consumer.seek(place, 1)
+                assert texts(await read(3, consumer)) == ["d", "e", "f"]
+            await harness.remove_before(place, 5)
+            await consumer.seek(place, 1)
+            assert texts(await read(1, consumer)) == ["f"]
+
+        assert [(gap.first_offset, gap.next_offset) for gap in gaps] == [(1, 3), (3, 5)]
+
     async def test_a_gap_is_found_where_nothing_is_left_behind_it(self, harness: Harness) -> None:
         place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:

@@ -10,6 +10,8 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
+import gpuledger.bus.metrics
+import gpuledger.service.metrics
 import sinks.metrics
 from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
@@ -27,7 +29,14 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
     JoinSettings,
     SinkSettings,
 )
-METRICS: Final = (agent.metrics, enricher.podwatch.metrics, enricher.join.metrics, sinks.metrics)
+METRICS: Final = (
+    agent.metrics,
+    enricher.podwatch.metrics,
+    enricher.join.metrics,
+    sinks.metrics,
+    gpuledger.bus.metrics,
+    gpuledger.service.metrics,
+)
 
 
 def variables(model: type[msgspec.Struct]) -> set[str]:

@@ -48,10 +48,20 @@ STREAM = f"{GROUP}|{AT.topic}|{AT.partition}"
 
 
 def store(
-    uri: Path, on: MemoryBus, *, clock: HandClock | None = None, **settings: float | str
+    uri: Path,
+    on: MemoryBus,
+    *,
+    clock: HandClock | None = None,
+    readiness: Readiness | None = None,
+    **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
     values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **settings}
-    return run_store(bus=on, settings=StoreSettings(**values), readiness=Readiness(), clock=clock)
+    return run_store(
+        bus=on,
+        settings=StoreSettings(**values),
+        readiness=readiness or Readiness(),
+        clock=clock,
+    )
 
 
 def query(uri: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -374,6 +384,30 @@ async def test_a_race_or_an_outage_repeats_no_row(
         await eventually(is_committed(on, 3))
 
     assert offsets(tmp_path) == [0, 1, 2]
+
+
+async def test_a_damaged_store_fails_the_check_in_one_line_and_its_repair_needs_no_restart(
+    tmp_path: Path,
+) -> None:
+    on, readiness = bus(), Readiness()
+    await publish(on, *map(event, range(3)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+    newest = max((tmp_path / "entries" / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:50])
+    await publish(on, event(3))
+
+    check = readiness.check("store.receiver")
+    async with running(store(tmp_path, on, readiness=readiness)):
+        await eventually(lambda: check.has_failed)
+        assert f"its log is damaged ({newest.name})" in check.detail
+        assert "\n" not in check.detail
+        newest.rename(tmp_path / newest.name)
+        await eventually(is_committed(on, 4))
+        assert check.is_ok
+
+    assert sorted(set(offsets(tmp_path))) == [0, 1, 2, 3]
+    assert len(offsets(tmp_path)) == 4 * 2
 
 
 def test_a_table_with_other_columns_is_refused_by_name(tmp_path: Path) -> None:
