@@ -3,6 +3,7 @@
 Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,6 +14,14 @@ from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.service import Check
 
 _log = structlog.get_logger(__name__)
+
+
+def count_from_zero(topics: Iterable[str], *, group: str) -> None:
+    """Show the counters before there is anything to count, so that a rule sees them rise."""
+    for topic in topics:
+        RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
+        for reason in GapReason:
+            GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
 
 
 def report_gap(gap: Gap, *, group: str) -> None:

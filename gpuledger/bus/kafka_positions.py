@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import IllegalStateError, KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.gaps import ReportedGaps, report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
@@ -57,6 +57,7 @@ class Positions:
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
+        count_from_zero(subscription.topics, group=subscription.group)
         self._checked_at = 0.0
         self._absent_checks = 0
         self._has_begun = False

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger.bus.gaps import ReportedGaps, report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
@@ -28,6 +28,7 @@ class MemoryConsumer:
         self._topic_ids: dict[TopicPartition, str] = {}
         self._gaps: list[Gap] = []
         self._reported = ReportedGaps()
+        count_from_zero(subscription.topics, group=subscription.group)
         self._left: set[tuple[TopicPartition, str]] = set()
         """Topics to which was gone over, by their identities: what was left behind is reported."""
         self._turns: list[TopicPartition] = []

@@ -170,3 +170,28 @@ class GapLaws:
         (gap,) = [gap for gap in gaps if gap.partition == place]
         assert (gap.first_offset, gap.next_offset) == (2, 0)
         assert (gap.reason, gap.missed) == (GapReason.TOPIC_RECREATED, None)
+
+    async def test_a_commit_that_comes_after_its_topic_was_made_anew_says_nothing_of_the_new_one(
+        self, harness: Harness
+    ) -> None:
+        """A worker that has not noticed yet commits what it read of the old topic."""
+        place, other = (TopicPartition(harness.readings, number) for number in (0, 1))
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.transactions(f"{harness.group}-writer") as transactions,
+        ):
+            for each in (place, other):
+                await producer.publish(*each, messages("a", "b"))
+            async with harness.bus.consumer(reading(harness)) as consumer:
+                await read(4, consumer)
+                await harness.recreate(harness.readings)
+                await transactions.commit({}, offsets={place: 2}, group=harness.group)
+                await consumer.commit({other: 2})
+        async with harness.bus.producer() as producer:
+            for each in (place, other):
+                await producer.publish(*each, messages("A", "B", "C"))
+
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            assert sorted(texts(await read(6, consumer))) == ["A", "A", "B", "B", "C", "C"]
+            assert await consumer.committed(place) is None
+            assert await consumer.committed(other) is None
