@@ -13,6 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
+import gpuledger.bus.metrics
 import gpuledger.dead_letters
 import gpuledger.service.metrics
 import sinks.metrics
@@ -25,6 +26,7 @@ DEPLOYABLES: Final = {
     "join": enricher.join.metrics,
     "sinks": sinks.metrics,
     "join and sinks": gpuledger.dead_letters,
+    "every consumer of a topic": gpuledger.bus.metrics,
     "every deployable": gpuledger.service.metrics,
 }
 _HEAD: Final = """\

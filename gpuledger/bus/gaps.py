@@ -3,15 +3,25 @@
 Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`.
 """
 
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
 
 from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
-from gpuledger.bus.protocol import Gap
+from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.service import Check
 
 _log = structlog.get_logger(__name__)
+
+
+def count_from_zero(topics: Iterable[str], *, group: str) -> None:
+    """Show the counters before there is anything to count, so that a rule sees them rise."""
+    for topic in topics:
+        RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
+        for reason in GapReason:
+            GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
 
 
 def report_gap(gap: Gap, *, group: str) -> None:
@@ -32,6 +42,27 @@ def report_gap(gap: Gap, *, group: str) -> None:
         "time_after": iso_time(gap.time_after_ms),
     }
     _log.error("records_missed", **{key: fact for key, fact in facts.items() if fact is not None})
+
+
+class ReportedGaps:
+    """What of a consumer's partitions is known to be missing, so that it is said once.
+
+    A stage may go back to the same offset again: to where a transaction or a table of its own is.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[TopicPartition, tuple[int, int]] = {}
+
+    def rest_of(self, gap: Gap) -> Gap | None:
+        """Return the part of the gap that was not reported before, if there is one."""
+        if gap.reason is not GapReason.RETENTION:
+            self._known.pop(gap.partition, None)
+            return gap
+        first, end = self._known.get(gap.partition, (gap.first_offset, gap.first_offset))
+        if not first <= gap.first_offset <= end:
+            first = end = gap.first_offset
+        self._known[gap.partition] = (first, max(end, gap.next_offset))
+        return replace(gap, first_offset=end) if gap.next_offset > end else None
 
 
 class GapCheck:

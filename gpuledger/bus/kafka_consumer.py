@@ -166,9 +166,12 @@ class KafkaConsumer:
         ):
             # Its metadata would name the old topic for minutes. Whoever holds partitions gives
             # them up as in a rebalance, so that nothing of the old topic is left anywhere.
-            await self._rebalances.give_up()
-            self._client = None
-            await kafka_internals.stop_consumer(client)
+            self._positions.close()
+            try:
+                await self._rebalances.give_up()
+            finally:
+                self._client = None
+                await kafka_internals.stop_consumer(client)
         if self._client is not None and kafka_internals.is_dead(self._client):
             client, self._client = self._client, None
             _log.warning("consumer_replaced", group=self._subscription.group)

@@ -75,7 +75,7 @@ def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noq
     client._fetcher.request_offset_reset([partition], OffsetResetStrategy.EARLIEST)
 
 
-def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  # noqa: ANN401
+def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  # noqa: ANN401  # untyped
     """Return the position without waiting for one; `None` where there is none now."""
     if not client._subscription.is_assigned(partition):
         return None

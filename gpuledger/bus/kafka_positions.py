@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import IllegalStateError, KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.gaps import report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
@@ -56,8 +56,12 @@ class Positions:
         """The identities of the topics as of the last assignment."""
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
+        self._gaps = ReportedGaps()
+        count_from_zero(subscription.topics, group=subscription.group)
         self._checked_at = 0.0
         self._absent_checks = 0
+        self._has_begun = False
+        self._is_out_of_date = False
 
     async def begin(self, client: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
         """Set newly held partitions to where the group is, as far as that is of the same topics."""
@@ -68,6 +72,7 @@ class Positions:
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
+        self._has_begun, self._is_out_of_date = True, False
         for partition in wanted:
             offset, metadata = committed.get(named(partition), (None, ""))
             if offset is None:
@@ -77,6 +82,10 @@ class Positions:
                 _seek_or_leave(client, partition, None)
             else:
                 _seek_or_leave(client, partition, offset)
+
+    def close(self) -> None:
+        """Record that the client is gone; what was read is remembered for the next one."""
+        self._has_begun = self._is_out_of_date = False
 
     def note(self, records: Records) -> None:
         """Record how far partitions were read."""
@@ -101,28 +110,35 @@ class Positions:
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
     ) -> bool:
-        """Return whether a topic was made anew, or is gone: what is held of it is of the old one.
+        """Return whether a topic was made anew, is gone or has come: what is held is out of date.
 
         Asks the brokers every `TOPIC_CHECK_SECONDS`, and reports a gap for each partition held.
+        After it was so the client is to be opened anew.
         """
         now = asyncio.get_running_loop().time()
-        if not self._topic_ids or now - self._checked_at < TOPIC_CHECK_SECONDS:
-            return False
-        self._checked_at = now
+        if self._has_begun and now - self._checked_at >= TOPIC_CHECK_SECONDS:
+            self._checked_at = now
+            await self._compare_topics(client, held)
+        return self._is_out_of_date
+
+    async def _compare_topics(
+        self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
+    ) -> None:
         try:
             async with asyncio.timeout(TOPIC_CHECK_TIMEOUT_SECONDS):
                 found = await self._fetch_ids(client)
         except (KafkaError, OSError, TimeoutError):
-            return False
+            return
         if found is None:
-            return False
-        is_absent = bool(self._topic_ids.keys() - found.keys())
+            return
+        is_absent = not found.keys() >= set(self._subscription.topics)
         self._absent_checks = self._absent_checks + 1 if is_absent else 0
-        other = {topic for topic, own in self._topic_ids.items() if found.get(topic, own) != own}
+        # One that was absent when partitions were assigned is another one as well.
+        other = {topic for topic in found if found[topic] != self._topic_ids.get(topic, "absent")}
         for partition in sorted(held):
             if partition.topic in other:
                 await self._report_recreated_at_position(client, partition)
-        return bool(other) or self._absent_checks >= _ABSENT_CHECKS
+        self._is_out_of_date = bool(other) or self._absent_checks >= _ABSENT_CHECKS
 
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
         """Report what is missing where a broker has no such offset, and go to the first it has."""
@@ -135,9 +151,9 @@ class Positions:
             if first <= offset <= end:
                 _seek_or_leave(client, partition, offset)
                 continue
-            self._checked_at = 0.0
-            if offset > end and await self.must_begin_again(client, [partition]):
-                continue
+            await self._compare_topics(client, [partition])
+            if self._is_out_of_date:
+                continue  # the next poll begins again
             reason = GapReason.RETENTION if offset < first else GapReason.TRUNCATED
             last = self._last_read.get(partition)
             await self._report(
@@ -208,8 +224,9 @@ class Positions:
             )
 
     async def _report(self, gap: Gap) -> None:
-        report_gap(gap, group=self._subscription.group)
-        await self._subscription.on_gap(gap)
+        if rest := self._gaps.rest_of(gap):
+            report_gap(rest, group=self._subscription.group)
+            await self._subscription.on_gap(rest)
 
     async def _first_time_ms(
         self, client: AIOKafkaConsumer, partition: TopicPartition

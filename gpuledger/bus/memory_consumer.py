@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuledger.bus.gaps import report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
@@ -27,6 +27,8 @@ class MemoryConsumer:
         self._last_ms: dict[TopicPartition, int] = {}
         self._topic_ids: dict[TopicPartition, str] = {}
         self._gaps: list[Gap] = []
+        self._reported = ReportedGaps()
+        count_from_zero(subscription.topics, group=subscription.group)
         self._left: set[tuple[TopicPartition, str]] = set()
         """Topics to which was gone over, by their identities: what was left behind is reported."""
         self._turns: list[TopicPartition] = []
@@ -232,7 +234,7 @@ class MemoryConsumer:
 
     async def _report_gaps(self) -> None:
         gaps, self._gaps = self._gaps, []
-        for gap in gaps:
+        for gap in filter(None, map(self._reported.rest_of, gaps)):
             report_gap(gap, group=self._subscription.group)
             await self._subscription.on_gap(gap)
 

@@ -317,10 +317,12 @@ class StoreSink:
             return
         if topic_id is None:
             raise ReceiverUnavailableError(f"there is no topic {EVENTS.name} now")
-        partitions = sorted(self._pending.last_offsets)
+        stored = sorted(self._pending.last_offsets.keys() & self._stored.keys())
         # Nothing of it is written: no row tells which topic it is of.
         self._pending = Pending()
-        await self._refuse_other_topic(partitions, topic_id=topic_id)
+        if not stored:
+            raise StaleTableError(f"the topic {EVENTS.name} was made anew before a row was stored")
+        await self._refuse_other_topic(stored, topic_id=topic_id)
 
     async def _append(self, pending: Pending) -> None:
         """Write in a thread; where the waiting is cancelled, the next call waits for the same."""

@@ -92,6 +92,25 @@ class GapLaws:
             )
         ]
 
+    async def test_a_gap_to_which_is_gone_back_is_reported_once(self, harness: Harness) -> None:
+        """A stage goes to where its own transaction or table is, maybe after the first poll."""
+        place, gaps = TopicPartition(harness.readings, 3), list[Gap]()
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness, on_gap=keeping(gaps))) as consumer,
+        ):
+            await producer.publish(*place, messages(*"abcdef"))
+            await read(6, consumer)
+            await harness.remove_before(place, 3)
+            for _ in range(2):
+                await consumer.seek(place, 1)
+                assert texts(await read(3, consumer)) == ["d", "e", "f"]
+            await harness.remove_before(place, 5)
+            await consumer.seek(place, 1)
+            assert texts(await read(1, consumer)) == ["f"]
+
+        assert [(gap.first_offset, gap.next_offset) for gap in gaps] == [(1, 3), (3, 5)]
+
     async def test_a_gap_is_found_where_nothing_is_left_behind_it(self, harness: Harness) -> None:
         place, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
@@ -151,3 +170,28 @@ class GapLaws:
         (gap,) = [gap for gap in gaps if gap.partition == place]
         assert (gap.first_offset, gap.next_offset) == (2, 0)
         assert (gap.reason, gap.missed) == (GapReason.TOPIC_RECREATED, None)
+
+    async def test_a_commit_that_comes_after_its_topic_was_made_anew_says_nothing_of_the_new_one(
+        self, harness: Harness
+    ) -> None:
+        """A worker that has not noticed yet commits what it read of the old topic."""
+        place, other = (TopicPartition(harness.readings, number) for number in (0, 1))
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.transactions(f"{harness.group}-writer") as transactions,
+        ):
+            for each in (place, other):
+                await producer.publish(*each, messages("a", "b"))
+            async with harness.bus.consumer(reading(harness)) as consumer:
+                await read(4, consumer)
+                await harness.recreate(harness.readings)
+                await transactions.commit({}, offsets={place: 2}, group=harness.group)
+                await consumer.commit({other: 2})
+        async with harness.bus.producer() as producer:
+            for each in (place, other):
+                await producer.publish(*each, messages("A", "B", "C"))
+
+        async with harness.bus.consumer(reading(harness)) as consumer:
+            assert sorted(texts(await read(6, consumer))) == ["A", "A", "B", "B", "C", "C"]
+            assert await consumer.committed(place) is None
+            assert await consumer.committed(other) is None

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.protocol import Subscription
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings
@@ -24,10 +21,9 @@ from tests.bus_contract.histories import HistoryLaws
 from tests.bus_contract.positions import PositionLaws
 from tests.bus_contract.records import RecordLaws
 from tests.bus_contract.transactions import TransactionLaws
+from tests.real.changed_topics import recreate, remove_before
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from gpuledger.bus.protocol import Message, Record, TopicPartition
     from tests.real.parts.kafka import KafkaBroker
 
@@ -70,26 +66,11 @@ class KafkaHarness:
                 await asyncio.sleep(0.2)
 
     async def remove_before(self, place: TopicPartition, offset: int) -> None:
-        async with self._admin() as admin:
-            await admin.delete_records({named(place): RecordsToDelete(before_offset=offset)})
+        await remove_before(self.settings, place, offset)
 
     async def recreate(self, topic: str) -> None:
-        async with self._admin() as admin:
-            await admin.delete_topics([topic])
         again = Topic(name=topic, record=PodRecord, key="uid", partitions=PARTITIONS)
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            # Kafka deletes in its own time.
-            while (await create_topics(self.settings, [again]))[0].status != "created":  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-
-    @asynccontextmanager
-    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.settings.bootstrap_servers)
-        await admin.start()
-        try:
-            yield admin
-        finally:
-            await admin.close()
+        await recreate(self.settings, again)
 
     async def _has_holes(self) -> bool:
         records: list[Record] = []

@@ -10,6 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
+import gpuledger.bus.metrics
 import gpuledger.service.metrics
 import sinks.metrics
 from agent.settings import AgentSettings
@@ -33,6 +34,7 @@ METRICS: Final = (
     enricher.podwatch.metrics,
     enricher.join.metrics,
     sinks.metrics,
+    gpuledger.bus.metrics,
     gpuledger.service.metrics,
 )
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
@@ -14,7 +15,7 @@ from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartitio
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import EVENTS
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
@@ -24,6 +25,7 @@ from sinks.retrying import until_answered
 from tests.unit.sinks.given import (
     NODE,
     PARTITIONS,
+    SECOND_NS,
     HandClock,
     bus,
     committed,
@@ -75,9 +77,15 @@ def consuming(on: Any, sink: Recorder, **how: Any) -> asyncio.Future[None]:  # n
     decoders = {EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)}
     check = values.pop("check", Check())
     clock = values.pop("clock", HandClock())
+    gaps = values.pop("gaps", None)
     return asyncio.ensure_future(
         consume(
-            bus=on, sink=sink, how=Consuming(decoders=decoders, **values), check=check, clock=clock
+            bus=on,
+            sink=sink,
+            how=Consuming(decoders=decoders, **values),
+            check=check,
+            clock=clock,
+            gaps=gaps,
         )
     )
 
@@ -220,6 +228,85 @@ async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await consuming(bus(), Broken())
+
+
+async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_holds() -> None:
+    with capture_logs() as logged:
+        async with running(consuming(bus(), Recorder(), receiver="http://prometheus:9090/write")):
+            await eventually(lambda: len(logged) >= 2)
+
+    started, assigned = logged[:2]
+    assert started == {
+        "event": "sink_started",
+        "log_level": "info",
+        "kind": "recorder",
+        "receiver": "http://prometheus:9090/write",
+        "group": GROUP,
+        "member": None,
+        "topics": [EVENTS.name],
+    }
+    assert assigned["partitions"] == {EVENTS.name: list(range(PARTITIONS))}
+
+
+async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends() -> None:
+    on, sink, readiness = flaky(poll=7), Recorder(), Readiness()
+    await publish(on, event(0))
+    with capture_logs() as logged:
+        async with running(consuming(on, sink, check=readiness.check("t.bus"))):
+            await eventually(is_committed(on, 1))
+
+    told = [line["event"] for line in logged if line["log_level"] != "info" or "check" in line]
+    assert told == ["check_failed", "check_recovered"]
+
+
+async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
+    on, sink, clock, check = bus(), Recorder(), HandClock(), Check()
+    async with running(consuming(on, sink, clock=clock, check=check)):
+        await eventually(lambda: check.is_ok)
+        assert check.detail == f"{PARTITIONS} partitions held, 0 s behind"
+        sink.gate.clear()
+        await publish(on, event(0))
+        await eventually(lambda: sink.entered == 1)
+        clock.now_ns += 42 * SECOND_NS
+        assert check.detail == f"{PARTITIONS} partitions held, 42 s behind"
+        sink.gate.set()
+        await eventually(lambda: check.detail.endswith(", 0 s behind"))
+
+
+async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_ready() -> None:
+    on, sink, readiness = bus(), Recorder(), Readiness()
+    gaps = readiness.check("t.gaps", severity=Severity.WARNING)
+    how = {"check": readiness.check("t.bus"), "gaps": gaps}
+    await publish(on, *map(event, range(4)))
+    async with running(consuming(on, sink, **how)):
+        await eventually(is_committed(on, 4))
+        assert gaps.detail == "no record was missed"
+    await publish(on, *map(event, range(4, 9)))
+    on.remove_before(AT, 7)
+
+    async with running(consuming(on, sink, **how)):
+        await eventually(is_committed(on, 9))
+        assert readiness.is_ready()
+        assert "from offset 4: 3 offsets (retention)" in gaps.detail
+        await publish(on, event(10))
+        await eventually(is_committed(on, 10))
+        assert not gaps.is_ok
+
+    assert [offset for _, offset in sink.taken] == [0, 1, 2, 3, 7, 8, 9]
+
+
+async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_ends() -> None:
+    check = Readiness().check("t.receiver")
+
+    async def attempt(number: int) -> None:
+        if number < 20:
+            raise ReceiverUnavailableError("connection refused")
+
+    with capture_logs() as logged:
+        await until_answered(attempt, sink="t", check=check, clock=HandClock(), receiver="there")
+
+    assert [line["event"] for line in logged] == ["check_failed", "check_recovered"]
+    assert check.detail == "there"
 
 
 def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from gpuledger.topics import ROWS
 from sinks.otlp import naming
 from sinks.remote_write.families import FAMILIES
 from sinks.rows.rows import encoded_rows_of
-from sinks.store.columns import COLUMNS
+from sinks.store.columns import COLUMNS, GAPS, Column
 from sinks.store.reading import entries_sql
 from sinks.store.rows import rows_of
-from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import allocation, entry, event
+from sinks.store.table import EntriesTable, GapsTable
+from tests.unit.sinks.given import START_NS, allocation, entry, event
 from tests.unit.sinks.store.test_store import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -51,10 +51,10 @@ def series() -> Iterator[list[str]]:
             yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
-def columns() -> Iterator[list[str]]:
+def columns(of: Sequence[Column] = COLUMNS) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
-    for column in COLUMNS:
+    for column in of:
         shown = str(column.kind).removeprefix("arro3.core.DataType<").rstrip(">\n")
         yield [f"`{column.name}`", TYPES[shown], "yes" if column.nullable else ""]
 
@@ -100,6 +100,11 @@ def test_the_page_lists_the_columns_of_the_table() -> None:
     assert table("store.md", "columns") == list(columns()), as_markdown(columns())
 
 
+def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
+    found = columns(GAPS.columns)
+    assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
+
+
 def test_the_page_lists_the_columns_of_a_row() -> None:
     assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
 
@@ -132,14 +137,46 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     entries = EntriesTable(store_uri="gpuledger-store")
     entries.load([STREAM])
     entries.append(a_row(0), {STREAM: 0}, time_ms=0)
-    (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
-    shown: list[Shown] = []
-    monkeypatch.setattr(duckdb, "sql", lambda query: Shown(ask(query), shown))
 
-    exec(compile(example, "store.md", "exec"), {})  # noqa: S102  # our own page
+    (shown,) = shown_by(python_of_the_page("sum(joules)"), monkeypatch)
 
     assert AT.partition in (0, 1)
-    assert [one.rows for one in shown] == [[("research", "train-0", 0.5, 2.0**30, 100.0)]]
+    assert shown == [("research", "train-0", 0.5, 2.0**30, 100.0)]
+
+
+def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(Path("gpuledger-store"), [event(0), event(9)])
+    example = python_of_the_page("gaps_sql")
+    assert shown_by(example, monkeypatch) == [[]]
+
+    gaps = GapsTable(store_uri="gpuledger-store")
+    gaps.load([STREAM])
+    day_us, start_us = 86_400 * 1_000_000, START_NS // 1000
+    for number, began_us in enumerate((start_us, start_us - 40 * day_us, start_us + 40 * day_us)):
+        times = (began_us, began_us + 1_000_000, began_us + day_us)
+        row = (*AT, "retention", 1, 9, 8, *times, None)
+        gaps.append([row], {STREAM: number}, time_ms=0)
+
+    (shown,) = shown_by(example, monkeypatch)
+    assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["node-a"])]
+
+
+def python_of_the_page(word: str) -> str:
+    pattern = r"```python\n(.*?)```"
+    examples: list[str] = re.findall(pattern, (DOCS / "store.md").read_text(), re.DOTALL)
+    (found,) = [example for example in examples if word in example]
+    return found
+
+
+def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[object, ...]]]:
+    """Run an example of the page, and return the rows that each of its queries shows."""
+    shown: list[Shown] = []
+    monkeypatch.setattr(duckdb, "sql", lambda query: Shown(ask(query), shown))
+    exec(compile(example, "store.md", "exec"), {})  # noqa: S102  # our own page
+    return [one.rows for one in shown]
 
 
 NAMES: list[tuple[str, dict[str, Any], tuple[object, ...]]] = [

@@ -1,15 +1,17 @@
 """The join's shell on the bus in memory: order, rebuilding, commits, retries."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
+from typing_extensions import override
 
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Subscription, TopicPartition
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import TopicsError
 from gpuledger.records import DeadLetter, GpuEvent, PodState
@@ -146,3 +148,96 @@ async def test_it_is_ready_once_the_pods_are_read() -> None:
     async with joining(bus) as readiness:
         await read_events(bus, 1)
         assert readiness.is_ready()
+
+
+async def test_ticks_that_were_removed_unread_are_shown_and_the_rest_is_joined() -> None:
+    """The join stays ready: it does what can be done."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus):
+        await read_events(bus, 1)
+        await committed(bus, 1)
+    await publish(bus, SAMPLES, tick(2), tick(3), tick(4))
+    bus.remove_before(TopicPartition(SAMPLES.name, PLACE), 3)
+    async with joining(bus) as readiness:
+        events = await read_events(bus, 2)
+        gaps = readiness.check("gaps")
+        assert readiness.is_ready()
+        assert not gaps.is_ok
+        assert f"{SAMPLES.name}[{PLACE}] from offset 1: 2 offsets (retention)" in gaps.detail
+    assert [event.seq for event in events] == [1, 4]
+
+
+async def test_ticks_that_were_removed_before_the_group_came_are_no_gap() -> None:
+    """Nor is what compaction or retention took of the state, which is read from its beginning."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    await publish(bus, PODS, pod(), pod(), key=UIDS[0])
+    for topic in (SAMPLES, PODS):
+        bus.remove_before(TopicPartition(topic.name, PLACE), 1)
+    async with joining(bus) as readiness:
+        events = await read_events(bus, 1)
+        assert readiness.check("gaps").is_ok
+    assert events[0].pods[0].state is PodState.KNOWN
+
+
+async def test_ticks_of_a_topic_made_anew_are_joined_from_its_beginning() -> None:
+    """Also where it has grown beyond what was committed of the old one."""
+    bus = MemoryBus()
+    await publish(bus, SAMPLES, tick(1), tick(2))
+    async with joining(bus):
+        await read_events(bus, 2)
+        await committed(bus, 2)
+        bus.recreate(SAMPLES.name)
+        await publish(bus, SAMPLES, *map(tick, range(3, 8)))
+        events = await read_events(bus, 7)
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5, 6, 7]
+
+
+class StuckTransactions:
+    """Transactions that Kafka does not answer, until it does."""
+
+    def __init__(self, inner: Transactions, answers: asyncio.Event) -> None:
+        self._inner, self._answers = inner, answers
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        await self._answers.wait()
+        await self._inner.commit(messages, offsets=offsets, group=group)
+
+
+class StuckBus(MemoryBus):
+    """A bus that reads and does not write."""
+
+    answers: asyncio.Event
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield StuckTransactions(inner, self.answers)
+
+
+def lag_seconds() -> float:
+    return REGISTRY.get_sample_value("gpuledger_join_lag_seconds") or 0.0
+
+
+async def test_the_lag_is_that_of_the_tick_that_waits_and_nothing_where_none_does() -> None:
+    """As of the scrape: it does not stand still while nothing moves."""
+    bus = StuckBus()
+    bus.answers = asyncio.Event()
+    async with joining(bus), asyncio.timeout(5):
+        await publish(bus, SAMPLES, tick(1))
+        while lag_seconds() == 0:  # noqa: ASYNC110  # a scrape has no event
+            await asyncio.sleep(0.01)
+        before = lag_seconds()
+        await asyncio.sleep(0)
+        assert lag_seconds() > before
+        bus.answers.set()
+        while lag_seconds() > 0:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.01)

@@ -97,15 +97,18 @@ async def test_nothing_is_sent_while_nothing_is_wrong() -> None:
 
 
 async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:
-    on = bus()
+    on, readiness = bus(), Readiness()
     async with (
         receiving() as one,
         receiving(Answer(503, "away")) as other,
-        running(sink(on, one, other)),
+        running(sink(on, one, other, readiness=readiness)),
     ):
         await publish(on, busy(0), busy(1))
         await eventually(is_committed(on, 2))
         assert len(alerts(one)) == 1
+        assert readiness.is_ready()
+        assert readiness.check(f"alerts.alertmanager {one.url}").is_ok
+        assert "away" in readiness.check(f"alerts.alertmanager {other.url}").detail
 
 
 async def test_offsets_wait_until_an_alertmanager_has_the_alert() -> None:

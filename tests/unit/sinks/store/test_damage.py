@@ -89,6 +89,24 @@ def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_pa
     assert rows(tmp_path) == dict.fromkeys(range(COMMITS + 1), 2)
 
 
+@pytest.mark.parametrize("damage", [cut_newest_commit, zero_newest_commit])
+def test_a_log_that_is_damaged_while_a_sink_runs_is_named_as_well(
+    tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    log = filled(tmp_path)
+    one, other = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
+    one.load(["of another partition"])
+    other.load([STREAM])
+    append(other, COMMITS)
+    name = damage(log)
+
+    rows_of_one = list(rows_of(event(0), Record("topic", 1, 0, 1, None, b"")))
+    with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\)"):
+        one.append(rows_of_one, {"of another partition": 0}, time_ms=1)
+    with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\)"):
+        one.remove_orphans(older_than_hours=1)
+
+
 def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "entries").write_text("a file where the folder should be")
 

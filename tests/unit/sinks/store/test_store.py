@@ -12,6 +12,7 @@ import duckdb
 import pytest
 from arro3.core import DataType, Field, Schema, Table
 from deltalake import DeltaTable, write_deltalake
+from prometheus_client import REGISTRY
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
@@ -48,10 +49,20 @@ STREAM = f"{GROUP}|{AT.topic}|{AT.partition}"
 
 
 def store(
-    uri: Path, on: MemoryBus, *, clock: HandClock | None = None, **settings: float | str
+    uri: Path,
+    on: MemoryBus,
+    *,
+    clock: HandClock | None = None,
+    readiness: Readiness | None = None,
+    **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
     values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **settings}
-    return run_store(bus=on, settings=StoreSettings(**values), readiness=Readiness(), clock=clock)
+    return run_store(
+        bus=on,
+        settings=StoreSettings(**values),
+        readiness=readiness or Readiness(),
+        clock=clock,
+    )
 
 
 def query(uri: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -72,6 +83,11 @@ def at_seconds(tick: int) -> datetime:
 
 def offsets(uri: Path) -> list[int]:
     return [row[0] for row in query(uri, "select kafka_offset from {entries} order by 1")]
+
+
+def holds_rows() -> bool:
+    """Return whether the sink has read events that it has not written."""
+    return (REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "store"}) or 0) > 0
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
@@ -215,20 +231,35 @@ async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Pat
 async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
     tmp_path: Path,
 ) -> None:
-    on, clock = bus(), HandClock()
+    on, clock = bus(), HandClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
     sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0))
-    await asyncio.sleep(0.1)
-    clock.now_ns += 61 * SECOND_NS
-    await eventually(is_committed(on, 5))
+    await eventually(lambda: clock.advance(61) and is_committed(on, 5)())
 
     await publish(on, event(5))
+    await eventually(holds_rows)
     on.recreate(EVENTS.name)
     await publish(on, *(event(tick) for tick in range(100, 109)))
 
     with pytest.raises(UserError, match=r"up to offset 4 of another topic.*generation"):
         await sink
     assert max(offsets(tmp_path)) == 4
+
+
+async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
+    tmp_path: Path,
+) -> None:
+    on, clock = bus(), HandClock(START_NS + 3600 * SECOND_NS)
+    await publish(on, *map(event, range(5)))
+    async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0)):
+        await eventually(holds_rows)
+        on.recreate(EVENTS.name)
+        await publish(on, *(event(tick) for tick in range(100, 103)))
+        await eventually(lambda: clock.advance(61) and is_committed(on, 3)())
+
+    assert sorted(set(offsets(tmp_path))) == [0, 1, 2]
+    seqs = query(tmp_path, "select distinct seq from {entries} order by 1")
+    assert seqs == [(101_000,), (102_000,), (103_000,)]
 
 
 async def test_offsets_of_before_are_taken_over_with_the_topic_that_there_is(
@@ -374,6 +405,30 @@ async def test_a_race_or_an_outage_repeats_no_row(
         await eventually(is_committed(on, 3))
 
     assert offsets(tmp_path) == [0, 1, 2]
+
+
+async def test_a_damaged_store_fails_the_check_in_one_line_and_its_repair_needs_no_restart(
+    tmp_path: Path,
+) -> None:
+    on, readiness = bus(), Readiness()
+    await publish(on, *map(event, range(3)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+    newest = max((tmp_path / "entries" / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:50])
+    await publish(on, event(3))
+
+    check = readiness.check("store.receiver")
+    async with running(store(tmp_path, on, readiness=readiness)):
+        await eventually(lambda: check.has_failed)
+        assert f"its log is damaged ({newest.name})" in check.detail
+        assert "\n" not in check.detail
+        newest.rename(tmp_path / newest.name)
+        await eventually(is_committed(on, 4))
+        assert check.is_ok
+
+    assert sorted(set(offsets(tmp_path))) == [0, 1, 2, 3]
+    assert len(offsets(tmp_path)) == 4 * 2
 
 
 def test_a_table_with_other_columns_is_refused_by_name(tmp_path: Path) -> None:

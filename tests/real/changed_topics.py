@@ -1,0 +1,55 @@
+"""What happens to topics that nobody announced: records removed, a topic deleted and made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.kafka_fetch import named
+from gpuledger.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gpuledger.bus.history import Span
+    from gpuledger.bus.protocol import TopicPartition
+    from gpuledger.topics import Topic
+
+DEADLINE_SECONDS = 30.0
+
+
+async def remove_before(settings: KafkaSettings, place: TopicPartition, offset: int) -> None:
+    """Remove the records of a partition before an offset, as retention does in its own time."""
+    async with _admin(settings) as admin:
+        await admin.delete_records({named(place): RecordsToDelete(before_offset=offset)})
+
+
+async def recreate(settings: KafkaSettings, topic: Topic) -> None:
+    """Delete a topic and make it anew."""
+    async with _admin(settings) as admin:
+        await admin.delete_topics([topic.name])
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        # Kafka deletes in its own time.
+        while (await create_topics(settings, [topic]))[0].status != "created":  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.1)
+
+
+async def spans(settings: KafkaSettings, topic: str) -> dict[TopicPartition, Span]:
+    """Return what is kept of each partition."""
+    async with KafkaBus(settings).reader() as reader:
+        return dict(await reader.spans(topic))
+
+
+@asynccontextmanager
+async def _admin(settings: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()

@@ -1,0 +1,185 @@
+"""Events that are gone before a sink read them, on a real Kafka: said wherever one looks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, partition_of_node
+from sinks.store.reading import count_rows, entries_sql, gaps_sql
+from tests.real.changed_topics import recreate, remove_before, spans
+from tests.real.parts import web
+from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.sinks.running_sinks import Sink
+
+NODE = NODES[0]
+AT = TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
+FEW, MANY = 5, 20
+
+
+def settings_of(broker: Kafka) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+
+
+def of_one_node(count: int, *, first: int = 0) -> list[Any]:
+    return [event for event in ticks(count, first=first) if event.node == NODE]
+
+
+def store_into(folder: Path, **others: str) -> dict[str, str]:
+    return {"store__uri": str(folder), "store__flush_seconds": "0.05", **others}
+
+
+def query(relation: str, columns: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect() as connection:
+        return connection.sql(f"FROM {relation}").project(columns).order("ALL").fetchall()
+
+
+def metric(sink: Sink, name: str) -> float:
+    lines = web.fetch(f"{sink.health}/metrics").body.decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def await_exit(sink: Sink, *, deadline_seconds: float) -> None:
+    """Wait for a process to end by itself, which `wait_until` takes for a failure."""
+    deadline = time.monotonic() + deadline_seconds
+    while sink.exit_status() is None:
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.1)
+
+
+async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_writes(
+    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+) -> None:
+    """The new topic has grown beyond what is stored, so that no offset looks wrong."""
+    folder = tmp_path / "store"
+    await make_topics(broker)
+    await publish(broker, of_one_node(FEW))
+    sink = start_sink("store", broker, **store_into(folder))
+    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+    assert sink.stop(deadline_seconds=10) == 0
+    await recreate(settings_of(broker), EVENTS)
+    await publish(broker, of_one_node(MANY, first=100))
+
+    sink.start()
+    await_exit(sink, deadline_seconds=30)
+
+    assert sink.exit_status() == 2
+    assert "up to offset 4 of another topic of that name" in sink.log_tail()
+    assert "store.generation" in sink.log_tail()
+    assert count_rows(str(folder)) == FEW
+    wanted = "kafka_partition, reason, first_offset, next_offset"
+    assert query(gaps_sql(str(folder)), wanted) == [(AT.partition, "topic_recreated", FEW, None)]
+
+    again = start_sink("store", broker, **store_into(folder, store__generation="second"))
+    again.wait_until(lambda: count_rows(str(folder)) >= FEW + MANY, deadline_seconds=30)
+
+
+async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
+    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+) -> None:
+    folder = tmp_path / "store"
+    await make_topics(broker)
+    await publish(broker, of_one_node(FEW))
+    sink = start_sink("store", broker, **store_into(folder))
+    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+
+    await recreate(settings_of(broker), EVENTS)
+    await publish(broker, of_one_node(MANY, first=100))
+    await_exit(sink, deadline_seconds=60)
+
+    assert sink.exit_status() == 2
+    assert "of another topic of that name" in sink.log_tail()
+    assert count_rows(str(folder)) == FEW
+
+
+async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_shown_and_stored(
+    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+) -> None:
+    folder = tmp_path / "store"
+    await make_topics(broker)
+    await publish(broker, of_one_node(FEW))
+    sink = start_sink("store", broker, **store_into(folder))
+    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+    assert sink.stop(deadline_seconds=10) == 0
+    await publish(broker, of_one_node(MANY, first=FEW))
+    await remove_before(settings_of(broker), AT, FEW + 12)
+
+    sink.start()
+    left = MANY - 12
+    sink.wait_until(lambda: count_rows(str(folder)) >= FEW + left, deadline_seconds=30)
+    sink.wait_until(sink.is_ready, deadline_seconds=10)
+
+    assert metric(sink, "gpuledger_records_missed_total") == 12
+    lines = [json.loads(line) for line in sink.log_tail().splitlines() if "records_missed" in line]
+    (line,) = lines
+    assert (line["partition"], line["first_offset"], line["missed"]) == (AT.partition, FEW, 12)
+    check = web.fetch(f"{sink.health}/readyz").json()["checks"]["store.gaps"]
+    assert (check["ok"], check["severity"]) == (False, "warning")
+    assert f"from offset {FEW}: 12 offsets (retention)" in check["detail"]
+    wanted = "kafka_partition, first_offset, next_offset, missed_offsets, time_before < time_after"
+    assert query(gaps_sql(str(folder)), wanted) == [(AT.partition, FEW, FEW + 12, 12, True)]
+    offsets = {offset for (offset,) in query(entries_sql(str(folder)), "kafka_offset")}
+    assert offsets == {*range(FEW), *range(FEW + 12, FEW + MANY)}
+
+
+async def test_what_is_removed_while_a_sink_stands_still_is_said(
+    broker: Kafka, start_sink: Callable[..., Sink]
+) -> None:
+    await make_topics(broker)
+    await publish(broker, of_one_node(FEW))
+    sink = start_sink("rows", broker)
+    sink.wait_until(lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30)
+    sink.send(signal.SIGSTOP)
+    await publish(broker, of_one_node(MANY, first=FEW))
+    # What the brokers were asked for before it stood still may still come.
+    await remove_before(settings_of(broker), AT, FEW + MANY)
+    sink.send(signal.SIGCONT)
+    await publish(broker, of_one_node(1, first=FEW + MANY))
+
+    sink.wait_until(
+        lambda: (
+            metric(sink, "gpuledger_sink_sent_total")
+            + metric(sink, "gpuledger_records_missed_total")
+            >= FEW + MANY + 1
+        ),
+        deadline_seconds=30,
+    )
+
+
+async def test_what_retention_removes_is_said(
+    broker: Kafka, start_sink: Callable[..., Sink]
+) -> None:
+    """Also to a sink whose records are gone to the last one."""
+    short = {**EVENTS.extra, "retention.ms": "2000", "segment.ms": "300"}
+    await make_topics(broker)
+    await recreate(settings_of(broker), replace(EVENTS, extra=short))
+    await publish(broker, of_one_node(FEW))
+    sink = start_sink("rows", broker)
+    sink.wait_until(lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30)
+    assert sink.stop(deadline_seconds=10) == 0
+    await publish(broker, of_one_node(MANY, first=FEW))
+    deadline = time.monotonic() + 60
+    # A segment is closed by the write after it.
+    while (await spans(settings_of(broker), EVENTS.name))[AT].first <= FEW:
+        assert time.monotonic() < deadline, "nothing is removed"
+        await publish(broker, of_one_node(1, first=1000))
+        await asyncio.sleep(0.5)
+
+    sink.start()
+    sink.wait_until(lambda: metric(sink, "gpuledger_records_missed_total") > 0, deadline_seconds=30)
+    check = web.fetch(f"{sink.health}/readyz").json()["checks"]["rows.gaps"]
+    assert not check["ok"]

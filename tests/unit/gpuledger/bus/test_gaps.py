@@ -1,0 +1,88 @@
+"""What is said of a gap: one line, two counters, and a check that stays."""
+
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from gpuledger.bus.gaps import GapCheck, ReportedGaps, count_from_zero, report_gap
+from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
+from gpuledger.service import Check
+
+AT = TopicPartition("gpuledger.events.v1", 3)
+GROUP = "gpuledger-test-gaps"
+
+
+def gap(
+    first: int, next_offset: int, *, reason: GapReason = GapReason.RETENTION, **times: int
+) -> Gap:
+    return Gap(partition=AT, first_offset=first, next_offset=next_offset, reason=reason, **times)
+
+
+def counted(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"topic": AT.topic, "consumer": GROUP, **labels})
+
+
+def test_a_gap_is_one_line_with_all_that_is_known_and_is_counted_from_zero() -> None:
+    count_from_zero([AT.topic], group=GROUP)
+    assert counted("gpuledger_records_missed_total") == 0
+    assert counted("gpuledger_gaps_total", reason="retention") == 0
+
+    with capture_logs() as logged:
+        report_gap(gap(51, 801, time_before_ms=0, time_after_ms=750_000), group=GROUP)
+
+    assert logged == [
+        {
+            "event": "records_missed",
+            "log_level": "error",
+            "topic": AT.topic,
+            "partition": 3,
+            "consumer": GROUP,
+            "reason": "retention",
+            "first_offset": 51,
+            "next_offset": 801,
+            "missed": 750,
+            "time_before": "1970-01-01T00:00:00.000+00:00",
+            "time_after": "1970-01-01T00:12:30.000+00:00",
+        }
+    ]
+    assert counted("gpuledger_records_missed_total") == 750
+    assert counted("gpuledger_gaps_total", reason="retention") == 1
+
+
+def test_of_a_topic_made_anew_no_number_is_made_up() -> None:
+    with capture_logs() as logged:
+        report_gap(gap(51, 0, reason=GapReason.TOPIC_RECREATED), group="another")
+
+    assert "missed" not in logged[0]
+    assert gap(51, 0, reason=GapReason.TOPIC_RECREATED).missed is None
+
+
+def test_the_check_holds_until_the_first_gap_and_never_after() -> None:
+    check = Check()
+    gaps = GapCheck(check)
+    assert check.detail == "no record was missed"
+
+    gaps.add(gap(1, 2))
+    gaps.add(gap(51, 801, time_after_ms=750_000))
+
+    assert not check.is_ok
+    assert check.detail == (
+        "2 since the start, the last one in gpuledger.events.v1[3] from offset 51: 750 offsets"
+        " (retention), event time unknown to 1970-01-01T00:12:30.000+00:00"
+    )
+
+
+def test_a_gap_is_reported_once_and_then_what_it_grew_by() -> None:
+    reported = ReportedGaps()
+    assert reported.rest_of(gap(51, 801)) == gap(51, 801)
+    assert reported.rest_of(gap(51, 801)) is None
+    assert reported.rest_of(gap(60, 700)) is None
+    assert reported.rest_of(gap(51, 900)) == gap(801, 900)
+    assert reported.rest_of(gap(20, 900)) == gap(20, 900)
+    assert reported.rest_of(gap(2000, 2001)) == gap(2000, 2001)
+
+
+def test_gaps_of_a_topic_made_anew_have_nothing_to_do_with_those_of_the_old_one() -> None:
+    reported, anew = ReportedGaps(), gap(900, 0, reason=GapReason.TOPIC_RECREATED)
+    reported.rest_of(gap(51, 801))
+    assert reported.rest_of(anew) == anew
+    assert reported.rest_of(gap(51, 801)) == gap(51, 801)
