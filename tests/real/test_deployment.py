@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,28 +14,7 @@ from tests.real.parts.kubeconfig import read_kubeconfig
 from tests.unit.deployment import manifests
 from tests.unit.deployment.deployables import ROOT
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.real.parts.alertmanager import Alertmanager
-
-COMPOSE = ROOT / "deploy" / "compose"
 NAMESPACE = "gpuledger"
-
-
-def test_prometheus_takes_its_configuration(promtool: Path) -> None:
-    command = [str(promtool), "check", "config", str(COMPOSE / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_alertmanager_takes_its_configuration(
-    start_alertmanager: Callable[..., Alertmanager],
-) -> None:
-    alertmanager = start_alertmanager(config=(COMPOSE / "alertmanager.yml").read_text())
-
-    assert alertmanager.alerts() == []
 
 
 def _path_of(manifest: dict[str, Any], plurals: dict[tuple[str, str], str]) -> str:

@@ -1,0 +1,31 @@
+"""The configuration files beside docker-compose.yml, taken by the programs that they are for."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.unit.deployment.deployables import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.real.parts.alertmanager import Alertmanager
+
+COMPOSE = ROOT / "deploy" / "compose"
+
+
+def test_prometheus_takes_its_configuration(promtool: Path) -> None:
+    command = [str(promtool), "check", "config", str(COMPOSE / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alertmanager_takes_its_configuration(
+    start_alertmanager: Callable[..., Alertmanager],
+) -> None:
+    alertmanager = start_alertmanager(config=(COMPOSE / "alertmanager.yml").read_text())
+
+    assert alertmanager.alerts() == []
