@@ -1,4 +1,4 @@
-"""Ticks as the agent makes them, without its loop: the GPUs are asked, the answers sampled."""
+"""Ticks as the agent makes them and events as the join does, without their loops."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,9 @@ from agent.nvml.answers import LastSeen
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import Nvml
 from agent.sampling import Moment, Sampler, Tick
+from enricher.join.accounting.books import book_tick
 from gpuledger.clock import Clock
+from gpuledger.records import GpuEvent, NodeSample
 from simulator.clock import HandClock
 from simulator.simulation import SimulatedNode
 
@@ -28,3 +30,18 @@ def play(node: SimulatedNode, clock: HandClock, lengths: Sequence[float]) -> lis
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick)
     return made
+
+
+def event_of(sample: NodeSample) -> GpuEvent:
+    """Return a tick booked, as the join does before it has read of any pod."""
+    return GpuEvent(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        gpus=book_tick(sample),
+        containers=sample.containers,
+        pods=[],
+        allocations=sample.allocations,
+    )

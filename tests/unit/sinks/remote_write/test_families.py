@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from cli.pages.metrics import DEPLOYABLES, collectors_of
-from enricher.join.accounting.books import book_tick
-from gpuledger.records import GpuEvent, NodeSample
+from gpuledger.records import NodeSample
 from simulator.clock import HandClock
 from simulator.device import SimulatedGpu
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from sinks.remote_write.families import FAMILIES, Family
 from sinks.remote_write.values import values_of
-from tests.ticks import play
+from tests.ticks import event_of, play
 from tests.unit.simulator.given_mig import EPOCH_NS
 
 ROOT = Path(__file__).parents[4]
@@ -98,18 +97,7 @@ def run_of(scenario: str) -> Run:
 
 
 def integrals_of(sample: NodeSample) -> Iterator[tuple[str, float]]:
-    event = GpuEvent(
-        node=sample.node,
-        boot_id=sample.boot_id,
-        seq=sample.seq,
-        time_ns=sample.time_ns,
-        interval_ns=sample.interval_ns,
-        gpus=book_tick(sample),
-        containers=sample.containers,
-        pods=[],
-        allocations=sample.allocations,
-    )
-    for group, values in values_of(event).items():
+    for group, values in values_of(event_of(sample)).items():
         for metric, value in zip(group.family.metrics, values, strict=True):
             yield metric.name, (value or 0.0) * sample.interval_ns / 1e9
 

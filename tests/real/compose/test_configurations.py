@@ -1,15 +1,15 @@
-"""The files of Compose, taken by the programs that they are written for."""
+"""The configuration files beside docker-compose.yml, taken by the programs that they are for."""
 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.real.parts.alertmanager import Alertmanager
 
