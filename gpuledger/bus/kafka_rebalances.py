@@ -21,6 +21,8 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         """What the stage knows that it holds."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
+        self.has_joined = False
+        """Whether the group has given this consumer its share, which may be nothing."""
         self._subscription = subscription
         self._revoking = False
         self._given_up = asyncio.Event()
@@ -49,6 +51,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         offered = self._offered
         if offered is not None:
             self.held = offered
+            self.has_joined = True
             # Where the callback fails, the next poll calls it again.
             await self._subscription.on_assigned(offered)
             if self._offered is offered:

@@ -8,7 +8,7 @@ import structlog
 from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Record, Subscription, TopicPartition
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
 
 _log = structlog.get_logger(__name__)
 
@@ -182,7 +182,7 @@ class MemoryConsumer:
 
     def _must_hold(self, place: TopicPartition) -> None:
         if place not in self._positions:
-            raise BusUnavailableError(
+            raise NotAssignedError(
                 f"{place.topic}-{place.partition} is not held by this consumer "
                 f"of the group {self._subscription.group!r}"
             )
