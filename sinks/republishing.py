@@ -10,14 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
 from gpuledger.bus.writers import Writers, pause_seconds_after
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
+from gpuledger.errors import (
+    BusError,
+    FencedError,
+    MessageTooLargeError,
+    NotAssignedError,
+    TopicsError,
+)
 from gpuledger.records import GpuEvent
 from gpuledger.service import Backoff, Check, Readiness
 from gpuledger.topics import BY_NAME, EVENTS
@@ -31,7 +35,6 @@ _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
 _FINISH_SECONDS: Final = 2.5
 """How long a commit that is under way may go on when its partition is given up."""
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ async def run_republishing(
     member: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Write what is made of every event until cancelled; raises TopicsError without the topic."""
+    """Write what is made of every event until cancelled; a missing topic or right is waited for."""
     clock = clock or SystemClock()
     receiver = readiness.check(f"{how.name}.receiver")
     receiver.ok("nothing written yet")
@@ -91,6 +94,7 @@ class RepublishingSink:
         self._seen = SeenTicks()
         self._backoff = Backoff()
         self._partitions = 0
+        self._is_barred = False
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -99,9 +103,20 @@ class RepublishingSink:
     async def prepare(self, desk: Desk) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
         wanted = desk.consumer.assignment() & self._unopened
-        if wanted:
+        if not wanted:
+            return wanted
+        try:
             await self._take_over(wanted, desk)
-        self._check.ok()
+        except BusError as error:
+            # What was polled of these is let go, and what is left of them is taken over next time.
+            self._is_barred = True
+            await self._pause([error])
+        except NotAssignedError:
+            pass
+        else:
+            if self._is_barred:
+                self._is_barred = False
+                self._check.ok()
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -111,6 +126,7 @@ class RepublishingSink:
         if undone:
             await self._pause(undone)
         elif batches:
+            self._check.ok()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
                 await self._clock.sleep(self._how.commit_interval_seconds)
@@ -160,7 +176,7 @@ class RepublishingSink:
                 {place: messages, **letters},
                 offsets={partition: batch.next_offset},
             )
-        except (FencedError, BusUnavailableError) as error:
+        except (FencedError, BusError) as error:
             self._unopened.add(partition)
             return error
         self._tell(batch, len(messages))
@@ -204,7 +220,6 @@ class RepublishingSink:
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         self._check.failed(str(undone[0]))
-        _log.warning("undone", sink=self.name, partitions=len(undone), error=str(undone[0]))
         await self._clock.sleep(pause_seconds)
 
     def _tell(self, batch: Batch, messages: int) -> None:

@@ -1,5 +1,6 @@
 """What is known of the pods from the topic, whatever stands there."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ from enricher.podwatch.known import KnownPods, read_known
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PODS
@@ -110,8 +111,11 @@ async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
     assert clock.slept[2] > clock.slept[0]
 
 
-async def test_a_missing_topic_is_its_users_business() -> None:
-    with pytest.raises(TopicsError, match=r"gpuledger\.pods\.v1"):
-        await read_known(
-            bus=MemoryBus(topics=[]), check=Readiness().check("known"), clock=PatientClock()
-        )
+async def test_a_missing_topic_is_named_and_waited_for() -> None:
+    bus, check, clock = MemoryBus(topics=[]), Readiness().check("known"), PatientClock()
+    reading = asyncio.create_task(read_known(bus=bus, check=check, clock=clock))
+    while len(clock.slept) < 2:
+        await asyncio.sleep(0)
+    assert "there is no topic 'gpuledger.pods.v1'" in check.detail
+    bus.create([PODS])
+    assert (await reading).by_uid == {}
