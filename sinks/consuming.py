@@ -143,7 +143,7 @@ class _Session:
 
     def _holding(self) -> str:
         held = len(self.consumer.assignment())
-        return f"{held} partitions" if held else "none of the group's partitions is left for this one"
+        return f"{held} partitions" if held else "no partition: the group has members enough"
 
     async def _endure(self, error: BusError) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""

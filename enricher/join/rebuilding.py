@@ -92,7 +92,7 @@ class Rebuilding:
 
     def stand_by(self) -> None:
         """Record that the group has more members than partitions, and none for this one."""
-        self._check.ok("no partition is assigned: the group has as many members as partitions")
+        self._check.ok("no partition: the group has members enough")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
         """Read back what is needed, and return it; what was polled of it before comes again.

@@ -23,7 +23,6 @@ from gpuledger.bus.protocol import (
     Bus,
     Consumer,
     Message,
-    Producer,
     Record,
     Subscription,
     TopicPartition,
@@ -54,10 +53,14 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
     while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
     `delivery`, ok while what is made can be published.
     """
-    insist = _insist(readiness.check("bus"))
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
+    insist, publishing = _insist(readiness.check("bus")), _insist(delivery_check)
+
+    def rounds() -> int:
+        return insist.attempts + publishing.attempts
+
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(end_where_stalled(lambda: insist.attempts, what="the join"))
+        watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
         partitions = await insist(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
@@ -66,10 +69,14 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
                 consumer=settings.join.group, producer=producer, partitions=partitions
             )
             stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
-            delivering = _open_delivery(
-                bus=bus, producer=producer, office=office, check=delivery_check, settings=settings
+            opening = _open_delivery(
+                AtLeastOnce(producer=producer, office=office, insist=publishing),
+                bus=bus,
+                office=office,
+                check=delivery_check,
+                settings=settings,
             )
-            async with delivering as delivery:
+            async with opening as delivery:
                 worker = JoinWorker(
                     stage=stage,
                     office=office,
@@ -99,15 +106,15 @@ def _backoff() -> Backoff:
 
 @asynccontextmanager
 async def _open_delivery(
+    at_least_once: AtLeastOnce,
     *,
     bus: TransactionalBus,
-    producer: Producer,
     office: DeadLetterOffice,
     check: Check,
     settings: JoinSettings,
 ) -> AsyncIterator[Delivery]:
     if settings.join.processing_guarantee == "at_least_once":
-        yield AtLeastOnce(producer=producer, office=office, insist=_insist(check))
+        yield at_least_once
         return
     group = settings.join.group
     async with Writers(bus=bus, group=group, finish_seconds=_FINISH_SECONDS) as writers:

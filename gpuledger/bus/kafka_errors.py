@@ -37,8 +37,10 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     ),
     vendor.TransactionalIdAuthorizationFailed: (
         RefusedError,
-        "does not allow this user the transactional id; grant it Describe and Write on the ids"
-        " that begin with its group",
+        (
+            "does not allow this user the transactional id; grant it Describe and Write on the ids"
+            " that begin with its group"
+        ),
     ),
     vendor.InvalidTransactionTimeout: (
         RefusedError,

@@ -2,9 +2,9 @@
 
 Here live the protocol and its value types. Publishing is by batch to a partition that the caller
 names; consuming is by poll, with offsets, so that the caller decides when a record is done.
-Errors: any method may raise a `BusError` (the brokers are away, or lack a topic, or refuse a right);
+Errors: any method may raise a `BusError` (the brokers are away, lack a topic or refuse a right);
 whoever calls retries with a back-off. What is asked of a partition that is not assigned raises
-`NotAssignedError`: to ask again is of no use before the next poll, which alone brings an assignment.
+`NotAssignedError`: to ask again is of no use before the next poll, which alone assigns partitions.
 What a transaction has not committed yet, or never will, no consumer sees.
 """
 

@@ -1,4 +1,4 @@
-"""Podwatch whose token is refused for a while by a real API server, as when it was rotated badly."""
+"""Podwatch whose token a real API server refuses for a while, as when it was rotated badly."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -47,9 +47,7 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
     settings = KubernetesSettings(kubeconfig=str(kubeconfig))
     client = Client(settings=settings, configuration=await _load(settings), monotonic=lambda: now)
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
-    watching = client.get(
-        path, query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0
-    )
+    watching = client.get(path, query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0)
     try:
         async with watching as watch, aclosing(split_lines(watch.chunks())) as lines:
             await cluster.create_pod("before")

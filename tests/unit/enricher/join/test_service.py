@@ -148,9 +148,7 @@ async def test_topics_that_are_not_as_they_must_be_are_waited_for(
     wrong: Topic | None, said: str
 ) -> None:
     """Output partition = input partition cannot hold otherwise."""
-    bus = MemoryBus(
-        [topic for topic in [*TOPICS, wrong] if topic not in (EVENTS, None)]  # type: ignore[misc]  # without None
-    )
+    bus = MemoryBus([topic for topic in [*TOPICS, wrong] if topic not in (EVENTS, None)])
     async with joining(bus) as readiness:
         await until(lambda: said in str(readiness.report()))
         assert not readiness.is_ready()

@@ -15,7 +15,7 @@ from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import PatientClock, pod_record
+from tests.unit.enricher.podwatch.given import PatientClock, pod_record, soon
 
 
 def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = None) -> bytes:
@@ -114,8 +114,7 @@ async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
 async def test_a_missing_topic_is_named_and_waited_for() -> None:
     bus, check, clock = MemoryBus(topics=[]), Readiness().check("known"), PatientClock()
     reading = asyncio.create_task(read_known(bus=bus, check=check, clock=clock))
-    while len(clock.slept) < 2:
-        await asyncio.sleep(0)
+    await soon(lambda: len(clock.slept) >= 2)
     assert "there is no topic 'gpuledger.pods.v1'" in check.detail
     bus.create([PODS])
     assert (await reading).by_uid == {}

@@ -233,5 +233,3 @@ async def test_a_missing_topic_is_named_and_waited_for(
         assert not readiness.is_ready()
         bus.create([PODS])
         await soon(readiness.is_ready)
-
-
