@@ -3,7 +3,13 @@
     GpuledgerError
     ├── UserError              say it in one line, exit 2
     │   ├── SettingsError
-    │   └── TopicsError
+    │   ├── TopicsError        (a BusError too)
+    │   └── RefusedError       (a BusError too)
+    ├── BusError               a service waits and tries again, whoever has to mend it
+    │   ├── BusUnavailableError
+    │   ├── TopicsError
+    │   └── RefusedError
+    ├── NotAssignedError       the group moved on: poll, and work on what is assigned now
     ├── FreshStartError        say it in one log line, exit 1
     ├── UndecodableError       put the record aside, go on
     ├── FencedError            another took the work over: drop what it was about, do not repeat it
@@ -11,6 +17,8 @@
     └── UnavailableError       try again later
         └── BusUnavailableError
 
+A command for people ends with a `UserError`; a service ends with one about its own settings alone
+and waits out every `BusError`, as topics are created and rights granted while it runs.
 Exceptions of libraries stop at the seam that calls them and become one of these.
 """
 
@@ -27,8 +35,20 @@ class SettingsError(UserError):
     """A setting that is unknown, mistyped or missing."""
 
 
-class TopicsError(UserError):
+class BusError(GpuledgerError):
+    """The bus does not do what was asked for, now; the message says what would make it."""
+
+
+class TopicsError(UserError, BusError):
     """A topic on the broker that is not as the topic table says."""
+
+
+class RefusedError(UserError, BusError):
+    """The brokers do not allow what was asked for; the message names the right that is missing."""
+
+
+class NotAssignedError(GpuledgerError):
+    """The group gave this partition to another member; the next poll says what is assigned now."""
 
 
 class FreshStartError(GpuledgerError):
@@ -51,7 +71,7 @@ class UnavailableError(GpuledgerError):
     """Something outside did not answer; the same call may succeed later."""
 
 
-class BusUnavailableError(UnavailableError):
+class BusUnavailableError(UnavailableError, BusError):
     """The broker did not answer, or did not acknowledge in time."""
 
 

@@ -17,7 +17,7 @@ from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import DEAD_LETTERS
@@ -45,7 +45,7 @@ async def consume(
     clock: Clock,
     gaps: Check | None = None,
 ) -> None:
-    """Feed the sink until cancelled; where the bus is away, try again with growing pauses."""
+    """Feed the sink until cancelled; wait for brokers, topics and rights with growing pauses."""
     _log.info(
         "sink_started",
         kind=sink.name,
@@ -65,13 +65,16 @@ async def consume(
         )
         try:
             await session.run(bus)
-        except BusUnavailableError as error:
+        except NotAssignedError:
+            # A rebalance came between the sink's question and the answer: join anew.
+            continue
+        except BusError as error:
             if session.has_polled:
                 backoff.reset()
             await _pause(check, clock, backoff, error)
 
 
-async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusUnavailableError) -> None:
+async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusError) -> None:
     check.failed(str(error))
     await clock.sleep(backoff.next_seconds())
 
@@ -99,6 +102,7 @@ class _Session:
         self._backoff = Backoff()
         self._failures = 0
         self.has_polled = False
+        self._is_member = False
         self._spare: dict[TopicPartition, list[Record]] = {}
 
     async def run(self, bus: Bus) -> None:
@@ -142,8 +146,9 @@ class _Session:
         await self._how.on_gap(gap)
 
     async def _on_assigned(self, partitions: Partitions) -> None:
+        self._is_member = True
         _log.info(
-            "assigned",
+            "partitions_assigned",
             kind=self._sink.name,
             group=self._how.group,
             partitions=_by_topic(partitions),
@@ -156,7 +161,7 @@ class _Session:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self)
                 await self._settle_once()
-        except (TimeoutError, BusUnavailableError) as error:
+        except (TimeoutError, BusError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
         self._progress.keep(self.consumer.assignment() - partitions)
         self._lag.keep(self.consumer.assignment() - partitions)
@@ -171,20 +176,29 @@ class _Session:
             polled = await self.consumer.poll(
                 timeout_seconds=self._how.poll_seconds, max_records=self._how.poll_records
             )
-        except BusUnavailableError as error:
+        except BusError as error:
             await self._endure(error)
             return {}
         self._failures = 0
         self.has_polled = True
-        self._check.ok(self._describe)
+        self._tell_membership()
         self._backoff.reset()
         return polled
 
-    def _describe(self) -> str:
+    def _tell_membership(self) -> None:
+        """Pass the check once the group has answered, even with no partition for this member."""
+        if self._is_member:
+            self._check.ok(self._holding)
+        elif not self._check.has_failed:
+            self._check.waits(f"joining the group {self._how.group}")
+
+    def _holding(self) -> str:
         held = len(self.consumer.assignment())
+        if not held:
+            return "no partition: the group has members enough"
         return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
 
-    async def _endure(self, error: BusUnavailableError) -> None:
+    async def _endure(self, error: BusError) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""
         self._failures += 1
         if self._failures >= _MOST_FAILURES:
@@ -226,7 +240,7 @@ class _Session:
         self.consumer.pause(self.consumer.assignment())
         try:
             polled = await self.consumer.poll(timeout_seconds=self._how.poll_seconds, max_records=1)
-        except BusUnavailableError as error:
+        except BusError as error:
             await self._endure(error)
             return
         for partition, records in polled.items():
@@ -237,8 +251,10 @@ class _Session:
         while True:
             try:
                 await self._settle_once()
-            except BusUnavailableError as error:
+            except BusError as error:
                 await self._endure(error)
+                # One that the group gave up is refused until it has polled.
+                await self._poll_paused()
             else:
                 return
 

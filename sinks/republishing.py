@@ -15,7 +15,13 @@ from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBu
 from gpuledger.bus.writers import Writers, pause_seconds_after
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError, FencedError, MessageTooLargeError, TopicsError
+from gpuledger.errors import (
+    BusError,
+    FencedError,
+    MessageTooLargeError,
+    NotAssignedError,
+    TopicsError,
+)
 from gpuledger.records import GpuEvent
 from gpuledger.service import Backoff, Check, Readiness, Severity
 from gpuledger.topics import BY_NAME, EVENTS
@@ -59,7 +65,7 @@ async def run_republishing(
     member: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Write what is made of every event until cancelled; raises TopicsError without the topic."""
+    """Write what is made of every event until cancelled; a missing topic or right is waited for."""
     clock = clock or SystemClock()
     receiver = readiness.check(f"{how.name}.receiver", severity=Severity.WARNING)
     receiver.ok("nothing written yet")
@@ -98,9 +104,17 @@ class RepublishingSink:
     async def prepare(self, desk: Desk) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
         wanted = desk.consumer.assignment() & self._unopened
-        if wanted:
+        if not wanted:
+            return wanted
+        try:
             await self._take_over(wanted, desk)
-        self._check.ok(f"topic {self._how.topic}")
+        except BusError as error:
+            # What was polled of these is let go, and what is left of them is taken over next time.
+            await self._pause([error])
+        except NotAssignedError:
+            pass
+        else:
+            self._check.ok(f"topic {self._how.topic}")
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -110,6 +124,7 @@ class RepublishingSink:
         if undone:
             await self._pause(undone)
         elif batches:
+            self._check.ok()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
                 await self._clock.sleep(self._how.commit_interval_seconds)
@@ -159,7 +174,7 @@ class RepublishingSink:
                 {place: messages, **letters},
                 offsets={partition: batch.next_offset},
             )
-        except (FencedError, BusUnavailableError) as error:
+        except (FencedError, BusError) as error:
             self._unopened.add(partition)
             return error
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))

@@ -32,12 +32,7 @@ from agent.publishing.pace import pause_seconds
 from agent.publishing.parcels import Parcel, time_ms
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Bus, Message, Producer
-from gpuledger.errors import (
-    BusUnavailableError,
-    MessageTooLargeError,
-    TimestampRefusedError,
-    TopicsError,
-)
+from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.service import Backoff, Check
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
@@ -94,8 +89,8 @@ class Publisher:
             try:
                 async with self._bus.producer() as producer:
                     await self._publish_from(producer)
-            except (BusUnavailableError, TopicsError) as error:
-                # A missing topic is no reason to stop sampling: it may be made in a moment.
+            except BusError as error:
+                # A missing topic or right is no reason to stop sampling: it may come in a moment.
                 PUBLISH_FAILURES.inc()
                 self._check.failed(self._waiting(str(error)))
                 await asyncio.sleep(self._backoff.next_seconds())

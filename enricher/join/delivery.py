@@ -6,7 +6,6 @@ partition whose delivery was undone, is others' business.
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -17,8 +16,8 @@ from enricher.join.slices import Slice
 from gpuledger.bus.protocol import Consumer, Message, Producer, TopicPartition
 from gpuledger.bus.writers import Writers, pause_seconds_after
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusUnavailableError, FencedError
-from gpuledger.service import Backoff
+from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
+from gpuledger.service import Backoff, Check
 from gpuledger.topics import EVENTS
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -29,7 +28,10 @@ class Delivery(Protocol):
     """One guarantee: what it takes to begin with partitions, to deliver, and to end with them."""
 
     async def take_over(self, numbers: Iterable[int]) -> None:
-        """Begin with partitions, before it is looked up how far they are committed."""
+        """Begin with partitions, before it is looked up how far they are committed.
+
+        Raises `BusError` where that failed; whoever tries again polls in between.
+        """
 
     async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
         """Deliver; give the partitions of which it is not known, or which are another's now.
@@ -92,7 +94,7 @@ class AtLeastOnce:
             return
         try:
             await consumer.commit(self._done)
-        except BusUnavailableError as error:
+        except (BusError, NotAssignedError) as error:
             metrics.RETRIES_TOTAL.inc()
             _log.warning("commit_failed", error=str(error))
         else:
@@ -110,20 +112,18 @@ class ExactlyOnce:
         *,
         writers: Writers,
         office: DeadLetterOffice,
-        insist: Insistence,
+        check: Check,
         fenced_seconds: float,
     ) -> None:
         self._writers = writers
         self._office = office
-        self._insist = insist
+        self._check = check
         self._fenced_seconds = fenced_seconds
         self._backoff = Backoff(first_seconds=0.1, most_seconds=10.0)
 
     async def take_over(self, numbers: Iterable[int]) -> None:
         """Open the partitions' ids: from then on nobody else commits for them."""
-        await asyncio.gather(
-            *(self._insist(partial(self._writers.open, [number])) for number in numbers)
-        )
+        await self._writers.open(numbers)
 
     async def give_up(self, numbers: Iterable[int]) -> None:
         """Close the partitions' transactions; what is open is aborted."""
@@ -135,7 +135,9 @@ class ExactlyOnce:
         undone = {made.number: error for made, error in zip(slices, failures, strict=True) if error}
         if not undone:
             self._backoff.reset()
+            self._check.ok()
             return _NOBODY
+        self._report(undone.values())
         await self.give_up(undone)
         pause_seconds = pause_seconds_after(
             undone.values(),
@@ -150,13 +152,27 @@ class ExactlyOnce:
         messages = made.messages | {made.marks_place: made.marks} | letters
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
-        except (FencedError, BusUnavailableError) as error:
-            cause = "fenced" if isinstance(error, FencedError) else "unavailable"
+        except (FencedError, BusError) as error:
+            cause = _cause_of(error)
             metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
             _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
             return error
         count_events(made)
         return None
+
+    def _report(self, errors: Iterable[Exception]) -> None:
+        """Fail the check, but where another worker has the partition: that is no failure."""
+        for error in errors:
+            if isinstance(error, FencedError):
+                _log.warning("fenced", detail=str(error))
+            else:
+                self._check.failed(str(error))
+
+
+def _cause_of(error: Exception) -> str:
+    if isinstance(error, FencedError):
+        return "fenced"
+    return "unavailable" if isinstance(error, BusUnavailableError) else "refused"
 
 
 def count_events(made: Slice) -> None:

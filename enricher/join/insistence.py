@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from enricher.join import metrics
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusError
 from gpuledger.service import Backoff, Check
 
 T = TypeVar("T")
@@ -18,15 +18,17 @@ class Insistence:
     """Calls again, with growing waits, until the bus answers; the trouble shows as a check."""
 
     def __init__(self, *, check: Check, backoff: Backoff) -> None:
+        self.attempts = 0
+        """How many calls have ended, well or not: it grows for as long as the join goes round."""
         self._check = check
         self._backoff = backoff
 
     async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Give what the call gives, once it succeeds; only `BusUnavailableError` is waited out."""
+        """Return what the call returns, once it succeeds; every `BusError` is waited out."""
         while True:
             try:
                 given = await call()
-            except BusUnavailableError as error:
+            except BusError as error:
                 self._check.failed(str(error))
                 metrics.RETRIES_TOTAL.inc()
                 await asyncio.sleep(self._backoff.next_seconds())
@@ -34,3 +36,5 @@ class Insistence:
                 self._backoff.reset()
                 self._check.ok()
                 return given
+            finally:
+                self.attempts += 1

@@ -61,7 +61,8 @@ RETRIES_TOTAL: Final = Counter(
 TRANSACTIONS_UNDONE_TOTAL: Final = Counter(
     "gpuledger_join_transactions_undone",
     "Transactions whose work was dropped and done again from what is committed, by cause: `fenced`"
-    " (another worker has the partition, or Kafka aborted what took too long), `unavailable`.",
+    " (another worker has the partition, or Kafka aborted what took too long), `unavailable`,"
+    " `refused` (a topic or a right is missing).",
     ["cause"],
 )
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")

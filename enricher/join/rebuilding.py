@@ -3,11 +3,18 @@
 Here lives the order of a take-over: shut out who had the partition, go to what is committed, read
 pods and marks to their end, and only then let ticks through. What the records mean is the stage's
 business.
+
+The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
+at any moment of it: the callbacks within the poll then change what is needed, and the read-back
+begins anew with that. No question is put to the bus again and again without a poll in between, and
+one about a partition that is not assigned any more only means that a rebalance is under way.
 """
 
+import asyncio
 import gc
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -18,7 +25,8 @@ from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, Record, TopicPartition
-from gpuledger.service import Check
+from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
+from gpuledger.service import Backoff, Check
 from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 
 INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
@@ -28,7 +36,14 @@ STATE: Final = (PODS.name, MARKS.name)
 Batch = Mapping[TopicPartition, Sequence[Record]]
 # What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
+_STALL_SECONDS: Final = 60.0
+"""How long a read-back may stand still: a partition has a new leader long before."""
+_READING: Final = "reading the pods and marks of new partitions"
 _log = structlog.get_logger(__name__)
+
+
+class StalledError(GpuledgerError):
+    """A read-back stood still for too long: the consumer is to be opened anew."""
 
 
 async def poll(consumer: Consumer, *, insist: Insistence, tuning: JoinTuning, most: float) -> Batch:
@@ -50,29 +65,46 @@ class Rebuilding:
         insist: Insistence,
         tuning: JoinTuning,
         check: Check,
+        backoff: Backoff,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
         self._delivery = delivery
         self._insist = insist
         self._tuning = tuning
         self._check = check
+        self._backoff = backoff
+        self._seconds = seconds
         self._unknown: set[int] = set()
+        self._changes = 0
+        self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def need(self, numbers: Iterable[int]) -> None:
         """Have these partitions read back before anything else is done for them."""
         self._unknown |= set(numbers)
+        self._changes += 1
 
-    def need_not(self, numbers: Iterable[int]) -> None:
-        """Leave these partitions to whoever has them."""
+    async def need_not(self, numbers: Iterable[int]) -> None:
+        """Leave these partitions to whoever gets them; nothing is under way for them any more."""
         self._unknown -= set(numbers)
+        self._changes += 1
+        await _end(self._setting_out)
+
+    def stand_by(self) -> None:
+        """Record that the group has more members than partitions, and none for this one."""
+        self._check.ok("no partition: the group has members enough")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
-        """Read back what is needed, and give it; what was polled of it before comes again."""
+        """Read back what is needed, and return it; what was polled of it before comes again.
+
+        Raises `StalledError` where nothing comes for a minute although the bus answers.
+        """
         done: set[int] = set()
         while self._unknown:
-            numbers, self._unknown = self._unknown, set()
-            await self._read_back(consumer, numbers)
-            done |= numbers
+            numbers = frozenset(self._unknown)
+            if await self._attempt(consumer, numbers):
+                self._unknown -= numbers
+                done |= numbers
         return frozenset(done)
 
     def take_state(self, batch: Batch) -> None:
@@ -84,40 +116,99 @@ class Rebuilding:
                 self._stage.take_marks(records)
         metrics.PODS.set(len(self._stage.pods))
 
-    async def _read_back(self, consumer: Consumer, numbers: set[int]) -> None:
-        """Give way where a rebalance comes in between: it makes everything anew."""
-        self._check.waits("reading the pods and marks of new partitions")
+    async def _attempt(self, consumer: Consumer, numbers: frozenset[int]) -> bool:
+        """Return whether all of it was read back; where not, another attempt is due, if any."""
+        changes = self._changes
+        if not self._check.has_failed:
+            self._check.waits(_READING)
+        try:
+            await self._read_back(consumer, numbers, changes=changes)
+        except NotAssignedError:
+            await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
+            return False
+        except BusError as error:
+            metrics.RETRIES_TOTAL.inc()
+            self._check.failed(f"{_READING}: {error}")
+            await self._poll_for(consumer, self._backoff.next_seconds())
+            return False
+        if changes != self._changes:
+            return False
+        self._backoff.reset()
+        self._let_through(consumer)
+        return True
+
+    async def _read_back(
+        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+    ) -> None:
+        """Read to the end, or give way where a rebalance comes in between."""
         consumer.pause(consumer.assignment())
+        ends = await self._set_out_beside_polls(consumer, numbers, changes=changes)
+        left, moved_at = math.inf, self._seconds()
+        while changes == self._changes:
+            before, left = left, await self._count_left(consumer, ends)
+            if not left:
+                return
+            if left < before:
+                moved_at = self._seconds()
+            elif self._seconds() - moved_at > _STALL_SECONDS:
+                said = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
+                self._check.failed(said)
+                raise StalledError(said)
+            batch = await self._poll(consumer)
+            if changes == self._changes:
+                self.take_state(batch)
+
+    async def _set_out_beside_polls(
+        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+    ) -> Mapping[TopicPartition, int]:
+        """Set out, and poll meanwhile where it takes longer than a poll; all is paused until then.
+
+        Returns nothing where a rebalance has ended it.
+        """
+        task = self._setting_out = asyncio.create_task(self._set_out(consumer, numbers))
+        try:
+            await asyncio.wait({task}, timeout=self._tuning.poll_timeout_seconds)
+            while not task.done() and changes == self._changes:
+                batch = await self._poll(consumer)
+                if changes == self._changes:
+                    self.take_state(batch)
+            return {} if task.cancelled() or changes != self._changes else task.result()
+        finally:
+            self._setting_out = None
+            await _end(task)
+
+    async def _set_out(
+        self, consumer: Consumer, numbers: frozenset[int]
+    ) -> Mapping[TopicPartition, int]:
+        """Take partitions over and go to where each is read from; return the ends of the state."""
         await self._delivery.take_over(numbers)
         held = {place for place in consumer.assignment() if place.partition in numbers}
         state = {place for place in held if place.topic in STATE}
         for place in held:
-            await self._go_to(consumer, place, from_beginning=place in state)
+            offset = 0 if place in state else await consumer.committed(place)
+            await consumer.seek(place, offset or 0)
+        ends = await consumer.end_offsets(state)
         consumer.resume(state)
-        ends = await self._insist(lambda: consumer.end_offsets(state))
-        while not self._unknown and await self._is_behind(consumer, ends):
-            self.take_state(
-                await poll(
-                    consumer,
-                    insist=self._insist,
-                    tuning=self._tuning,
-                    most=self._tuning.poll_timeout_seconds,
-                )
-            )
-        if not self._unknown:
-            self._let_through(consumer)
+        return ends
 
-    async def _go_to(
-        self, consumer: Consumer, place: TopicPartition, *, from_beginning: bool
-    ) -> None:
-        offset = 0 if from_beginning else await self._insist(lambda: consumer.committed(place))
-        await self._insist(lambda: consumer.seek(place, offset or 0))
+    async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
+        """Return how many offsets are left; infinity where a position is not known in time."""
+        try:
+            async with asyncio.timeout(self._tuning.poll_timeout_seconds):
+                positions = {place: await consumer.position(place) for place in ends}
+        except TimeoutError:
+            return math.inf
+        return sum(max(0, end - positions[place]) for place, end in ends.items())
 
-    async def _is_behind(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> bool:
-        for place, end in ends.items():
-            if await self._insist(partial(consumer.position, place)) < end:
-                return True
-        return False
+    async def _poll(self, consumer: Consumer, *, most: float = math.inf) -> Batch:
+        return await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
+
+    async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
+        """Wait as a member of the group does; what comes is read again by the next attempt."""
+        consumer.pause(consumer.assignment())
+        end, changes = self._seconds() + seconds, self._changes
+        while (left := end - self._seconds()) > 0 and changes == self._changes:
+            await self._poll(consumer, most=left)
 
     def _let_through(self, consumer: Consumer) -> None:
         """Let everything through but marks, of which a worker knows more than the topic."""
@@ -129,3 +220,10 @@ class Rebuilding:
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))
+
+
+async def _end(task: "asyncio.Task[Mapping[TopicPartition, int]] | None") -> None:
+    """Cancel a task and wait for its end; what became of it is for whoever started it."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait({task})

@@ -7,7 +7,7 @@ stage's business; how their work is delivered, and read back, stands in modules 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
-from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, poll
+from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, StalledError, poll
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
@@ -33,9 +33,9 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.writers import Writers
 from gpuledger.clock import SystemClock
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import TopicsError
+from gpuledger.errors import NotAssignedError, TopicsError
 from gpuledger.lag import Lag
-from gpuledger.service import Backoff, Readiness, Severity
+from gpuledger.service import Backoff, Check, Readiness, Severity, end_where_stalled
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -51,43 +51,61 @@ _log = structlog.get_logger(__name__)
 
 
 async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: Readiness) -> None:
-    """Join until cancelled; a broker that is away is waited for.
+    """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
-    Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
+    Raises `FreshStartError` where nothing has gone round for ten minutes. The checks are `bus`, ok
+    while the brokers answer, `pods`, ok once those of the assigned partitions are read back, and
+    `delivery`, ok while what is made can be published.
     """
-    insist = Insistence(
-        check=readiness.check("bus"), backoff=Backoff(first_seconds=0.2, most_seconds=10.0)
-    )
-    check = readiness.check("pods")
-    partitions = await insist(lambda: _count_partitions(bus))
-    async with bus.producer() as producer:
-        office = DeadLetterOffice(
-            consumer=settings.join.group, producer=producer, partitions=partitions
-        )
-        stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
-        async with _open_delivery(
-            AtLeastOnce(producer=producer, office=office, insist=insist),
-            bus=bus,
-            office=office,
-            insist=insist,
-            settings=settings,
-        ) as delivery:
-            worker = JoinWorker(
-                stage=stage,
+    stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
+    insist, publishing = _insist(readiness.check("bus")), _insist(delivery_check)
+
+    def rounds() -> int:
+        return insist.attempts + publishing.attempts
+
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
+        partitions = await insist(lambda: _count_partitions(bus))
+        stage_check.waits("joining the group")
+        delivery_check.ok("nothing to deliver yet")
+        async with bus.producer() as producer:
+            office = DeadLetterOffice(
+                consumer=settings.join.group, producer=producer, partitions=partitions
+            )
+            stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
+            opening = _open_delivery(
+                AtLeastOnce(producer=producer, office=office, insist=publishing),
+                bus=bus,
                 office=office,
-                delivery=delivery,
-                rebuilding=Rebuilding(
+                check=delivery_check,
+                settings=settings,
+            )
+            async with opening as delivery:
+                worker = JoinWorker(
                     stage=stage,
+                    office=office,
                     delivery=delivery,
+                    rebuilding=Rebuilding(
+                        stage=stage,
+                        delivery=delivery,
+                        insist=insist,
+                        tuning=settings.join,
+                        check=stage_check,
+                        backoff=_backoff(),
+                    ),
                     insist=insist,
                     tuning=settings.join,
-                    check=check,
-                ),
-                insist=insist,
-                tuning=settings.join,
-                gaps=GapCheck(readiness.check("gaps", severity=Severity.WARNING)),
-            )
-            await worker.run(bus=bus, member=settings.kafka.group_member or None)
+                )
+                await worker.run(bus=bus, member=settings.kafka.group_member or None)
+        watch.cancel()
+
+
+def _insist(check: Check) -> Insistence:
+    return Insistence(check=check, backoff=_backoff())
+
+
+def _backoff() -> Backoff:
+    return Backoff(first_seconds=0.2, most_seconds=10.0)
 
 
 @asynccontextmanager
@@ -96,7 +114,7 @@ async def _open_delivery(
     *,
     bus: TransactionalBus,
     office: DeadLetterOffice,
-    insist: Insistence,
+    check: Check,
     settings: JoinSettings,
 ) -> AsyncIterator[Delivery]:
     if settings.join.processing_guarantee == "at_least_once":
@@ -107,14 +125,18 @@ async def _open_delivery(
         yield ExactlyOnce(
             writers=writers,
             office=office,
-            insist=insist,
+            check=check,
             fenced_seconds=settings.kafka.heartbeat_seconds,
         )
 
 
 async def _count_partitions(bus: Bus) -> int:
-    """Give the number of dead-letter partitions, once input and output are seen to match."""
-    counts = {name: await bus.partitions(name) for name in (*INPUTS, *STATE, EVENTS.name)}
+    """Return the number of dead-letter partitions, once input and output are seen to match.
+
+    Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
+    """
+    by_node = (*INPUTS, *STATE, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    counts = {name: await bus.partitions(name) for name in by_node}
     if len(set(counts.values())) != 1:
         raise TopicsError(
             f"topics placed by node must have the same number of partitions, found {counts};"
@@ -160,9 +182,12 @@ class JoinWorker:
             on_revoked=self._on_revoked,
             on_gap=self._on_gap,
         )
-        async with bus.consumer(subscription) as consumer:
-            while True:
-                await self._step(consumer)
+        while True:
+            # Left only by the two errors after which the group is joined anew.
+            with suppress(StalledError, NotAssignedError):
+                async with bus.consumer(subscription) as consumer:
+                    while True:
+                        await self._step(consumer)
 
     async def _step(self, consumer: Consumer) -> None:
         left_seconds = self._seconds_left()
@@ -187,12 +212,14 @@ class JoinWorker:
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         held = sorted(each.partition for each in partitions if each.topic == SAMPLES.name)
         self._rebuilding.need(held)
+        if not held:
+            self._rebuilding.stand_by()
         metrics.PARTITIONS.set(len(held))
         _log.info("partitions_assigned", partitions=held)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         numbers = {each.partition for each in partitions}
-        self._rebuilding.need_not(numbers)
+        await self._rebuilding.need_not(numbers)
         self._forget(numbers)
         await self._delivery.give_up(numbers)
 

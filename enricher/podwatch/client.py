@@ -43,8 +43,44 @@ async def open_client(settings: KubernetesSettings) -> AsyncIterator[Api]:
         await client.close()
 
 
+class _Login:
+    """A client with one set of credentials, closed when it is retired and nobody reads from it.
+
+    aiohttp tells a reader nothing when the session under its response is closed: there is neither
+    data, nor an end, nor a time-out any more.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.client = _client(configuration)
+        self._readers = 0
+        self._is_retired = False
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[ApiClient]:
+        """Keep the client open while the context is."""
+        self._readers += 1
+        try:
+            yield self.client
+        finally:
+            self._readers -= 1
+            await self._close_if_idle()
+
+    async def retire(self) -> None:
+        """Close the client now, or behind its last reader."""
+        self._is_retired = True
+        await self._close_if_idle()
+
+    async def _close_if_idle(self) -> None:
+        if self._is_retired and not self._readers:
+            await self.client.close()
+
+
 class Client:
-    """Asks one API server, with credentials that it keeps fresh."""
+    """Asks one API server, with credentials that it keeps fresh.
+
+    A refusal of one request leaves the answers of others alone: a watch stays open on the client
+    that it began with, until it ends by itself.
+    """
 
     def __init__(
         self,
@@ -55,7 +91,8 @@ class Client:
     ) -> None:
         self._settings = settings
         self._monotonic = monotonic
-        self._client = _client(configuration)
+        self._login = _Login(configuration)
+        self._refreshing = asyncio.Lock()
         self._loaded_at = monotonic()
         self._refused = False
 
@@ -87,7 +124,7 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections; TLS ends with a word to the other side, which takes a moment."""
-        await self._client.close()
+        await self._login.retire()
         await asyncio.sleep(_TLS_END_SECONDS)
 
     @asynccontextmanager
@@ -101,18 +138,22 @@ class Client:
         body: Mapping[str, object] | None = None,
     ) -> AsyncIterator[Answer]:
         """Ask with fresh credentials, and remember where they were refused."""
-        await self._refresh()
-        request = self._request(path, method, patience, query=query, body=body)
+        login = await self._refreshed()
         try:
-            server = self._client.configuration.host or ""
-            async with answered(request, server=server) as answer:
-                yield answer
+            async with login.reading() as client:
+                server = client.configuration.host or ""
+                request = self._request(client, path, method, patience, query=query, body=body)
+                async with answered(request, server=server, patience=patience) as answer:
+                    yield answer
         except KubernetesError as error:
-            self._refused = error.status == HTTPStatus.UNAUTHORIZED
+            # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
+            if error.status == HTTPStatus.UNAUTHORIZED and login is self._login:
+                self._refused = True
             raise
 
     async def _request(
         self,
+        client: ApiClient,
         path: str,
         method: str,
         patience: aiohttp.ClientTimeout,
@@ -120,7 +161,7 @@ class Client:
         query: Mapping[str, str],
         body: Mapping[str, object] | None,
     ) -> aiohttp.ClientResponse:
-        response: aiohttp.ClientResponse = await self._client.call_api(
+        response: aiohttp.ClientResponse = await client.call_api(
             path,
             method,
             query_params=list(query.items()),
@@ -132,6 +173,11 @@ class Client:
         )
         return response
 
+    async def _refreshed(self) -> _Login:
+        async with self._refreshing:
+            await self._refresh()
+        return self._login
+
     async def _refresh(self) -> None:
         """Read the credentials again when they are old; all of the configuration after a refusal.
 
@@ -142,10 +188,10 @@ class Client:
             return
         configuration = await _load(self._settings)
         if self._refused:
-            await self._client.close()
-            self._client = _client(configuration)
+            old, self._login = self._login, _Login(configuration)
+            await old.retire()
         else:
-            self._client.configuration.api_key = configuration.api_key
+            self._login.client.configuration.api_key = configuration.api_key
         self._loaded_at = self._monotonic()
         self._refused = False
 

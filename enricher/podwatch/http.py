@@ -3,6 +3,7 @@
 Here do aiohttp's exceptions end. Who is asked, and with which credentials, is known elsewhere.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -23,17 +24,21 @@ _decode_status: Final = msgspec.json.Decoder(Status).decode
 
 @asynccontextmanager
 async def answered(
-    request: Awaitable[aiohttp.ClientResponse], *, server: str
+    request: Awaitable[aiohttp.ClientResponse], *, server: str, patience: aiohttp.ClientTimeout
 ) -> AsyncIterator[Answer]:
-    """Send a request and give its answer; `KubernetesError` for all but 200 and 201."""
+    """Send a request and give its answer; `KubernetesError` for all but 200 and 201.
+
+    The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
+    """
     try:
-        response = await request
+        async with asyncio.timeout(_seconds_to_answer(patience)):
+            response = await request
     except _BROKEN as error:
         raise _unreachable(error, server=server) from error
     async with response:
         if response.status not in _SUCCESS:
             raise await _refusal(response)
-        yield _HttpAnswer(response, server=server)
+        yield _HttpAnswer(response, server=server, silence_seconds=patience.sock_read)
 
 
 def limits(
@@ -46,22 +51,41 @@ def limits(
 
 
 class _HttpAnswer:
-    def __init__(self, response: aiohttp.ClientResponse, *, server: str) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, *, server: str, silence_seconds: float | None
+    ) -> None:
         self._response = response
         self._server = server
+        self._silence_seconds = silence_seconds
 
     async def read(self) -> bytes:
         try:
-            return await self._response.read()
+            chunks = []
+            while chunk := await self._next():
+                chunks.append(chunk)
+            return b"".join(chunks)
         except _BROKEN as error:
             raise _unreachable(error, server=self._server) from error
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         try:
-            async for chunk in self._response.content.iter_any():
+            while chunk := await self._next():
                 yield chunk
         except _BROKEN as error:
             raise _unreachable(error, server=self._server) from error
+
+    async def _next(self) -> bytes:
+        """Return what has come, or nothing at the end; never wait for longer than may be silent."""
+        silence = asyncio.timeout(self._silence_seconds)
+        try:
+            async with silence:
+                return await self._response.content.readany()
+        except TimeoutError as error:
+            if silence.expired():
+                raise aiohttp.ServerTimeoutError from error
+            raise
+        except RuntimeError as error:  # what aiohttp says of a connection that was closed here
+            raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
@@ -104,3 +128,9 @@ def _what(error: BaseException) -> str:
             return "not done in time"
         case _:
             return str(error) or type(error).__name__
+
+
+def _seconds_to_answer(patience: aiohttp.ClientTimeout) -> float:
+    """Return how long a connection and the head of its answer may take together."""
+    parts = (patience.sock_connect or 0.0) + (patience.sock_read or 0.0)
+    return min(parts, patience.total or parts)

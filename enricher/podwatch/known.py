@@ -16,7 +16,7 @@ from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Producer, Record
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError, UndecodableError
+from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
@@ -86,14 +86,13 @@ class KnownPods:
 
 
 async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:
-    """Read the topic to its end, as often as it takes; `TopicsError` where it is missing."""
+    """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
     backoff = Backoff()
+    check.waits("reading which pods are known")
     while True:
-        if not check.has_failed:
-            check.waits("reading which pods are known")
         try:
             known = await _read_once(bus)
-        except BusUnavailableError as error:
+        except BusError as error:
             metrics.READ_FAILURES.inc()
             check.failed(f"reading which pods are known: {error}")
             await clock.sleep(backoff.next_seconds())

@@ -37,9 +37,8 @@ class _Plain:
             silence_seconds=silence_seconds,
             total_seconds=total_seconds,
         )
-        return answered(
-            self._session.get(server + path, params=query, timeout=patience), server=server
-        )
+        request = self._session.get(server + path, params=query, timeout=patience)
+        return answered(request, server=server, patience=patience)
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
@@ -52,4 +51,4 @@ class _Plain:
             total_seconds=total_seconds,
         )
         request = self._session.request(method, server + path, json=body, timeout=patience)
-        return answered(request, server=server)
+        return answered(request, server=server, patience=patience)

@@ -10,7 +10,7 @@ from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
 from gpuledger.bus.protocol import Message, Producer
 from gpuledger.clock import Clock
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusError
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
 from gpuledger.topics import PODS, partition_of_node
@@ -62,23 +62,27 @@ class Publisher:
         while True:
             try:
                 await self._with_one_producer()
-            except BusUnavailableError as error:
+            except BusError as error:
                 await self._pause(error)
 
     async def _with_one_producer(self) -> None:
         partitions = await self._bus.partitions(PODS.name)
         async with self._bus.producer() as producer:
-            self._check.ok()
+            if not self._check.has_failed or not self._table.unpublished:
+                self._check.ok(self._waiting)
             while True:
                 while batch := self._table.batch(self._batch_most):
                     await self._send(producer, batch, partitions)
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def _pause(self, error: BusUnavailableError) -> None:
+    def _waiting(self) -> str:
+        return f"{self._table.unpublished} pods are to be published"
+
+    async def _pause(self, error: BusError) -> None:
         metrics.PUBLISH_FAILURES.inc()
         trouble = str(error)
-        self._check.failed(lambda: f"{trouble}; {self._table.unpublished} pods wait")
+        self._check.failed(lambda: f"{trouble}; {self._waiting()}")
         await self._clock.sleep(self._backoff.next_seconds())
 
     async def _send(self, producer: Producer, batch: Sequence[Pending], partitions: int) -> None:
@@ -95,7 +99,7 @@ class Publisher:
             if failure is not None:
                 raise failure
         self._backoff.reset()
-        self._check.ok()
+        self._check.ok(self._waiting)
 
     async def _send_part(self, producer: Producer, partition: int, part: list[Pending]) -> None:
         self._fence()

@@ -30,7 +30,8 @@ async def run_podwatch(
 ) -> None:
     """Publish the pods of the API server until cancelled; with a Lease, while it is held.
 
-    Raises `TopicsError` where the topic is missing, `UserError` where the Lease has no namespace.
+    Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
+    has no namespace.
     The checks are `known`, ok once it was read which pods Kafka knows, `api`, ok once the pods were
     listed, `kafka`, and with a Lease `lease`; all are ok while another one leads.
     """
@@ -148,13 +149,16 @@ class Follower:
             case Mark.LISTED:
                 self._listed(gone=self._table.end_list(time_ns=now, version=version))
             case Mark.WATCHING:
-                self._check.ok(lambda: f"{len(self._table)} pods")
+                self._check.ok(self._pods)
             case Interrupted(error):
                 self._check.failed(str(error))
         self._publisher.wake()
 
+    def _pods(self) -> str:
+        return f"{len(self._table)} pods"
+
     def _listed(self, *, gone: int) -> None:
-        self._check.ok(lambda: f"{len(self._table)} pods")
+        self._check.ok(self._pods)
         self._publisher.measure()
         _log.info("pods_listed", count=len(self._table), gone_count=gone)
 

@@ -16,7 +16,7 @@ from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import Subscription, TopicPartition
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 
 _log = structlog.get_logger(__name__)
 
@@ -67,12 +67,21 @@ class KafkaConsumer:
         try:
             while True:
                 await self._rebalances.follow()
+                await self._must_have_topics(client)
                 with self._connection.translating(self._doing("polling")):
                     records = await self._fetch(client, deadline=deadline, max_records=max_records)
+                    if not records:
+                        kafka_internals.raise_group_errors(client)
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)
                     return records
+        except NotAssignedError:
+            return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
+        except (TopicsError, RefusedError):
+            # Neither the topics nor the rights are looked at again by a client that has joined.
+            await self._retire(client)
+            raise
         finally:
             kafka_internals.mark_polled(client)
 
@@ -173,11 +182,27 @@ class KafkaConsumer:
                 self._client = None
                 await kafka_internals.stop_consumer(client)
         if self._client is not None and kafka_internals.is_dead(self._client):
-            client, self._client = self._client, None
             _log.warning("consumer_replaced", group=self._subscription.group)
-            await kafka_internals.stop_consumer(client)
-            await self._rebalances.give_up()
+            await self._retire(self._client)
         return await self._opened()
+
+    async def _retire(self, client: AIOKafkaConsumer) -> None:
+        """Close a client; the next call opens another one, once all topics are there."""
+        self._client = None
+        await kafka_internals.stop_consumer(client)
+        await self._rebalances.give_up()
+
+    async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
+        """Raise `TopicsError` where a topic was deleted: its partitions just go, with no error."""
+        if not self._rebalances.has_joined:
+            return
+        inner, topics = kafka_internals.inner_client(client), self._subscription.topics
+        if all(inner.cluster.partitions_for_topic(topic) for topic in topics):
+            return
+        # A broker that has just started may not know of it yet: all are asked.
+        async with self._connection.asking(self._doing("looking up topics")):
+            await count_partitions(inner, topics, servers=self._connection.servers)
+            await inner.force_metadata_update()
 
     async def _opened(self) -> AIOKafkaConsumer:
         async with self._opening:
@@ -188,6 +213,7 @@ class KafkaConsumer:
 
     async def _open(self) -> AIOKafkaConsumer:
         kafka_internals.unpack_at_least_cost()
+        self._rebalances.has_joined = False
         client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
         try:
             async with self._connection.asking(self._doing("connecting")):
@@ -241,7 +267,7 @@ class KafkaConsumer:
 
     def _must_hold(self, partitions: Iterable[TopicPartition]) -> None:
         for topic, number in set(partitions) - self._rebalances.held:
-            raise BusUnavailableError(
+            raise NotAssignedError(
                 f"{topic}-{number} is not held by this consumer "
                 f"of the group {self._subscription.group!r}"
             )

@@ -10,9 +10,10 @@ from gpuledger.errors import (
     FencedError,
     GpuledgerError,
     MessageTooLargeError,
+    NotAssignedError,
+    RefusedError,
     TimestampRefusedError,
     TopicsError,
-    UserError,
 )
 
 # IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError.
@@ -23,14 +24,30 @@ FAILURES: Final = (
     OSError,
 )
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
-    vendor.TopicAuthorizationFailedError: (TopicsError, "does not allow it"),
-    vendor.GroupAuthorizationFailedError: (UserError, "does not allow it"),
-    vendor.ClusterAuthorizationFailedError: (UserError, "does not allow it"),
-    vendor.TransactionalIdAuthorizationFailed: (UserError, "does not allow it"),
+    vendor.TopicAuthorizationFailedError: (
+        RefusedError,
+        "does not allow this user the topic; grant it Describe and Read, or Write, on that topic",
+    ),
+    vendor.GroupAuthorizationFailedError: (
+        RefusedError,
+        "does not allow this user the group; grant it Read on that group",
+    ),
+    vendor.ClusterAuthorizationFailedError: (
+        RefusedError,
+        "does not allow this user to write anything; grant it Write on the topics it writes to",
+    ),
+    vendor.TransactionalIdAuthorizationFailed: (
+        RefusedError,
+        (
+            "does not allow this user the transactional id; grant it Describe and Write on the ids"
+            " that begin with its group"
+        ),
+    ),
     vendor.InvalidTransactionTimeout: (
-        UserError,
+        RefusedError,
         "has a transaction.max.timeout.ms that is shorter than our transactions may take",
     ),
+    vendor.IllegalStateError: (NotAssignedError, "gave the partition to another member"),
     vendor.ProducerFenced: (FencedError, "let another writer take over"),
     vendor.InvalidProducerEpoch: (FencedError, "let another writer take over"),
     vendor.UnknownTopicOrPartitionError: (TopicsError, "has no such topic"),

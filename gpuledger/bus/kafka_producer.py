@@ -33,7 +33,7 @@ class KafkaProducer:
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         """Publish the messages in their order; after an error, none, some or all were published.
 
-        Raises `TopicsError`, `MessageTooLargeError` and `BusUnavailableError`.
+        Raises `BusError` and `MessageTooLargeError`.
         """
         refuse_too_large(topic, messages)
         if not messages:

@@ -21,6 +21,8 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         """What the stage knows that it holds."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
+        self.has_joined = False
+        """Whether the group has given this consumer its share, which may be nothing."""
         self._subscription = subscription
         self._begin = begin
         """Sets new partitions to their first position, before the stage hears of them."""
@@ -51,6 +53,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         offered = self._offered
         if offered is not None:
             self.held = offered
+            self.has_joined = True
             # Where a callback fails, the next poll calls both again.
             await self._begin(offered)
             await self._subscription.on_assigned(offered)

@@ -17,7 +17,7 @@ from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.errors import BusUnavailableError, GpuledgerError, TopicsError
+from gpuledger.errors import BusUnavailableError, GpuledgerError
 
 TRANSACTION_SECONDS: Final = 15.0
 """After so long the brokers abort what a writer left open; until then its readers wait."""
@@ -63,10 +63,11 @@ class KafkaTransactions:
         if not filled and not offsets:
             return
         client = self._usable()
+        # Before anything is begun: with a topic that is absent the transaction would never end.
+        async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
+            await self._partitions.must_have(client, list(filled))
         try:
             await self._commit(client, filled, offsets, group)
-        except TopicsError:
-            raise
         except GpuledgerError as error:
             self._over = error
             raise
@@ -83,7 +84,6 @@ class KafkaTransactions:
     ) -> None:
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
-            await self._partitions.must_have(client, list(messages))
             await client.begin_transaction()
             topic_ids = self._connection.topic_ids.get(group, {})
             told = {

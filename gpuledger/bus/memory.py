@@ -44,6 +44,11 @@ class MemoryBus:
         self._owners: dict[str, object] = {}
         self._partitions: dict[str, int] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
+        self._max_bytes, self._max_records = max_partition_bytes, max_partition_records
+        self.create(topics)
+
+    def create(self, topics: Iterable[Topic]) -> None:
+        """Make topics."""
         for topic in topics:
             self._partitions[topic.name] = topic.partitions
             topic_id = uuid4().hex
@@ -53,8 +58,8 @@ class MemoryBus:
                     place,
                     topic_id=topic_id,
                     compacted="compact" in topic.cleanup_policy,
-                    max_bytes=max_partition_bytes,
-                    max_records=max_partition_records,
+                    max_bytes=self._max_bytes,
+                    max_records=self._max_records,
                 )
 
     async def partitions(self, topic: str) -> int:

@@ -7,7 +7,7 @@ from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.memory_group import Group, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
 
 
 class MemoryConsumer:
@@ -240,7 +240,7 @@ class MemoryConsumer:
 
     def _must_hold(self, place: TopicPartition) -> None:
         if place not in self._positions:
-            raise BusUnavailableError(
+            raise NotAssignedError(
                 f"{place.topic}-{place.partition} is not held by this consumer "
                 f"of the group {self._subscription.group!r}"
             )

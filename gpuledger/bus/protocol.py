@@ -2,7 +2,9 @@
 
 Here live the protocol and its value types. Publishing is by batch to a partition that the caller
 names; consuming is by poll, with offsets, so that the caller decides when a record is done.
-Errors: any method may raise `BusUnavailableError`; whoever calls retries with a back-off.
+Errors: any method may raise a `BusError` (the brokers are away, lack a topic or refuse a right);
+whoever calls retries with a back-off. What is asked of a partition that is not assigned raises
+`NotAssignedError`: to ask again is of no use before the next poll, which alone assigns partitions.
 What a transaction has not committed yet, or never will, no consumer sees.
 """
 
@@ -144,11 +146,13 @@ class Consumer(Protocol):
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Wait at most `timeout_seconds` for records; give at most `max_records`, maybe none.
 
+        Never raises `NotAssignedError`. Raises `TopicsError` where a topic of the subscription is
+        gone; once it is there again, a later call joins the group anew.
         A group without a committed offset begins at the beginning of a partition.
         """
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit, for each partition, the offset of the next record to read."""
+        """Commit, for each partition, the offset of the next record; `NotAssignedError`."""
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """Give the committed offset.
@@ -175,10 +179,14 @@ class Consumer(Protocol):
         """Read on from this offset; one before the first record kept means the first one kept.
 
         Offset 0 means the beginning, wherever that is now: what is not kept of it is no gap.
+        Raises `NotAssignedError`.
         """
 
     async def position(self, partition: TopicPartition) -> int:
-        """Give the offset of the next record to be polled; it steps over compacted holes too."""
+        """Give the offset of the next record to be polled; it steps over compacted holes too.
+
+        Raises `NotAssignedError`.
+        """
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]

@@ -6,6 +6,7 @@ from gpuledger.service.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.service.logs import configure_logs
 from gpuledger.service.readiness import Check, Readiness, Severity
 from gpuledger.service.run import ServiceSettings, run_service
+from gpuledger.service.stall import end_where_stalled
 
 __all__ = [
     "Backoff",
@@ -14,6 +15,7 @@ __all__ = [
     "ServiceSettings",
     "Severity",
     "configure_logs",
+    "end_where_stalled",
     "explain_user_errors",
     "run_service",
     "run_until_signalled",

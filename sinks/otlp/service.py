@@ -24,7 +24,7 @@ async def run_otlp(
     member: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Write the metrics of every event until cancelled; raises TopicsError without the topic."""
+    """Write the metrics of every event until cancelled; a missing topic is waited for."""
     requests = Requests(encoding=settings.encoding, attributes=settings.resource_attributes)
     how = Republishing(
         name=NAME,

@@ -24,7 +24,7 @@ async def run_rows(
     member: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Write the flat rows of every event until cancelled; raises TopicsError without the topic."""
+    """Write the flat rows of every event until cancelled; a missing topic is waited for."""
     how = Republishing(
         name=NAME,
         group=GROUP,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import NotAssignedError
 from tests.bus_contract.harness import (
     PARTITIONS,
     message,
@@ -58,12 +58,32 @@ class PositionLaws:
             async with harness.bus.consumer(reading(harness)) as consumer:
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
-    async def test_a_partition_that_is_not_held_cannot_be_committed(self, harness: Harness) -> None:
+    async def test_what_is_asked_of_a_partition_that_is_not_assigned_says_so(
+        self, harness: Harness
+    ) -> None:
+        """Not as if the bus were away: asking again would not help, only a poll does."""
+        place = TopicPartition(harness.pods, 3)
         async with harness.bus.consumer(reading(harness)) as consumer:
             await settle(consumer)
 
-            with pytest.raises(BusUnavailableError, match=f"{harness.pods}-3 is not held"):
-                await consumer.commit({TopicPartition(harness.pods, 3): 1})
+            for asking in (consumer.commit({place: 1}), consumer.seek(place, 1)):
+                with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
+                    await asking
+            with pytest.raises(NotAssignedError, match=f"{harness.pods}-3 is not held"):
+                await consumer.position(place)
+
+    async def test_what_a_rebalance_has_taken_is_not_assigned(self, harness: Harness) -> None:
+        places = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
+        async with (
+            harness.bus.consumer(reading(harness)) as staying,
+            harness.bus.consumer(reading(harness)) as joining,
+        ):
+            await settle(staying)
+            assert [await staying.position(place) for place in places] == [0] * PARTITIONS
+            await settle(staying, joining)
+            for place in joining.assignment():
+                with pytest.raises(NotAssignedError):
+                    await staying.position(place)
 
     async def test_a_paused_partition_waits_and_loses_nothing(self, harness: Harness) -> None:
         paused, other = (TopicPartition(harness.readings, number) for number in (0, 1))

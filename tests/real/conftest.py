@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from tests.real.parts.alertmanager import Alertmanager, AlertmanagerApi
+from tests.real.parts.authorizing_kafka import AuthorizingKafka
 from tests.real.parts.kafka import Kafka, KafkaBroker, KafkaDistribution
+from tests.real.parts.kafka_cluster import KafkaCluster
 from tests.real.parts.kcat import Kcat
 from tests.real.parts.kube_client import KubeApiClient
 from tests.real.parts.kubeconfig import read_kubeconfig
@@ -124,6 +126,28 @@ def start_kafka(starter: Starter) -> Callable[[], Kafka]:
 
     def start() -> Kafka:
         return starter.start(Kafka(distribution=distribution, folder=starter.new_folder("kafka")))
+
+    return start
+
+
+@pytest.fixture
+def start_authorizing_kafka(starter: Starter) -> Callable[[], AuthorizingKafka]:
+    distribution = _kafka_distribution()
+
+    def start() -> AuthorizingKafka:
+        folder = starter.new_folder("authorizing-kafka")
+        return starter.start(AuthorizingKafka(distribution=distribution, folder=folder))
+
+    return start
+
+
+@pytest.fixture
+def start_kafka_cluster(starter: Starter) -> Callable[[], KafkaCluster]:
+    distribution = _kafka_distribution()
+
+    def start() -> KafkaCluster:
+        folder = starter.new_folder("kafka-cluster")
+        return starter.start(KafkaCluster(distribution=distribution, folder=folder))
 
     return start
 

@@ -100,6 +100,10 @@ class Kafka(Part, KafkaBroker):
             "inter.broker.listener.name": "PLAINTEXT",
         }
 
+    def voters(self) -> str:
+        """Give the controllers of the cluster, `node@host:port`."""
+        return f"1@127.0.0.1:{self.controller_port}"
+
     def format_arguments(self) -> list[str]:
         """Give what the format of the data folder needs beside its id."""
         return []
@@ -135,7 +139,7 @@ class Kafka(Part, KafkaBroker):
         lines = {
             **self.listeners(),
             "log.dirs": str(self._data),
-            "controller.quorum.voters": f"1@127.0.0.1:{self.controller_port}",
+            "controller.quorum.voters": self.voters(),
         }
         settings = "\n".join(f"{key}={value}" for key, value in lines.items())
         self._properties.write_text(f"{SERVER_PROPERTIES}{settings}\n")

@@ -13,10 +13,10 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
-from gpuledger.topics import EVENTS
+from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.progress import Progress
@@ -215,9 +215,13 @@ async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
     assert clock.slept[1] > clock.slept[0]
 
 
-async def test_a_topic_that_is_missing_ends_the_loop_with_its_name() -> None:
-    with pytest.raises(TopicsError, match=r"gpuledger\.dead-letters\.v1"):
-        await consuming(MemoryBus([EVENTS]), Recorder())
+async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
+    on, sink, clock, check = MemoryBus([EVENTS]), Recorder(), HandClock(), Check()
+    async with running(consuming(on, sink, clock=clock, check=check)):
+        await eventually(lambda: "gpuledger.dead-letters.v1" in check.detail)
+        assert not check.is_ok
+        on.create([DEAD_LETTERS])
+        await eventually(lambda: check.is_ok)
 
 
 async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:

@@ -12,7 +12,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, TopicPartition, Transactions
 from gpuledger.codec import encode
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
@@ -244,11 +244,16 @@ async def test_two_sinks_share_the_partitions_and_write_each_event_once() -> Non
     ("topic", "remedy"),
     [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("otlp_metrics", "kafka-topics.sh --create")],
 )
-async def test_a_topic_that_is_missing_ends_the_sink_with_what_to_do(
+async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
     topic: str, remedy: str
 ) -> None:
-    with pytest.raises(TopicsError, match=remedy):
-        await republishing(MemoryBus([EVENTS, DEAD_LETTERS]), topic=topic)
+    on, readiness = MemoryBus([EVENTS, DEAD_LETTERS]), Readiness()
+    await publish(on, *ticks(3))
+    async with running(republishing(on, topic=topic, readiness=readiness)):
+        await eventually(lambda: remedy in str(readiness.report()))
+        assert not readiness.is_ready()
+        on.create([Topic(name=topic, record=GpuEvent, key="node", partitions=EVENTS.partitions)])
+        await eventually(readiness.is_ready)
 
 
 async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> None:

@@ -1,7 +1,7 @@
 """The join's shell on the bus in memory: order, rebuilding, commits, retries."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,6 @@ from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
 from gpuledger.codec import Decoder, encode
-from gpuledger.errors import TopicsError
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.service import Readiness
 from gpuledger.topics import (
@@ -69,6 +68,13 @@ async def read_events(bus: MemoryBus, count: int) -> list[GpuEvent]:
     """Read `count` events."""
     decoder = Decoder(topic=EVENTS.name, record=GpuEvent)
     return [decoder.decode(value) for value in await read(bus, EVENTS, count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what the join brings about."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # checks send no event
+            await asyncio.sleep(0.01)
 
 
 def tick(seq: int) -> object:
@@ -133,12 +139,34 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
     assert letter.value_base64 == "bm8ganNvbg=="
 
 
-async def test_topics_that_differ_in_partitions_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=3), "the same number"),
+        (None, "there is no topic 'gpuledger.events.v1'"),
+    ],
+)
+async def test_topics_that_are_not_as_they_must_be_are_waited_for(
+    wrong: Topic | None, said: str
+) -> None:
     """Output partition = input partition cannot hold otherwise."""
-    other = Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=3)
-    bus = MemoryBus([other if topic is EVENTS else topic for topic in TOPICS])
-    with pytest.raises(TopicsError, match="same number of partitions"):
-        await run_join(bus=bus, settings=SETTINGS, readiness=Readiness())
+    bus = MemoryBus([topic for topic in [*TOPICS, wrong] if topic not in (EVENTS, None)])
+    async with joining(bus) as readiness:
+        await until(lambda: said in str(readiness.report()))
+        assert not readiness.is_ready()
+        bus.create([EVENTS])
+        await publish(bus, SAMPLES, tick(1))
+        assert [event.seq for event in await read_events(bus, 1)] == [1]
+        await until(readiness.is_ready)
+
+
+async def test_what_a_check_says_is_true_of_the_moment_it_is_read() -> None:
+    bus = MemoryBus()
+    async with joining(bus) as readiness:
+        await until(readiness.is_ready)
+        assert "0 pods" in str(readiness.report())
+        await publish(bus, PODS, pod(), key=UIDS[0])
+        await until(lambda: "1 pods" in str(readiness.report()))
 
 
 async def test_it_is_ready_once_the_pods_are_read() -> None:

@@ -123,6 +123,21 @@ def events(*items: Object, tail: bytes = b"", cut: bool = False, keep: bool = Fa
     return answer
 
 
+def halves(first: Object, second: Object, *, go_on: asyncio.Event) -> Answering:
+    """Answer a watch with one line, and with another one when it is time; then keep it open."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(encoded(first) + b"\n")
+        await go_on.wait()
+        await response.write(encoded(second) + b"\n")
+        await asyncio.Event().wait()
+        return response
+
+    return answer
+
+
 def silence() -> Answering:
     """Accept a watch and never say anything."""
     return events(keep=True)

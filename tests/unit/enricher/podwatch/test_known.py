@@ -1,5 +1,6 @@
 """What is known of the pods from the topic, whatever stands there."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -9,12 +10,12 @@ from enricher.podwatch.known import KnownPods, read_known
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import PatientClock, pod_record
+from tests.unit.enricher.podwatch.given import PatientClock, pod_record, soon
 
 
 def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = None) -> bytes:
@@ -110,8 +111,10 @@ async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
     assert clock.slept[2] > clock.slept[0]
 
 
-async def test_a_missing_topic_is_its_users_business() -> None:
-    with pytest.raises(TopicsError, match=r"gpuledger\.pods\.v1"):
-        await read_known(
-            bus=MemoryBus(topics=[]), check=Readiness().check("known"), clock=PatientClock()
-        )
+async def test_a_missing_topic_is_named_and_waited_for() -> None:
+    bus, check, clock = MemoryBus(topics=[]), Readiness().check("known"), PatientClock()
+    reading = asyncio.create_task(read_known(bus=bus, check=check, clock=clock))
+    await soon(lambda: len(clock.slept) >= 2)
+    assert "there is no topic 'gpuledger.pods.v1'" in check.detail
+    bus.create([PODS])
+    assert (await reading).by_uid == {}

@@ -17,7 +17,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
-from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PODS, partition_of_node
@@ -223,15 +223,13 @@ async def test_a_bus_that_is_away_makes_podwatch_unready_and_is_not_asked_all_th
         assert not readiness.is_ready()
 
 
-async def test_a_missing_topic_ends_podwatch_with_an_error_for_its_user(
-    settings: PodwatchSettings,
+async def test_a_missing_topic_is_named_and_waited_for(
+    server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
-    with pytest.raises(TopicsError):
-        async with open_api(settings.kubernetes) as api, asyncio.timeout(DEADLINE_SECONDS):
-            await run_podwatch(
-                api=api,
-                bus=MemoryBus(topics=[]),
-                settings=settings,
-                readiness=Readiness(),
-                clock=PatientClock(),
-            )
+    server.lists.append(page(pod("a")))
+    bus, readiness = MemoryBus(topics=[]), Readiness()
+    async with running(bus=bus, settings=settings, readiness=readiness, clock=PatientClock()):
+        await soon(lambda: "there is no topic 'gpuledger.pods.v1'" in str(readiness.report()))
+        assert not readiness.is_ready()
+        bus.create([PODS])
+        await soon(readiness.is_ready)

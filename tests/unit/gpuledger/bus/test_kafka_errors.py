@@ -15,8 +15,9 @@ from gpuledger.bus.kafka_logs import QUIET_SECONDS, TOLD, Demotion, remembered_r
 from gpuledger.errors import (
     BusUnavailableError,
     MessageTooLargeError,
+    NotAssignedError,
+    RefusedError,
     TopicsError,
-    UserError,
 )
 
 BROKEN = 'Unable connect to "%s:%s": %s'
@@ -25,14 +26,14 @@ BROKEN = 'Unable connect to "%s:%s": %s'
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (vendor.TopicAuthorizationFailedError("events"), TopicsError),
-        (vendor.GroupAuthorizationFailedError("join"), UserError),
-        (vendor.ClusterAuthorizationFailedError(), UserError),
+        (vendor.TopicAuthorizationFailedError("events"), RefusedError),
+        (vendor.GroupAuthorizationFailedError("join"), RefusedError),
+        (vendor.ClusterAuthorizationFailedError(), RefusedError),
         (vendor.UnknownTopicOrPartitionError(), TopicsError),
         (vendor.MessageSizeTooLargeError(), MessageTooLargeError),
         (vendor.OutOfOrderSequenceNumber(), BusUnavailableError),
         (vendor.CommitFailedError("rebalanced"), BusUnavailableError),
-        (vendor.IllegalStateError("not assigned"), BusUnavailableError),
+        (vendor.IllegalStateError("not assigned"), NotAssignedError),
         (vendor.ConsumerStoppedError(), BusUnavailableError),
         (ConnectionResetError("reset"), BusUnavailableError),
     ],

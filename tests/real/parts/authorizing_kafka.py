@@ -1,0 +1,41 @@
+"""A Kafka broker on which a user may do nothing that was not granted."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from tests.real.parts.process import Process
+from tests.real.parts.secure_kafka import SecureKafka
+
+GRANT_SECONDS = 30.0
+
+
+class AuthorizingKafka(SecureKafka):
+    """The secure broker with access lists; the tests' own plaintext listener is above them."""
+
+    name = "authorizing-kafka"
+
+    @override
+    def listeners(self) -> dict[str, str]:
+        return {
+            **super().listeners(),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "false",
+            "super.users": "User:ANONYMOUS",
+        }
+
+    def grant(self, *resource: str) -> None:
+        """Allow the user everything on a resource, such as `--topic`, `*`."""
+        self._change("--add", *resource)
+
+    def revoke(self, *resource: str) -> None:
+        """Take back what was granted on a resource."""
+        self._change("--remove", "--force", *resource)
+
+    def _change(self, *arguments: str) -> None:
+        argv = self._java("org.apache.kafka.tools.AclCommand")
+        argv += ["--bootstrap-server", self.plaintext_bootstrap_servers, *arguments]
+        argv += ["--allow-principal", f"User:{self.username}", "--operation", "All"]
+        changing = Process(name="acl", argv=argv, folder=self.folder)
+        changing.start()
+        changing.wait_until(lambda: changing.exit_status() == 0, deadline_seconds=GRANT_SECONDS)

@@ -1,0 +1,74 @@
+"""Podwatch whose token a real API server refuses for a while, as when it was rotated badly."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from enricher.podwatch.api import Api, KubernetesError
+from enricher.podwatch.client import Client, _load
+from enricher.podwatch.lines import split_lines
+from enricher.podwatch.settings import KubernetesSettings
+from tests.real.parts.kube_client import KubeApiClient
+from tests.real.test_podwatch import RealCluster
+from tests.real.test_podwatch_stream import bind, role
+
+PODS = 20
+LOOK_SECONDS = 20.0
+
+
+async def list_pods(api: Api, cluster: RealCluster) -> bytes:
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    async with api.get(path, query={}, silence_seconds=10.0, total_seconds=10.0) as answer:
+        return await answer.read()
+
+
+async def until_named(lines: AsyncGenerator[bytes], name: str) -> None:
+    """Read a watch up to the event of a pod."""
+    async with asyncio.timeout(LOOK_SECONDS):
+        async for line in lines:
+            if msgspec.json.decode(line)["object"]["metadata"].get("name") == name:
+                return
+
+
+@pytest.mark.parametrize("refusals", [1, 3])
+async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
+    kube_api: KubeApiClient, refusals: int
+) -> None:
+    """The same service account renews its Lease by other requests, which alone are refused."""
+    account = {"namespace": "podwatch-login", "name": f"refused-{refusals}"}
+    kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
+    await asyncio.to_thread(bind, kube_api, role(without=""), account)
+    cluster = RealCluster(kube_api)
+    await cluster.prepare()
+    good, now = kubeconfig.read_text(), 0.0
+    settings = KubernetesSettings(kubeconfig=str(kubeconfig))
+    client = Client(settings=settings, configuration=await _load(settings), monotonic=lambda: now)
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    watching = client.get(path, query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0)
+    try:
+        async with watching as watch, aclosing(split_lines(watch.chunks())) as lines:
+            await cluster.create_pod("before")
+            await until_named(lines, "before")
+            kubeconfig.write_text(with_token(good, "no-token"))
+            now += 61  # a minute later it is read again
+            for _ in range(refusals):
+                with pytest.raises(KubernetesError, match="401"):
+                    await list_pods(client, cluster)
+            kubeconfig.write_text(good)
+            await list_pods(client, cluster)
+            for number in range(PODS):
+                await cluster.create_pod(f"after-{number}")
+            await until_named(lines, f"after-{PODS - 1}")
+    finally:
+        await client.close()
+
+
+def with_token(kubeconfig: str, token: str) -> str:
+    """Return a kubeconfig with another token in it."""
+    lines = kubeconfig.splitlines()
+    return "\n".join(
+        f"{line.split('token:')[0]}token: {token}" if "token:" in line else line for line in lines
+    )
