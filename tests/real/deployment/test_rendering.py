@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from sinks.settings import KINDS
+from tests.real.deployment.installation import copy_of_k8s
 from tests.real.deployment.rendering import (
     K8S,
     Manifest,
@@ -19,6 +20,7 @@ from tests.real.deployment.rendering import (
     render,
     strings,
 )
+from tests.real.parts.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 
 if TYPE_CHECKING:
@@ -130,6 +132,36 @@ def test_what_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> Non
             rendering.get(subject["kind"], subject["name"], subject["namespace"])
 
 
+def test_names_that_an_overlay_changes_are_followed_and_the_leases_stays(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    copy_of_k8s(tmp_path)
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    named = {"namePrefix": "eu-", "nameSuffix": "-2", "resources": ["../k8s/base"]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
+    rendering = render(overlay)
+    (role,) = rendering.of_kind("Role")
+
+    test_what_a_workload_names_is_rendered_beside_it(rendering)
+    test_what_a_binding_names_is_rendered_beside_it(rendering)
+    assert role["metadata"]["name"] == "eu-gpuledger-podwatch-2"
+    assert role["rules"][0]["resourceNames"] == ["gpuledger-podwatch"]
+
+
+def test_an_overlay_cannot_put_all_into_one_namespace_unawares(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    copy_of_k8s(tmp_path)
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    named = {"namespace": "elsewhere", "resources": ["../k8s/base"]}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
+
+    with pytest.raises(KustomizeError, match="ID conflict"):
+        render(overlay)
+
+
 def test_the_agent_has_a_namespace_of_its_own(installation: Rendering) -> None:
     found = {each.name: each.namespace for each in installation.workloads()}
 
@@ -199,6 +231,14 @@ def test_the_file_of_settings_counts(settings: dict[str, dict[str, Any]]) -> Non
     assert settings[PODWATCH]["lease"]["enabled"]
     assert settings["gpuledger-join"]["kafka"]["client_id"] == "gpuledger-join"
     assert "localhost" not in settings["gpuledger-sink-remote-write"]["remote_write"]["url"]
+
+
+def test_the_overlay_has_its_own_receivers(kustomize: Kustomize, tmp_path: Path) -> None:
+    """Merged over the base's, under the name that the base's sinks mount."""
+    loaded = render("overlays/sasl-ssl").workload("gpuledger-sink-alerts").settings(tmp_path)
+
+    assert loaded["alerts"]["urls"] == ["https://alertmanager.example.com"]
+    assert loaded["remote_write"]["url"] == "https://prometheus.example.com/api/v1/write"
 
 
 def test_a_container_opens_the_port_on_which_its_program_listens(

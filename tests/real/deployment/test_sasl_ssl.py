@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -16,10 +17,10 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import PodRecord
-from gpuledger.settings import KafkaSettings, Option, load_settings
+from gpuledger.settings import KafkaSettings, Option, Secret, load_settings
 from gpuledger.topics import Topic
 from sinks.settings import SinkSettings
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, fill_in
+from tests.real.deployment.installation import OVERLAY, copy_of_k8s, documented, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 
 if TYPE_CHECKING:
@@ -117,6 +118,47 @@ async def test_a_placeholder_that_was_left_is_named(
 
     with pytest.raises(GpuledgerError, match=rf"ssl_ca_file.*{SECRET}/ca\.crt"):
         await KafkaBus(settings).partitions("any")
+
+
+def test_the_documented_lines_give_the_agent_a_user_of_its_own(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    overlay = copy_of_k8s(tmp_path) / OVERLAY
+    (lines,) = re.findall(r"```yaml\n(.*?)```", documented(), re.DOTALL)
+    agents, login = overlay / "agent" / "kustomization.yaml", overlay / "agent" / "login"
+    login.mkdir()
+    (login / "kustomization.yaml").write_text(lines)
+    (login / "password").write_text("the agent's own\n")
+    written = agents.read_text()
+    agents.write_text(written.replace("  - ../installation\n", "  - ../installation\n  - login\n"))
+    found = {
+        each.name: kafka_settings(each, tmp_path / "files") for each in both(overlay).workloads()
+    }
+    agent = found.pop("gpuledger-agent")
+
+    assert (agent.sasl_username, agent.sasl_password) == (
+        "gpuledger-agent",
+        Secret("the agent's own"),
+    )
+    assert agent.bootstrap_servers == found["gpuledger-join"].bootstrap_servers
+    assert {each.sasl_username for each in found.values()} == {"gpuledger"}
+
+
+def test_brokers_without_a_login_need_one_line_and_no_secret(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    overlay = copy_of_k8s(tmp_path) / OVERLAY
+    folder = overlay / "installation"
+    (folder / "kafka.env").write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
+    written = (folder / "kustomization.yaml").read_text()
+    (folder / "kustomization.yaml").write_text(written.partition("secretGenerator:")[0])
+    settings = {
+        each.name: kafka_settings(each, tmp_path / "files") for each in both(overlay).workloads()
+    }
+
+    assert settings.keys() == set(WORKLOADS)
+    for kafka in settings.values():
+        assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
 
 
 def test_password_and_authority_are_secrets_in_both_namespaces(filled_in: Rendering) -> None:
