@@ -95,6 +95,7 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
                     ),
                     insist=insist,
                     tuning=settings.join,
+                    gaps=GapCheck(readiness.check("gaps", severity=Severity.WARNING)),
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_member or None)
         watch.cancel()
