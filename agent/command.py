@@ -92,9 +92,9 @@ def main() -> int:
 def _log_swap(swap: Swap, settings: AgentSettings) -> None:
     if swap.is_asked_for:
         publishes = not settings.no_kafka
-        _log.info("in_place_of_dcgm_exporter", http=settings.http.listen, publishes=publishes)
+        _log.info("dcgm_exporter_replaced", http=settings.http.listen, publishes=publishes)
     if swap.without_effect:
-        _log.warning("dcgm_exporter_settings_without_effect", names=swap.without_effect)
+        _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
 
 
 async def _run(

@@ -48,7 +48,7 @@ async def consume(
     """Feed the sink until cancelled; wait for brokers, topics and rights with growing pauses."""
     _log.info(
         "sink_started",
-        kind=sink.name,
+        sink=sink.name,
         receiver=how.receiver,
         group=how.group,
         member=how.member,
@@ -149,7 +149,7 @@ class _Session:
         self._is_member = True
         _log.info(
             "partitions_assigned",
-            kind=self._sink.name,
+            sink=self._sink.name,
             group=self._how.group,
             partitions=_by_topic(partitions),
         )

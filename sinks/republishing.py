@@ -67,7 +67,7 @@ async def run_republishing(
 ) -> None:
     """Write what is made of every event until cancelled; a missing topic or right is waited for."""
     clock = clock or SystemClock()
-    receiver = readiness.check(f"{how.name}.receiver", severity=Severity.WARNING)
+    receiver = readiness.check(f"{how.name}.receiver")
     receiver.ok("nothing written yet")
     consuming = Consuming(
         group=how.group,

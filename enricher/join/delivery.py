@@ -164,7 +164,7 @@ class ExactlyOnce:
         """Fail the check, but where another worker has the partition: that is no failure."""
         for error in errors:
             if isinstance(error, FencedError):
-                _log.warning("fenced", detail=str(error))
+                _log.warning("worker_fenced", error=str(error))
             else:
                 self._check.failed(str(error))
 

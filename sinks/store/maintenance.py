@@ -44,8 +44,8 @@ class Maintenance:
             try:
                 removed = await asyncio.to_thread(table.remove_orphans, older_than_hours=hours)
             except ReceiverUnavailableError as error:
-                _log.warning("maintenance_failed", table=table.uri, detail=str(error))
+                _log.warning("maintenance_failed", url=table.uri, error=str(error))
                 return
             ORPHANS_REMOVED_TOTAL.inc(removed)
             if removed:
-                _log.info("orphans_removed", table=table.uri, files=removed, older_than_hours=hours)
+                _log.info("orphans_removed", url=table.uri, count=removed, older_than_seconds=3600 * hours)

@@ -243,7 +243,7 @@ async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_ho
     assert started == {
         "event": "sink_started",
         "log_level": "info",
-        "kind": "recorder",
+        "sink": "recorder",
         "receiver": "http://prometheus:9090/write",
         "group": GROUP,
         "member": None,

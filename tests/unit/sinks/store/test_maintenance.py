@@ -68,7 +68,7 @@ async def test_it_is_done_at_the_start_and_then_at_its_interval(tmp_path: Path) 
             maintenance.begin_if_due()
             await eventually(lambda: parts(tmp_path) == stored)
             await eventually(lambda: logged)
-        assert [(line["event"], line["files"]) for line in logged] == [("orphans_removed", 1)]
+        assert [(line["event"], line["count"]) for line in logged] == [("orphans_removed", 1)]
         clock.now_ns += 86_400 * SECOND_NS - 1
         orphan(tmp_path, age_hours=201)
         maintenance.begin_if_due()
