@@ -166,28 +166,29 @@ class Installation:
         assert status == 201, found
         return bool(found["status"]["allowed"])
 
-    def start_podwatch(self) -> Deployable:
-        """Start podwatch as rendered, with the token of its service account alone.
+    def start(self, workload: Workload) -> Deployable:
+        """Start a workload's program as rendered, on a free port.
 
-        What a pod finds under /var/run/secrets/kubernetes.io stands in a kubeconfig.
+        What podwatch finds in a pod under /var/run/secrets/kubernetes.io, the token of its service
+        account and its namespace, is given to it by a kubeconfig and a variable.
         """
-        podwatch: Workload = self.rendering().workload(PODWATCH)
-        laid_out = podwatch.lay_out(self.folder / "podwatch")
-        account = podwatch.pod["serviceAccountName"]
-        kubeconfig = self.api.kubeconfig_of(namespace=podwatch.namespace, name=account)
-        environment = {
-            **laid_out.environment,
-            **self.overridden,
-            "GPULEDGER_KUBERNETES__KUBECONFIG": str(kubeconfig),
-            "GPULEDGER_LEASE__NAMESPACE": podwatch.namespace,
+        folder = self.folder / workload.name
+        laid_out = workload.lay_out(folder)
+        environment = {**laid_out.environment, **self.overridden}
+        if workload.pod["automountServiceAccountToken"]:
+            account, namespace = workload.pod["serviceAccountName"], workload.namespace
+            kubeconfig = self.api.kubeconfig_of(namespace=namespace, name=account)
+            environment["GPULEDGER_KUBERNETES__KUBECONFIG"] = str(kubeconfig)
+            environment["GPULEDGER_LEASE__NAMESPACE"] = namespace
+        # A `Deployable` gets variables with our prefix alone: the node's name comes as a setting.
+        environment["GPULEDGER_NODE_NAME"] = environment.pop("NODE_NAME", "")
+        ours = {
+            name.removeprefix("GPULEDGER_"): value
+            for name, value in environment.items()
+            if name.startswith("GPULEDGER_") and value
         }
         made = Deployable(
-            name=PODWATCH,
-            command=laid_out.argv,
-            folder=self.folder / "podwatch",
-            environment={
-                name.removeprefix("GPULEDGER_"): value for name, value in environment.items()
-            },
+            name=workload.name, command=laid_out.argv, folder=folder, environment=ours
         )
         made.start()
         return made

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.topics import PODS
+from gpuledger.bus.administration import create_topics
+from gpuledger.records import GpuEvent
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import PODS, Topic
+from sinks.otlp.settings import OtlpSettings
 from tests.data.kubernetes.subset import subset
 from tests.real.deployment.installation import (
     COPY,
@@ -117,6 +122,10 @@ def install_as_documented(installation: Installation, kafka: SecureKafka) -> Non
     fill_in(installation.folder / "k8s" / COPY, kafka)
     for command in others:
         installation.run(command)
+    # The one topic that is not ours; its component says who makes it.
+    otlp = Topic(name=OtlpSettings().topic, record=GpuEvent, key="node", partitions=1)
+    plain = KafkaSettings(bootstrap_servers=installation.plain_servers)
+    asyncio.run(create_topics(plain, [otlp]))
 
 
 def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
@@ -217,11 +226,36 @@ def can_i(kubectl: Kubectl, question: list[str]) -> str:
         return str(error).splitlines()[-1].rpartition(" ")[2]
 
 
+def test_every_program_starts_as_rendered_and_answers_its_probes(
+    installation: Installation,
+) -> None:
+    """The agent without a GPU and the sinks without their receivers: alive, if not ready."""
+    started = {}
+    try:
+        for workload in installation.rendering().services():
+            started[workload.name] = deployable = installation.start(workload)
+            for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+                path = workload.container[name]["httpGet"]["path"]
+                eventually(lambda url=f"{deployable.health}{path}": answers(url))  # type: ignore[misc]  # as above
+    finally:
+        statuses = {name: deployable.stop() for name, deployable in started.items()}
+
+    assert statuses == dict.fromkeys(statuses, 0)
+
+
+def answers(url: str) -> bool:
+    """Return whether a page is there: 200, or 503 for what is not ready."""
+    try:
+        return web.fetch(url).status in ({200, 503} if url.endswith("/readyz") else {200})
+    except OSError:
+        return False
+
+
 def test_podwatch_leads_and_publishes_with_the_rights_of_its_account_alone(
     installation: Installation, kcat: Kcat
 ) -> None:
     uid = installation.create_pod("research", "trainer")
-    podwatch = installation.start_podwatch()
+    podwatch = installation.start(installation.rendering().workload("gpuledger-podwatch"))
     try:
         podwatch.wait_until_ready()
         eventually(lambda: lease_check(podwatch) == "leading")
