@@ -190,7 +190,7 @@ class KafkaConsumer:
         """Close a client; the next call opens another one, once all topics are there."""
         self._client = None
         await kafka_internals.stop_consumer(client)
-        await self._rebalances.give_up()
+        await self._rebalances.end()
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
         """Raise `TopicsError` where a topic was deleted: its partitions just go, with no error."""
@@ -213,7 +213,6 @@ class KafkaConsumer:
 
     async def _open(self) -> AIOKafkaConsumer:
         kafka_internals.unpack_at_least_cost()
-        self._rebalances.has_joined = False
         client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
         try:
             async with self._connection.asking(self._doing("connecting")):

@@ -24,7 +24,11 @@ async def fetch(
     places = [named(place) for place in rebalances.held]
     raise_group_errors(client)
     if places and not rebalances.changed.is_set():
-        found = await client.getmany(*places, timeout_ms=0, max_records=max_records)
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                found = await client.getmany(*places, timeout_ms=0, max_records=max_records)
+        except TimeoutError:
+            return {}
         if found:
             return _records(found)
     left_seconds = deadline - asyncio.get_running_loop().time()

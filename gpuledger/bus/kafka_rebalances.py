@@ -69,3 +69,9 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
             self.held = frozenset()
             self._revoking = False
             self._given_up.set()
+
+    async def end(self) -> None:
+        """Give up all that came by a client that was closed, also what it offered at the last."""
+        self._offered = None
+        self.has_joined = False
+        await self.give_up()

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import aiokafka
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.client import AIOKafkaClient, CoordinationType
 
 from benchmarks.ticks import Fleet, node_name
+from enricher.join.settings import GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -64,7 +66,7 @@ class Workers:
                 "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
                 "KAFKA__REQUEST_TIMEOUT_SECONDS": "10",
                 "JOIN__PROCESSING_GUARANTEE": self._guarantee,
-                "JOIN__RECORDS_PER_POLL": "5",
+                "JOIN__RECORDS_PER_POLL": "2",
             },
         )
         self._started.append(worker)
@@ -121,13 +123,27 @@ def place_of(node: int) -> int:
     return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
 
 
-async def reading_back(worker: Deployable) -> None:
-    """Wait until the worker has partitions and has begun to read them back."""
+async def coordinator_of(servers: str) -> int:
+    """Return the broker that coordinates the join's group."""
+    client = AIOKafkaClient(bootstrap_servers=servers)
+    await client.bootstrap()
+    try:
+        found: int = await client.coordinator_lookup(CoordinationType.GROUP, GROUP)
+    finally:
+        await client.close()
+    return found
+
+
+async def reading_back(*workers: Deployable) -> None:
+    """Wait until each worker has partitions that it has not read back yet."""
     async with asyncio.timeout(LOOK_SECONDS):
-        while '"event":"assigned"' not in worker.log_tail().replace(" ", ""):  # noqa: ASYNC110  # a log tells nobody
+        while not all(map(is_reading_back, workers)):  # noqa: ASYNC110  # a log tells nobody
             await asyncio.sleep(0.02)
-    await asyncio.sleep(0.3)
-    assert "state_read" not in worker.log_tail()
+
+
+def is_reading_back(worker: Deployable) -> bool:
+    log = worker.log_tail()
+    return log.rfind('"assigned"') > log.rfind('"state_read"')
 
 
 EVERYBODY = {node_name(node) for node in range(NODES)}
@@ -178,10 +194,13 @@ async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_a
     it = workers(servers=kafka.bootstrap_servers, guarantee=guarantee, pods_per_node=1500)
     await create_topics(it.settings)
     await it.publish_pods()
-    for worker in [it.start() for _ in range(2)]:
-        await reading_back(worker)
-    kafka.brokers[0].kill()
+    await reading_back(it.start(), it.start())
+    coordinator = await coordinator_of(kafka.bootstrap_servers)
+    killed = next(broker for broker in kafka.brokers if broker.node_id == coordinator)
+    killed.kill()
     await it.publish_ticks(1)
 
     assert await it.nodes_with_events(seq=1) == EVERYBODY
-    await asyncio.to_thread(kafka.brokers[0].start)
+    await asyncio.to_thread(killed.start)
+    await it.publish_ticks(2)
+    assert await it.nodes_with_events(seq=2) == EVERYBODY

@@ -1,0 +1,65 @@
+"""The Kafka bus where a topic of a consumer is deleted, and made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Subscription
+from gpuledger.errors import BusError, TopicsError
+from gpuledger.records import PodRecord
+from gpuledger.topics import Topic
+from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until, texts
+from tests.real.bus.given import numbered, settings_of
+
+if TYPE_CHECKING:
+    from gpuledger.bus.protocol import Record
+    from tests.real.parts.kafka import Kafka
+
+
+async def _delete(servers: str, topic: Topic) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.delete_topics([topic.name])
+    finally:
+        await admin.close()
+
+
+async def test_a_topic_that_is_deleted_is_named_by_a_poll_and_read_again_once_it_is_there(
+    kafka: Kafka,
+) -> None:
+    """Its partitions just go: a member without any could not tell that from too many members."""
+    name = uuid4().hex[:8]
+    goes, stays = (
+        Topic(name=f"{kind}-{name}", record=PodRecord, key="uid", partitions=2)
+        for kind in ("goes", "stays")
+    )
+    settings = settings_of(kafka.bootstrap_servers)
+    await create_topics(settings, [goes, stays])
+    bus = KafkaBus(settings)
+    asked = Subscription(group=f"g-{name}", topics=[goes.name, stays.name])
+    async with bus.consumer(asked) as consumer:
+        await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
+        await _delete(kafka.bootstrap_servers, goes)
+        for _ in range(2):
+            with pytest.raises(TopicsError, match=goes.name):
+                await poll_until(lambda _: False, consumer)
+        assert consumer.assignment() == frozenset()
+
+        await create_topics(settings, [goes])
+        async with bus.producer() as producer:
+            await producer.publish(goes.name, 0, [numbered(1)])
+        found: list[Record] = []
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not found:
+                with suppress(BusError):
+                    found += await poll_once(consumer)
+        assert texts(found) == ["1"]
