@@ -25,6 +25,7 @@ PREFIXES: dict[str, str | tuple[str, ...]] = {
     "join": ("gpuledger_join_", "gpuledger_conservation_"),
     "sinks": "gpuledger_sink_",
     "join and sinks": "gpuledger_",
+    "every consumer of a topic": "gpuledger_",
     "every deployable": "gpuledger_",
 }
 
@@ -50,6 +51,7 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_office_only
         "agent/metrics.py",
         "enricher/join/metrics.py",
         "enricher/podwatch/metrics.py",
+        "gpuledger/bus/metrics.py",
         "gpuledger/dead_letters.py",
         "gpuledger/service/metrics.py",
         "sinks/metrics.py",
