@@ -39,6 +39,6 @@ DROPPED_TOTAL: Final = Counter(
     ["sink", "reason"],
 )
 ORPHANS_REMOVED_TOTAL: Final = Counter(
-    "gpuledger_store_orphan_files_removed",
+    "gpuledger_sink_orphan_files_removed",
     "Files of the store that no commit names and that were removed: what killed writers left.",
 )

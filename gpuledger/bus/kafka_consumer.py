@@ -106,7 +106,11 @@ class KafkaConsumer:
         client = await self._opened()
         async with self._connection.asking(self._doing("looking up the topic's identity")):
             found = await fetch_topic_ids(kafka_internals.inner_client(client), [topic])
-        return (found or {}).get(topic)
+        if found is None:
+            return None
+        if topic not in found:
+            raise BusUnavailableError(f"there is no topic {topic} on {self._connection.servers}")
+        return found[topic]
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""

@@ -78,7 +78,9 @@ class MemoryConsumer:
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's identity."""
         log = self._logs.get(TopicPartition(topic, 0))
-        return log.topic_id if log else None
+        if log is None:
+            raise BusUnavailableError(f"there is no topic {topic} on this bus")
+        return log.topic_id
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Give the partitions that are held now."""

@@ -163,7 +163,8 @@ class Consumer(Protocol):
     async def topic_id(self, topic: str) -> str | None:
         """Return the identity that the brokers gave the topic when it was made, asked of them now.
 
-        `None` where they give topics none, or where there is no such topic now.
+        `None` where they give topics none. Raises `BusUnavailableError` where there is no such
+        topic now.
         """
 
     def assignment(self) -> frozenset[TopicPartition]:

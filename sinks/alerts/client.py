@@ -9,6 +9,7 @@ import orjson
 
 from gpuledger import __version__
 from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.receivers import shown_url
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _SHOWN_CHARACTERS: Final = 2000
@@ -36,7 +37,7 @@ class AlertmanagerClient:
                 _check(response.status, await response.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             shown = str(error) or type(error).__name__
-            raise ReceiverUnavailableError(f"{self.url}: {shown}") from error
+            raise ReceiverUnavailableError(f"{shown_url(self.url)}: {shown}") from error
 
 
 def _check(status: int, text: str) -> None:

@@ -20,6 +20,7 @@ import cramjam
 from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.receivers import shown_url
 from sinks.remote_write.settings import RemoteWriteSettings
 
 _PROTOCOL_HEADERS: Final = {
@@ -61,7 +62,7 @@ class RemoteWriteClient:
                     raise _refusal(response.status, response.headers, await response.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             shown = str(error) or type(error).__name__
-            raise ReceiverUnavailableError(f"{self._url}: {shown}") from error
+            raise ReceiverUnavailableError(f"{shown_url(self._url)}: {shown}") from error
 
 
 @asynccontextmanager

@@ -158,8 +158,13 @@ class StoreSink:
             self._writing = None
         await self._flush(desk)
         # The flush may have found other partitions in need of it.
+        topic_id = await desk.consumer.topic_id(EVENTS.name)
+        if topic_id != self._topic_id:
+            # Whatever is held was sought in another topic.
+            self._unsought |= desk.consumer.assignment()
+        self._topic_id = topic_id
         wanted = desk.consumer.assignment() & self._unsought
-        await self._must_be_of_topic(wanted, desk)
+        await self._must_be_of_topic(wanted)
         ends = await desk.consumer.end_offsets(wanted)
         for partition in wanted:
             last_offset = self._stored.get(partition, -1)
@@ -169,11 +174,10 @@ class StoreSink:
         self._seen.forget(wanted)
         return wanted
 
-    async def _must_be_of_topic(self, wanted: Partitions, desk: Desk) -> None:
+    async def _must_be_of_topic(self, wanted: Partitions) -> None:
         """Load what the table has of partitions; see that it is of the topic that there is now."""
         streams = [name for at in wanted for name in (self._stream(at), self._identity(at))]
         stored = await self._until_answered(lambda _: asyncio.to_thread(self._load, streams))
-        self._topic_id = await desk.consumer.topic_id(EVENTS.name)
         others: list[TopicPartition] = []
         for partition in sorted(wanted):
             self._stored.pop(partition, None)
@@ -315,8 +319,6 @@ class StoreSink:
             raise ReceiverUnavailableError(str(error)) from error
         if topic_id == self._topic_id:
             return
-        if topic_id is None:
-            raise ReceiverUnavailableError(f"there is no topic {EVENTS.name} now")
         stored = sorted(self._pending.last_offsets.keys() & self._stored.keys())
         # Nothing of it is written: no row tells which topic it is of.
         self._pending = Pending()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 
-from gpuledger.topics import DEAD_LETTERS
+from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.store.reading import count_rows, entries_sql
 from tests.real.parts import web
+from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Process
 from tests.real.sinks.running_sinks import NODES, SINK, Sink, make_topics, publish, ticks
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from tests.real.parts.kafka import Kafka
     from tests.real.parts.kcat import Kcat
     from tests.real.parts.prometheus import PrometheusApi
+
+
+def metric(sink: Sink, name: str) -> float:
+    lines = web.fetch(f"{sink.health}/metrics").body.decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def stored(folder: Path) -> tuple[Any, ...]:
@@ -80,6 +87,35 @@ async def test_samples_reach_prometheus_from_kafka(
     metrics = web.fetch(f"{sink.health}/metrics").body.decode()
     assert 'gpuledger_sink_lag_seconds{sink="remote_write"}' in metrics
     assert sink.stop(deadline_seconds=10) == 0
+
+
+async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag_shows_it(
+    broker: Kafka, start_sink: Callable[..., Sink]
+) -> None:
+    await make_topics(broker)
+    await publish(broker, ticks(3))
+    url = f"http://user:secret@127.0.0.1:{free_ports(1)[0]}/api/v1/write"
+    sink = start_sink("remote_write", broker, remote_write__url=url)
+
+    sink.wait_until(lambda: metric(sink, "gpuledger_sink_retries_total") >= 5, deadline_seconds=30)
+    before = metric(sink, "gpuledger_sink_lag_seconds")
+    assert before > 0
+    sink.wait_until(
+        lambda: metric(sink, "gpuledger_sink_lag_seconds") > before, deadline_seconds=10
+    )
+    assert sink.stop(deadline_seconds=10) == 0
+
+    assert "secret" not in sink.log_tail()
+    lines = [json.loads(line) for line in sink.log_tail().splitlines()]
+    (started,) = [line for line in lines if line["event"] == "sink_started"]
+    assert (started["kind"], started["group"]) == ("remote_write", "gpuledger-remote-write")
+    assert started["receiver"] == url.replace("user:secret@", "")
+    (assigned,) = [line for line in lines if line["event"] == "assigned"]
+    assert len(assigned["partitions"][EVENTS.name]) == EVENTS.partitions
+    loud = [line for line in lines if line["level"] in ("warning", "error")]
+    assert [(line["event"], line["check"]) for line in loud] == [
+        ("check_failed", "remote_write.receiver")
+    ]
 
 
 @pytest.mark.parametrize(

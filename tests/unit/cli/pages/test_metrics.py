@@ -23,7 +23,7 @@ PREFIXES: dict[str, str | tuple[str, ...]] = {
     "podwatch": "gpuledger_podwatch_",
     # The law that all books keep is the project's, and the join is where it is checked.
     "join": ("gpuledger_join_", "gpuledger_conservation_"),
-    "sinks": ("gpuledger_sink_", "gpuledger_store_"),
+    "sinks": "gpuledger_sink_",
     "join and sinks": "gpuledger_",
     "every consumer of a topic": "gpuledger_",
     "every deployable": "gpuledger_",
