@@ -19,6 +19,8 @@ _OVER_AFTER_NS: Final = 60 * 10**9
 that boot is the later one then, and its clock is behind."""
 LEAP_NS: Final = 10 * 10**9
 """Clocks that differ by less agree, as far as a sink is concerned."""
+_FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
+"""As long as events are kept: nothing of a node comes again after it."""
 _TRIAL_MS: Final = 60_000
 """For how long of the node's time a clock that leapt ahead is on trial."""
 
@@ -45,14 +47,15 @@ class Arrival(NamedTuple):
 class Timeline:
     """The time of one node, as its ticks tell it."""
 
-    __slots__ = ("_boot_id", "_boots", "_heard_ns", "_leapt_seq", "_offset_ns", "_seq", "_time_ns")
+    __slots__ = ("_boot_id", "_boots", "_leapt_seq", "_offset_ns", "_seq", "_time_ns", "heard_ns")
 
     def __init__(self) -> None:
         self._boots = SeenBoots()
         self._boot_id = ""
         self._seq = 0
         self._time_ns = 0
-        self._heard_ns = 0
+        self.heard_ns = 0
+        """When a tick of the boot at work came, by the clock that is never set."""
         self._offset_ns = 0
         self._leapt_seq: int | None = None
 
@@ -71,11 +74,11 @@ class Timeline:
             return Arrival(Place.SUPERSEDED, has_leapt=False)
         else:
             self._begin(event)
-        self._seq, self._time_ns, self._heard_ns = event.seq, event.time_ns, heard_ns
+        self._seq, self._time_ns, self.heard_ns = event.seq, event.time_ns, heard_ns
         return Arrival(Place.CURRENT, has_leapt=self._leapt_seq is not None)
 
     def _is_earlier_boot(self, event: GpuEvent, heard_ns: int) -> bool:
-        is_alive = self._boot_id != "" and heard_ns - self._heard_ns < _OVER_AFTER_NS
+        is_alive = self._boot_id != "" and heard_ns - self.heard_ns < _OVER_AFTER_NS
         return is_alive and event.time_ns < self._time_ns
 
     def _begin(self, event: GpuEvent) -> None:
@@ -95,13 +98,20 @@ class Timeline:
 
 
 class Timelines:
-    """The timelines of the nodes of one partition."""
+    """The timelines of the nodes of one partition that were heard of within a day."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Timeline] = {}
+        self._looked_ns = 0
+
+    def __len__(self) -> int:
+        """Return how many nodes are remembered."""
+        return len(self._nodes)
 
     def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""
+        if heard_ns - self._looked_ns > _FORGOTTEN_AFTER_NS:
+            self._forget(heard_ns)
         if (timeline := self._nodes.get(event.node)) is None:
             timeline = self._nodes[event.node] = Timeline()
         return timeline.place(event, heard_ns=heard_ns)
@@ -110,3 +120,12 @@ class Timelines:
         """Return how far a node's clock was seen to be set back, at least."""
         timeline = self._nodes.get(node)
         return timeline.behind_ns if timeline else 0
+
+    def _forget(self, heard_ns: int) -> None:
+        eldest_ns = heard_ns - _FORGOTTEN_AFTER_NS
+        self._looked_ns = heard_ns
+        self._nodes = {
+            node: timeline
+            for node, timeline in self._nodes.items()
+            if timeline.heard_ns >= eldest_ns
+        }

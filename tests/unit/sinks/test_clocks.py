@@ -223,3 +223,10 @@ def test_each_tick_is_new_once_and_only_its_boots_order_counts(
         place = timelines.place(made, heard_ns=number * SECOND_NS).place
         assert (place is Place.REPEATED) == (seq <= furthest.get(boot, 0))
         furthest[boot] = max(seq, furthest.get(boot, 0))
+
+
+def test_nodes_that_are_gone_for_a_day_are_forgotten() -> None:
+    timelines = Timelines()
+    for hour in range(200):
+        timelines.place(event(node=f"node-{hour}"), heard_ns=hour * HOUR * SECOND_NS)
+        assert len(timelines) <= 2 * 26

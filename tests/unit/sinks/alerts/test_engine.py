@@ -247,6 +247,50 @@ def test_an_incident_stands_for_its_hold_from_when_it_could_first_be_told(
     assert sent["endsAt"] == rfc3339(at(ends))
 
 
+@pytest.mark.parametrize("ahead_seconds", [240, 3600, 365 * 86_400])
+def test_an_incident_from_the_future_stands_for_its_hold_and_no_longer(ahead_seconds: int) -> None:
+    watched = watch()
+    taken = incident(time_ns=at(ahead_seconds))
+    watched.take_incident(taken, hold_ns=300 * SECOND_NS, now=now_at(0))
+    (alert,) = watched.alerts
+    sent = alert.as_json(now=now_at(0), resend_ns=RESEND_NS)
+    assert (sent["startsAt"], sent["endsAt"]) == (rfc3339(at(0)), rfc3339(at(300)))
+    watched.forget(now=now_at(600), silent_ns=900 * SECOND_NS)
+    assert list(watched.alerts) == []
+
+
+@pytest.mark.parametrize("back_seconds", [0, 60, 3600])
+def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -> None:
+    watched = watch()
+    for number in range(6):
+        shown_ns = at(number) - (back_seconds * SECOND_NS if number >= 3 else 0)
+        made = event(number, time_ns=shown_ns)
+        watched.judge(made, now=now_at(number))
+    taken = incident(time_ns=at(5 - back_seconds))
+    assert watched.age_ns(taken, now=now_at(7)) == 2 * SECOND_NS
+
+
+def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock() -> None:
+    watched = watch(for_seconds=0)
+    watched.judge(tick(0, host_seconds=BUSY), now=now_at(7200))
+    told(watched, now=7200)
+    watched.judge(tick(1, host_seconds=IDLE), now=now_at(7201))
+    watched.forget(now=now_at(7201), silent_ns=900 * SECOND_NS)
+    (ended,) = told(watched, now=7201)
+    assert ended.ends_ns == at(1)
+
+
+def test_this_machines_wall_clock_moves_no_interval() -> None:
+    """Set back an hour, it still sends what stands every minute."""
+    watched = watch(for_seconds=0)
+    judge(watched, BUSY)
+    told(watched, now=0)
+    back = Now(time_ns=at(-3600), monotonic_ns=at(60))
+    (again,) = watched.alerts.due(AM, now=back, resend_ns=RESEND_NS)
+    sent = again.as_json(now=back, resend_ns=RESEND_NS)
+    assert sent["startsAt"] <= sent["endsAt"]
+
+
 def test_the_same_incident_again_prolongs_one_alert() -> None:
     (sent,) = held(incident(), incident(time_ns=at(100)), now=100)
 

@@ -149,7 +149,22 @@ def incident(time_ns: int) -> AttributedIncident:
     )
 
 
-@pytest.mark.parametrize(("age_seconds", "sent"), [(0, 1), (3599, 1), (3700, 0)])
+DAY = 86_400
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "sent"),
+    [
+        (0, 1),
+        (3599, 1),
+        (3700, 0),
+        (6 * DAY, 0),
+        # Older than its topic keeps records, as of a clock in 1970: when it was is not known.
+        (8 * DAY, 1),
+        (START_NS // 10**9, 1),
+        (-365 * DAY, 1),
+    ],
+)
 async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent: int) -> None:
     on = bus()
     value = encode(incident(START_NS - age_seconds * 10**9))
