@@ -15,6 +15,7 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
@@ -31,6 +32,7 @@ GROUP: Final = "gpuledger-remote-write"
 NAME: Final = "remote_write"
 _RELEASE_SECONDS: Final = 3.0
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 async def run_remote_write(
@@ -126,7 +128,8 @@ class RemoteWriteSink:
             try:
                 await self._write(tick.body)
             except RejectedError as error:
-                _log.warning("stale_markers_rejected", count=tick.samples, error=str(error))
+                if count := _repeats.count("stale_markers", more=tick.samples):
+                    _log.warning("stale_markers_rejected", count=count, error=str(error))
             else:
                 SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
@@ -167,9 +170,8 @@ class RemoteWriteSink:
 
     def _put_aside(self, request: Request, message: str, desk: Desk) -> None:
         self._check.failed(f"rejected: {message}")
-        _log.warning(
-            "samples_rejected", count=request.samples, event_count=len(request.ticks), error=message
-        )
+        if count := _repeats.count("samples", more=request.samples):
+            _log.warning("samples_rejected", count=count, error=message)
         for tick in request.ticks:
             _drop("rejected")
             desk.office.bury(tick.record, reason="rejected", detail=message)

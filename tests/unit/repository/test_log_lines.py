@@ -26,6 +26,7 @@ PAST: Final = frozenset(
         "read",
         "seen",
         "sent",
+        "set",
         "torn",
         "undone",
         "withdrawn",
