@@ -14,6 +14,7 @@ from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from enricher.podwatch.steps import Deleted, Seen
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
+from gpuledger.service.repeats import Repeats
 
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode
@@ -26,6 +27,7 @@ _COUNTERS: Final = {
     kind: metrics.EVENTS.labels(type=kind) for kind in (*_CHANGES, "BOOKMARK", "ERROR", _UNKNOWN)
 }
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Bookmark(NamedTuple):
@@ -81,7 +83,8 @@ class EventReader:
             return self._reader.read(raw)
         except UndecodableError as error:
             metrics.UNDECODABLE.inc()
-            _log.warning("pod_skipped", error=str(error))
+            if count := _repeats.count("pod"):
+                _log.warning("pod_skipped", error=str(error), count=count)
             return None
 
 
@@ -97,7 +100,8 @@ def _bookmark(raw: msgspec.Raw) -> Bookmark:
     try:
         meta = _decode_version(raw).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _log.warning("version_skipped", error=str(error))
+        if count := _repeats.count("version"):
+            _log.warning("version_skipped", error=str(error), count=count)
         return Bookmark("", ends_list=False)
     notes = meta.annotations
     return Bookmark(

@@ -20,11 +20,13 @@ from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import PODS
 from gpuledger.twins import twin_of
 
 _decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class PodBus(History, Protocol):
@@ -82,7 +84,8 @@ class KnownPods:
     def _count_undecodable(self, error: str) -> None:
         self.undecodable += 1
         metrics.UNDECODABLE_RECORDS.inc()
-        _log.warning("record_skipped", error=error)
+        if count := _repeats.count("record"):
+            _log.warning("record_skipped", error=error, count=count)
 
 
 async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:

@@ -17,6 +17,7 @@ from typing import Final
 import structlog
 
 from gpuledger.errors import FreshStartError, GpuledgerError, UserError
+from gpuledger.settings.secret import mask_addresses
 
 _log = structlog.get_logger(__name__)
 _FAILED: Final = 1
@@ -119,7 +120,8 @@ class _Deadline:
 
 def _explain(error: BaseException) -> int:
     if mistake := _foreseen(error, UserError):
-        sys.stderr.write(f"{_program()}: {' '.join(str(mistake).split())}\n")
+        said = mask_addresses(" ".join(str(mistake).split()))
+        sys.stderr.write(f"{_program()}: {said}\n")
         return _USER_ERROR
     if end := _foreseen(error, FreshStartError):
         _log.critical("service_failed", error=str(end))

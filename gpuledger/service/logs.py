@@ -20,6 +20,8 @@ _SHARED: Final[list[Processor]] = [
     structlog.stdlib.add_log_level,
     structlog.processors.TimeStamper(fmt="iso", utc=True),
 ]
+# Of libraries, what whoever wrote to a connection is told anyway, as an exception.
+_SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
 class _Handler(logging.StreamHandler[Any]):
@@ -46,7 +48,9 @@ def configure_logs(settings: LogSettings) -> None:
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Let everything of our own pass (structlog hands over a dict), of libraries only warnings."""
-    return isinstance(record.msg, dict) or record.levelno >= logging.WARNING
+    if isinstance(record.msg, dict):
+        return True
+    return record.levelno >= logging.WARNING and record.msg not in _SAID_OTHERWISE
 
 
 def _formatter(settings: LogSettings) -> logging.Formatter:

@@ -16,6 +16,7 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
@@ -39,6 +40,7 @@ _OUT_OF_ORDER: Final = re.compile(
 )
 """How Prometheus, Mimir and Thanos say that a series is beyond a sample's time already."""
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 async def run_remote_write(
@@ -139,7 +141,8 @@ class RemoteWriteSink:
             try:
                 await self._write(tick.body)
             except RejectedError as error:
-                _log.warning("stale_markers_rejected", count=tick.samples, error=str(error))
+                if count := _repeats.count("stale_markers", more=tick.samples):
+                    _log.warning("stale_markers_rejected", count=count, error=str(error))
             else:
                 SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
@@ -198,7 +201,8 @@ class RemoteWriteSink:
         is_order = bool(_OUT_OF_ORDER.search(message))
         if not is_order:
             self._check.failed(f"rejected: {message}")
-            _log.warning("samples_rejected", count=tick.encoded.samples, error=message)
+            if count := _repeats.count("samples", more=tick.encoded.samples):
+                _log.warning("samples_rejected", count=count, error=message)
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         reason = "out_of_order" if is_order else "rejected"
         _drop(reason)

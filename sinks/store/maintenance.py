@@ -48,4 +48,4 @@ class Maintenance:
                 return
             ORPHANS_REMOVED_TOTAL.inc(removed)
             if removed:
-                _log.info("orphans_removed", url=table.uri, count=removed, older_than_seconds=3600 * hours)
+                _log.info("orphans_removed", url=table.uri, count=removed)

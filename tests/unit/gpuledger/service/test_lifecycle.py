@@ -190,5 +190,18 @@ def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(
     assert capsys.readouterr().err.endswith(": do it otherwise\n")
 
 
+def test_a_users_mistake_does_not_tell_the_password_of_an_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @explain_user_errors
+    def main() -> int:
+        raise UserError("urls: 'ftp://ada:hunter2@receiver' must begin with http://")
+
+    main()
+    assert capsys.readouterr().err.endswith(
+        ": urls: 'ftp://********@receiver' must begin with http://\n"
+    )
+
+
 def test_a_main_without_mistakes_gives_its_own_code() -> None:
     assert explain_user_errors(lambda: 7)() == 7

@@ -50,6 +50,15 @@ def test_a_secret_is_written_as_its_mask(capsys: pytest.CaptureFixture[str]) -> 
     assert (line["password"], line["all"]) == ("********", ["********"])
 
 
+def test_what_asyncio_says_of_a_connection_that_is_gone_is_no_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs(LogSettings())
+    logging.getLogger("asyncio").warning("socket.send() raised exception.")
+
+    assert lines(capsys) == []
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_the_password_of_an_address_is_masked_wherever_it_stands(
     capsys: pytest.CaptureFixture[str], form: Literal["json", "text"]
