@@ -1,6 +1,6 @@
 """Marks every test by its folder, leaves the process's logging as it was, times no example.
 
-Says how many processes `-n auto` means: real parts want memory, so not as many as there are cores.
+Lets `tests.spreading` say how `-n` spreads them.
 
 Says whether the join's hot modules are compiled, and with TESTS_REQUIRE_COMPILED=1 insists on it.
 
@@ -16,9 +16,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests.compiled import compiled_modules, describe_compiled, hot_modules
 
-MAX_PROCESSES = 4
+from tests.compiled import compiled_modules, describe_compiled, hot_modules
+from tests.spreading import Spreading, count_processes
+
 TESTS = Path(__file__).parent
 # A law does not fail because the machine is busy: with the usual 200 ms for an example it would.
 settings.register_profile("gpuledger", deadline=None)
@@ -30,10 +31,14 @@ def pytest_report_header() -> str:
     return describe_compiled()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else a process a core, to 4."""
-    wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
-    return int(wanted) if wanted else min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    return count_processes()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading:
+    return Spreading(config, log)
 
 
 def pytest_configure() -> None:
