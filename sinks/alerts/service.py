@@ -206,9 +206,7 @@ class AlertsSink:
         except RejectedError as error:
             # Partial: the valid ones are taken. None of ours is sent again before its time.
             _drop("rejected")
-            _log.warning(
-                "alerts_rejected", url=shown_url(url), count=len(alerts), error=str(error)
-            )
+            _log.warning("alerts_rejected", url=shown_url(url), count=len(alerts), error=str(error))
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
         mark_told(alerts, url, now=now)

@@ -11,6 +11,7 @@ import structlog
 from gpuledger.clock import Clock
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
+from sinks.receivers import shown_url
 from sinks.store.settings import StoreSettings
 from sinks.store.table import StreamTable
 
@@ -44,8 +45,8 @@ class Maintenance:
             try:
                 removed = await asyncio.to_thread(table.remove_orphans, older_than_hours=hours)
             except ReceiverUnavailableError as error:
-                _log.warning("maintenance_failed", url=table.uri, error=str(error))
+                _log.warning("maintenance_failed", url=shown_url(table.uri), error=str(error))
                 return
             ORPHANS_REMOVED_TOTAL.inc(removed)
             if removed:
-                _log.info("orphans_removed", url=table.uri, count=removed)
+                _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
