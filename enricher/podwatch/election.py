@@ -102,7 +102,6 @@ class Elector:
             remedy = _NO_PERMISSION if error.status == HTTPStatus.FORBIDDEN else ""
             metrics.LEASE_FAILURES.inc()
             self._check.failed(f"{error.said}{remedy}")
-            _log.warning("lease_failed", error=error.said + remedy, status=error.status)
         else:
             self._check.ok("leading" if self._holds() else self._standing_by())
         return self._holds()
