@@ -83,7 +83,7 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
-    leave_out_of_logs("gpu_lost")
+    leave_out_of_logs("incident_seen")
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,

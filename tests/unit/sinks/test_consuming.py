@@ -15,8 +15,13 @@ from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartitio
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
+<<<<<<< HEAD
 from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import DEAD_LETTERS, EVENTS
+=======
+from gpuledger.service import Check
+from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
+>>>>>>> work-d
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.progress import Progress
@@ -222,6 +227,23 @@ async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
         assert not check.is_ok
         on.create([DEAD_LETTERS])
         await eventually(lambda: check.is_ok)
+
+
+async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() -> None:
+    on = MemoryBus([Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=1)])
+    on.create([DEAD_LETTERS])
+    checks = [Check(), Check()]
+    async with (
+        running(consuming(on, Recorder(), check=checks[0])),
+        running(consuming(on, Recorder(), check=checks[1])),
+    ):
+        await eventually(
+            lambda: (
+                sorted(check.detail for check in checks)
+                == ["1 partitions", "no partition: the group has members enough"]
+            )
+        )
+        assert all(check.is_ok for check in checks)
 
 
 async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:

@@ -12,7 +12,14 @@ from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, Topi
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
-from tests.unit.enricher.join.test_service import PLACE, joining, publish, read_events, tick
+from tests.unit.enricher.join.test_service import (
+    PLACE,
+    joining,
+    publish,
+    read_events,
+    tick,
+    until,
+)
 from tests.unit.enricher.join.ticks import UIDS, pod
 
 GROUP = JoinTuning().group
@@ -116,3 +123,35 @@ async def test_ticks_that_come_with_a_rebalance_while_pods_are_read_are_booked()
         bus = CrowdedBus(stack)
         async with joining(bus):
             assert [event.seq for event in await read_events(bus, 1)] == [1]
+
+
+class SlowGroupBus(WatchedBus):
+    """A bus whose group takes the join's partitions while it reads pods, and gives none at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._others = AsyncExitStack()
+
+    @override
+    async def follow(self, call: str) -> None:
+        polls = self.calls.count("poll")
+        if self.calls == ("poll", "polled"):
+            await publish(self, PODS, pod(), key=UIDS[0])
+        elif (call, polls) == ("poll", 2):
+            subscription = Subscription(group=GROUP, topics=INPUTS)
+            for _ in range(2):  # the first of them does not poll again: the group waits for it
+                other = await self._others.enter_async_context(
+                    MemoryBus.consumer(self, subscription)
+                )
+                await other.poll(timeout_seconds=0, max_records=1)
+        elif (call, polls) == ("poll", 4):
+            await self._others.aclose()
+
+
+async def test_a_worker_whose_partitions_are_taken_while_it_reads_goes_on_polling() -> None:
+    """It holds nothing then, and the next assignment comes with a poll alone."""
+    bus = SlowGroupBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus) as readiness:
+        assert [event.seq for event in await read_events(bus, 1)] == [1]
+        await until(readiness.is_ready)

@@ -39,7 +39,7 @@ def test_a_gap_is_one_line_with_all_that_is_known_and_is_counted_from_zero() -> 
             "reason": "retention",
             "first_offset": 51,
             "next_offset": 801,
-            "missed": 750,
+            "count": 750,
             "time_before": "1970-01-01T00:00:00.000+00:00",
             "time_after": "1970-01-01T00:12:30.000+00:00",
         }
