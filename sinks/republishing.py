@@ -94,7 +94,7 @@ class RepublishingSink:
         self._seen = SeenTicks()
         self._backoff = Backoff()
         self._partitions = 0
-        self._is_barred = False
+        self._has_undelivered = False
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -103,19 +103,16 @@ class RepublishingSink:
     async def prepare(self, desk: Desk) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
         wanted = desk.consumer.assignment() & self._unopened
-        if not wanted:
-            return wanted
         try:
-            await self._take_over(wanted, desk)
+            if wanted:
+                await self._take_over(wanted, desk)
         except BusError as error:
             # What was polled of these is let go, and what is left of them is taken over next time.
-            self._is_barred = True
             await self._pause([error])
         except NotAssignedError:
             pass
         else:
-            if self._is_barred:
-                self._is_barred = False
+            if not self._has_undelivered:
                 self._check.ok()
         return wanted
 
@@ -124,8 +121,11 @@ class RepublishingSink:
         errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
+            # One that was shut out has nothing to deliver: another one has it.
+            self._has_undelivered = not all(isinstance(error, FencedError) for error in undone)
             await self._pause(undone)
         elif batches:
+            self._has_undelivered = False
             self._check.ok()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
@@ -134,6 +134,7 @@ class RepublishingSink:
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let commits under way end; who holds these next goes on from there."""
         self._unopened -= partitions
+        self._has_undelivered = False
         await self._writers.close({each.partition for each in partitions})
         self._seen.forget(partitions)
 
@@ -219,7 +220,9 @@ class RepublishingSink:
             undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
-        self._check.failed(str(undone[0]))
+        for error in undone:
+            if not isinstance(error, FencedError):
+                self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
 
     def _tell(self, batch: Batch, messages: int) -> None:
