@@ -96,6 +96,10 @@ class RepublishingSink:
         self._seen = SeenTicks()
         self._backoff = Backoff()
         self._partitions = 0
+<<<<<<< HEAD
+=======
+        self._has_undelivered = False
+>>>>>>> work-d
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -104,17 +108,21 @@ class RepublishingSink:
     async def prepare(self, desk: Desk) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
         wanted = desk.consumer.assignment() & self._unopened
-        if not wanted:
-            return wanted
         try:
-            await self._take_over(wanted, desk)
+            if wanted:
+                await self._take_over(wanted, desk)
         except BusError as error:
             # What was polled of these is let go, and what is left of them is taken over next time.
             await self._pause([error])
         except NotAssignedError:
             pass
         else:
+<<<<<<< HEAD
             self._check.ok(f"topic {self._how.topic}")
+=======
+            if not self._has_undelivered:
+                self._check.ok()
+>>>>>>> work-d
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -122,8 +130,11 @@ class RepublishingSink:
         errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
+            # One that was shut out has nothing to deliver: another one has it.
+            self._has_undelivered = not all(isinstance(error, FencedError) for error in undone)
             await self._pause(undone)
         elif batches:
+            self._has_undelivered = False
             self._check.ok()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
@@ -132,6 +143,7 @@ class RepublishingSink:
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let commits under way end; who holds these next goes on from there."""
         self._unopened -= partitions
+        self._has_undelivered = False
         await self._writers.close({each.partition for each in partitions})
         self._seen.forget(partitions)
 
@@ -219,7 +231,9 @@ class RepublishingSink:
             undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
-        self._check.failed(str(undone[0]))
+        for error in undone:
+            if not isinstance(error, FencedError):
+                self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
 
     def _drop(self, reason: str) -> None:

@@ -5,7 +5,7 @@ partition whose delivery was undone, is others' business.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -120,6 +120,7 @@ class ExactlyOnce:
         self._check = check
         self._fenced_seconds = fenced_seconds
         self._backoff = Backoff(first_seconds=0.1, most_seconds=10.0)
+        self._undelivered: set[int] = set()
 
     async def take_over(self, numbers: Iterable[int]) -> None:
         """Open the partitions' ids: from then on nobody else commits for them."""
@@ -127,18 +128,20 @@ class ExactlyOnce:
 
     async def give_up(self, numbers: Iterable[int]) -> None:
         """Close the partitions' transactions; what is open is aborted."""
-        await self._writers.close(numbers)
+        gone = set(numbers)
+        await self._writers.close(gone)
+        self._undelivered -= gone
+        self._pass_check()
 
     async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
         """Deliver each slice or undo it as a whole; those undone are given up."""
         failures = await asyncio.gather(*map(self._commit, slices))
         undone = {made.number: error for made, error in zip(slices, failures, strict=True) if error}
+        self._remember(slices, undone)
         if not undone:
             self._backoff.reset()
-            self._check.ok()
             return _NOBODY
-        self._report(undone.values())
-        await self.give_up(undone)
+        await self._writers.close(undone)
         pause_seconds = pause_seconds_after(
             undone.values(),
             backoff_seconds=self._backoff.next_seconds(),
@@ -160,13 +163,24 @@ class ExactlyOnce:
         count_events(made)
         return None
 
-    def _report(self, errors: Iterable[Exception]) -> None:
+    def _remember(self, slices: Sequence[Slice], undone: Mapping[int, Exception]) -> None:
         """Fail the check, but where another worker has the partition: that is no failure."""
-        for error in errors:
+        self._undelivered -= {made.number for made in slices}
+        for number, error in undone.items():
             if isinstance(error, FencedError):
+<<<<<<< HEAD
                 _log.warning("worker_fenced", error=str(error))
+=======
+                _log.warning("fenced", partition=number, detail=str(error))
+>>>>>>> work-d
             else:
+                self._undelivered.add(number)
                 self._check.failed(str(error))
+        self._pass_check()
+
+    def _pass_check(self) -> None:
+        if not self._undelivered:
+            self._check.ok()
 
 
 def _cause_of(error: Exception) -> str:

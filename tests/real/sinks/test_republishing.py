@@ -198,14 +198,17 @@ def await_and_check(prometheus: Prometheus) -> None:
     assert float(watts["value"][1]) == 350.5
 
 
-async def test_a_topic_that_is_missing_is_one_line_that_says_how_to_make_it(
+async def test_a_topic_that_is_missing_is_waited_for_and_said_with_how_to_make_it(
     broker: Kafka, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
     sink = start_sink("otlp", broker)
-    assert sink._running is not None
-    assert sink._running.wait(30) == 2
+    sink.wait_until(
+        lambda: b"kafka-topics.sh --create" in web.fetch(f"{sink.health}/readyz").body,
+        deadline_seconds=30,
+    )
+    assert not sink.is_ready()
 
-    line = sink.log_tail().splitlines()[-1]
-    assert "otlp.topic: there is no topic otlp_metrics" in line
-    assert "kafka-topics.sh --create --topic otlp_metrics" in line
+    await make_topics(broker, OTLP_METRICS)
+    sink.wait_until(sink.is_ready, deadline_seconds=60)
+    assert sink.stop(deadline_seconds=10) == 0

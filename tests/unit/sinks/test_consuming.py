@@ -15,13 +15,8 @@ from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartitio
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
-<<<<<<< HEAD
 from gpuledger.service import Check, Readiness, Severity
-from gpuledger.topics import DEAD_LETTERS, EVENTS
-=======
-from gpuledger.service import Check
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
->>>>>>> work-d
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.progress import Progress
