@@ -96,10 +96,7 @@ class RepublishingSink:
         self._seen = SeenTicks()
         self._backoff = Backoff()
         self._partitions = 0
-<<<<<<< HEAD
-=======
         self._has_undelivered = False
->>>>>>> work-d
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -117,12 +114,8 @@ class RepublishingSink:
         except NotAssignedError:
             pass
         else:
-<<<<<<< HEAD
-            self._check.ok(f"topic {self._how.topic}")
-=======
             if not self._has_undelivered:
-                self._check.ok()
->>>>>>> work-d
+                self._check.ok(f"topic {self._how.topic}")
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -135,7 +128,7 @@ class RepublishingSink:
             await self._pause(undone)
         elif batches:
             self._has_undelivered = False
-            self._check.ok()
+            self._check.ok(f"topic {self._how.topic}")
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
                 await self._clock.sleep(self._how.commit_interval_seconds)

@@ -168,11 +168,7 @@ class ExactlyOnce:
         self._undelivered -= {made.number for made in slices}
         for number, error in undone.items():
             if isinstance(error, FencedError):
-<<<<<<< HEAD
-                _log.warning("worker_fenced", error=str(error))
-=======
-                _log.warning("fenced", partition=number, detail=str(error))
->>>>>>> work-d
+                _log.warning("worker_fenced", partition=number, error=str(error))
             else:
                 self._undelivered.add(number)
                 self._check.failed(str(error))
