@@ -235,7 +235,7 @@ async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() ->
         await eventually(
             lambda: (
                 sorted(check.detail for check in checks)
-                == ["1 partitions", "no partition: the group has members enough"]
+                == ["1 partitions held, 0 s behind", "no partition: the group has members enough"]
             )
         )
         assert all(check.is_ok for check in checks)
