@@ -16,7 +16,6 @@ import pytest
 import structlog
 from hypothesis import settings
 
-
 from tests.compiled import compiled_modules, describe_compiled, hot_modules
 from tests.spreading import Spreading, count_processes
 
