@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, TOPICS
+from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS
+from tests.real.parts.kcat import KcatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,18 +83,33 @@ def test_a_topic_that_holds_somebody_s_record_is_refused_and_nothing_is_made_or_
 
 
 def test_ctrl_c_ends_it_cleanly_with_the_summary(
-    start_kafka: Callable[[], Kafka], tmp_path: Path
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     """Within ten seconds, on a broker too."""
-    bus = f"kafka://{start_kafka().bootstrap_servers}"
-    arguments = ["--bus", bus, "--for", "60", "--format", "json", "--store", str(tmp_path)]
+    broker = start_kafka()
+    arguments = ["--bus", f"kafka://{broker.bootstrap_servers}", "--for", "60", "--format", "json"]
     running = subprocess.Popen(
-        [*COMMAND, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        [*COMMAND, *arguments, "--store", str(tmp_path)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
-        running.wait(8)
-    except subprocess.TimeoutExpired:
+        wait_for_events(broker, kcat)
         running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=10)
+        out, _ = running.communicate(timeout=10)
+    finally:
+        running.kill()
     assert running.returncode == 0
     assert json.loads(out)["events"] > 0
+
+
+def wait_for_events(broker: Kafka, kcat: Kcat) -> None:
+    """Wait until there is an event, however long the start takes."""
+    end_seconds = time.monotonic() + 45
+    while time.monotonic() < end_seconds:
+        with contextlib.suppress(KcatError):
+            if kcat.consume(broker.bootstrap_servers, EVENTS.name):
+                return
+        time.sleep(0.5)
+    raise TimeoutError("no event came")

@@ -25,7 +25,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     trickle,
 )
 
-SHORT_SECONDS = 0.1
+SHORT_SECONDS = 0.5  # what answers at once must not miss it on a busy machine
 BLOB = {"annotations": {"blob": "x" * 3_000_000}}
 
 
