@@ -54,6 +54,7 @@ async def run_store(
     clock = clock or SystemClock()
     where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
     table, gaps = EntriesTable(**where), GapsTable(**where)
+    bus_check = readiness.check("store.bus")
     sink = StoreSink(
         table=table,
         gaps=gaps,
@@ -61,6 +62,7 @@ async def run_store(
         settings=settings,
         clock=clock,
         check=readiness.check("store.receiver", severity=Severity.WARNING),
+        bus_check=bus_check,
     )
     how = Consuming(
         group=GROUP,
@@ -74,7 +76,7 @@ async def run_store(
         bus=bus,
         sink=sink,
         how=how,
-        check=readiness.check("store.bus"),
+        check=bus_check,
         gaps=readiness.check("store.gaps", severity=Severity.WARNING),
         clock=clock,
     )
@@ -94,8 +96,10 @@ class StoreSink:
         settings: StoreSettings,
         clock: Clock,
         check: Check,
+        bus_check: Check,
     ) -> None:
-        self._table, self._settings, self._clock, self._check = table, settings, clock, check
+        self._table, self._settings, self._clock = table, settings, clock
+        self._check, self._bus_check = check, bus_check
         self._gaps_table, self._maintenance = gaps, maintenance
         self._unsought: set[TopicPartition] = set()
         self._pending = Pending()
@@ -313,10 +317,10 @@ class StoreSink:
         """
         if self._topic_id is None:
             return
-        try:
-            topic_id = await desk.consumer.topic_id(EVENTS.name)
-        except BusUnavailableError as error:
-            raise ReceiverUnavailableError(str(error)) from error
+        # Brokers that do not answer are no failure of the table: their own check says so.
+        topic_id = await until_answered(
+            lambda _: _topic_id(desk), sink=NAME, check=self._bus_check, clock=self._clock
+        )
         if topic_id == self._topic_id:
             return
         stored = sorted(self._pending.last_offsets.keys() & self._stored.keys())
@@ -356,6 +360,14 @@ class StoreSink:
         number = number_of(self._topic_id)
         new = pending.last_offsets.keys() - self._has_identity
         return {self._identity(partition): number for partition in new}
+
+
+async def _topic_id(desk: Desk) -> str | None:
+    """Return the topic's identity of now; raise ReceiverUnavailableError where nobody answers."""
+    try:
+        return await desk.consumer.topic_id(EVENTS.name)
+    except BusUnavailableError as error:
+        raise ReceiverUnavailableError(str(error)) from error
 
 
 def _drop(reason: str) -> None:

@@ -185,8 +185,8 @@ def test_it_says_that_it_is_in_dcgm_exporters_place_and_warns_of_nothing(
     swapped: Exporter,
 ) -> None:
     log = swapped.process.log.read_text()
-    assert '"event":"in_place_of_dcgm_exporter"' in log
-    assert "without_effect" not in log
+    assert '"event":"dcgm_exporter_replaced"' in log
+    assert "dcgm_settings_ignored" not in log
     assert '"publishes":false' in log
 
 
@@ -213,6 +213,6 @@ def test_a_lost_gpu_is_told_of_at_the_scrapes_that_users_make(tmp_path: Path) ->
         assert hot == {"0", "1"}
         log = exporter.process.log.read_text()
         assert '"fields":["DCGM_FI_DEV_CPU_UTIL_TOTAL"]' in log
-        assert '"names":["-c"]' in log
+        assert '"settings":["-c"]' in log
     finally:
         assert exporter.process.stop(deadline_seconds=10.0) == 0, exporter.process.log_tail()

@@ -143,7 +143,7 @@ async def reading_back(*workers: Deployable) -> None:
 
 def is_reading_back(worker: Deployable) -> bool:
     log = worker.log_tail()
-    return log.rfind('"assigned"') > log.rfind('"state_read"')
+    return log.rfind('"partitions_assigned"') > log.rfind('"state_read"')
 
 
 EVERYBODY = {node_name(node) for node in range(NODES)}

@@ -43,6 +43,8 @@ class Everything:
 
     def start(self, **settings: str) -> None:
         """Start them all."""
+        spool = self._folder / "spool"
+        spool.mkdir(exist_ok=True)
         kafka = {
             "KAFKA__REQUEST_TIMEOUT_SECONDS": "5",
             "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
@@ -55,7 +57,7 @@ class Everything:
             **{kind: ["gpuledger-sink", kind] for kind in sorted(READERS_OF_EVENTS)},
         }
         own = {
-            "agent": {"NODE_NAME": "node-a", "SPOOL__FOLDER": str(self._folder / "spool")},
+            "agent": {"NODE_NAME": "node-a", "SPOOL__FOLDER": str(spool)},
             "podwatch": {"KUBERNETES__KUBECONFIG": self._receivers["podwatch"]},
             "remote_write": {"REMOTE_WRITE__URL": self._receivers["remote_write"]},
             "alerts": {"ALERTS__URLS": f'["{self._receivers["alerts"]}"]'},

@@ -126,7 +126,7 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
     assert metric(sink, "gpuledger_records_missed_total") == 12
     lines = [json.loads(line) for line in sink.log_tail().splitlines() if "records_missed" in line]
     (line,) = lines
-    assert (line["partition"], line["first_offset"], line["missed"]) == (AT.partition, FEW, 12)
+    assert (line["partition"], line["first_offset"], line["count"]) == (AT.partition, FEW, 12)
     check = web.fetch(f"{sink.health}/readyz").json()["checks"]["store.gaps"]
     assert (check["ok"], check["severity"]) == (False, "warning")
     assert f"from offset {FEW}: 12 offsets (retention)" in check["detail"]

@@ -108,9 +108,9 @@ async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag
     assert "secret" not in sink.log_tail()
     lines = [json.loads(line) for line in sink.log_tail().splitlines()]
     (started,) = [line for line in lines if line["event"] == "sink_started"]
-    assert (started["kind"], started["group"]) == ("remote_write", "gpuledger-remote-write")
+    assert (started["sink"], started["group"]) == ("remote_write", "gpuledger-remote-write")
     assert started["receiver"] == url.replace("user:secret@", "")
-    (assigned,) = [line for line in lines if line["event"] == "assigned"]
+    (assigned,) = [line for line in lines if line["event"] == "partitions_assigned"]
     assert len(assigned["partitions"][EVENTS.name]) == EVENTS.partitions
     own = [line for line in lines if line["logger"].startswith(("gpuledger.", "sinks."))]
     loud = [line for line in own if line["level"] in ("warning", "error")]

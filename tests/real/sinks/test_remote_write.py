@@ -174,11 +174,12 @@ async def test_an_outage_of_the_receiver_loses_no_sample(
         await eventually(lambda: committed(on, GROUP, AT) == 4, within_seconds=10)
         await asyncio.to_thread(server.kill)
         await publish(on, *events[4:])
-        await eventually(lambda: not readiness.is_ready(), within_seconds=10)
+        receiver = readiness.check("remote_write.receiver")
+        await eventually(lambda: not receiver.is_ok, within_seconds=10)
         assert committed(on, GROUP, AT) == 4
         await asyncio.to_thread(server.start)
         await eventually(lambda: committed(on, GROUP, AT) == 8, within_seconds=30)
-        assert readiness.is_ready()
+        assert receiver.is_ok
 
     counted = await query(server, f'count_over_time({BUSY}{{namespace="outage"}}[1m])')
     assert [value for _, value in counted] == [8]
