@@ -26,11 +26,6 @@ class PartError(Exception):
     """A part ended, or was not ready in time; the message holds the end of its log."""
 
 
-# A process of -n that is interrupted is killed before it could stop its parts: they end with it.
-_SETPRIV = shutil.which("setpriv")
-_ENDING_WITH_US = [_SETPRIV, "--pdeathsig", "KILL"] if _SETPRIV else []
-
-
 class Process:
     """A program running with its output in `<folder>/<name>.log`."""
 
@@ -61,7 +56,7 @@ class Process:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
-                [*_ENDING_WITH_US, *self.argv],
+                self.argv,
                 cwd=self.folder,
                 env={**os.environ, **(self.environment or {})},
                 stdin=subprocess.DEVNULL,
