@@ -90,8 +90,12 @@ class Everything:
         await self._until(lambda: [name for name in by or self._running if not says(name)], said)
 
     async def until_ready(self) -> None:
-        """Wait until no check of any of them fails."""
-        await self._until(lambda: [name for name in self._running if self._failed(name)], "ready")
+        """Wait until no check of any of them fails, but those of what is gone for ever."""
+
+        def fails(name: str) -> bool:
+            return any(not check.endswith("gaps") for check in self._failed(name))
+
+        await self._until(lambda: [name for name in self._running if fails(name)], "ready")
 
     async def _until(self, waited_for: Callable[[], list[str]], what: str) -> None:
         end = time.monotonic() + LOOK_SECONDS
