@@ -210,13 +210,14 @@ class Driver:
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
         is_stuck = self._crew.is_stuck or self._keeper.is_stuck or self._glancer.is_stuck
+        may_harm = is_stuck and bool(self._crew.uuids)
         if not self._start_retry.is_due(now_ns):
             return
         if self._closed is not None:
             self._restart(self._closed)
         elif self._crew.is_silent:
             self._restart("no GPU answers")
-        elif missing and not is_stuck and self._lost_gpu_retry.is_due(now_ns):
+        elif missing and not may_harm and self._lost_gpu_retry.is_due(now_ns):
             # Where a call hangs a new start may hang too, and cost the GPUs that answer.
             self._lost_gpu_retry.tried(now_ns)
             self._restart(missing)

@@ -36,10 +36,12 @@ class Nvml:
         library: Any,  # noqa: ANN401  # pynvml is an untyped module
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        find_seconds: float = _FIND_SECONDS,
     ) -> None:
         self.library = library
         """The functions of `pynvml`, real or played."""
         self._monotonic_ns = monotonic_ns
+        self._find_seconds = find_seconds
         self._gpus: list[Gpu] = []
         self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
@@ -82,7 +84,7 @@ class Nvml:
                 self._finding[index] = worker.start(partial(self._find, index))
                 worker.end()
         finding = {index: self._finding[index] for index in range(count)}
-        wait(finding.values(), timeout=_FIND_SECONDS)
+        wait(finding.values(), timeout=self._find_seconds)
         done = [index for index, future in finding.items() if future.done()]
         return [place for index in done if (place := self._finding.pop(index).result())]
 

@@ -71,13 +71,17 @@ class LibraryKeeper:
         self._events = SystemEvents(nvml.library)
         self._worker = Worker("nvml")
         self._looking: Future[Wish] | None = None
+        self._is_late = False
         self.versions: Mapping[str, str | None] = {}
         """The node's versions by the fields of `Inventory`, as they were at the last start."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its thread is not back from the last look, so that it cannot start anything."""
-        return self._looking is not None and not self._looking.done()
+        """Whether its thread is not back from a look of an earlier tick, so cannot start anything.
+
+        The look of this tick has only just begun: where no GPU is asked, it outlasts the tick.
+        """
+        return self._is_late and self._looking is not None and not self._looking.done()
 
     @property
     def unbind_unheard(self) -> str | None:
@@ -99,7 +103,8 @@ class LibraryKeeper:
     def look(self) -> Wish:
         """Give what the driver has wished for since; looks again meanwhile, waits for nothing."""
         wish = Wish.NOTHING
-        if self._looking and self._looking.done():
+        self._is_late = self._looking is not None and not self._looking.done()
+        if self._looking and not self._is_late:
             wish, self._looking = self._looking.result(), None
         if self._looking is None and self._events.is_open:
             self._looking = self._worker.start(self._look)

@@ -1,7 +1,8 @@
 """The driver's room against a played node: what a scenario's faults cost, and what they do not."""
-# ruff: noqa: ANN401  # faults have many forms
+# ruff: noqa: ANN401, N802  # faults have many forms; NVML's own names
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,38 +18,77 @@ from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
 GIB = 1 << 30
-PROCESS = {"command": "train", "gpus": [0, 1], "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
-CONTENT: dict[str, Any] = {
-    "name": "faulty",
-    "nodes": [{"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": 2}}],
-    "host_processes": [{"node": "node-a", **PROCESS}],
-}
+PROCESS = {"command": "train", "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
+
+
+class LongLooks:
+    """A library whose look for the driver's own events lasts until the tick is over.
+
+    So it is where no GPU answers: the look takes a millisecond, and such a tick less.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._tick_is_over = threading.Event()
+        self._returned = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def nvmlSystemEventSetWait(self, *arguments: Any) -> Any:
+        self._tick_is_over.wait()
+        happened = self._library.nvmlSystemEventSetWait(*arguments)
+        self._returned.set()
+        return happened
+
+    def begin_tick(self) -> None:
+        self._tick_is_over.clear()
+        self._returned.clear()
+
+    def end_tick(self) -> None:
+        """Let a look return; where none is under way, none is waited for long."""
+        self._tick_is_over.set()
+        self._returned.wait(0.05)
 
 
 class Node:
     """A driver over a played node, asked once a second of the scenario."""
 
-    def __init__(self, **fault: Any) -> None:
-        faults = [{"node": "node-a", **fault}]
+    def __init__(self, *faults: Mapping[str, Any], count: int = 2, seconds: float = 20) -> None:
+        content: dict[str, Any] = {
+            "name": "faulty",
+            "nodes": [
+                {"name": "node-a", "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": count}}
+            ],
+            "host_processes": [{"node": "node-a", "gpus": [*range(count)], **PROCESS}],
+            "faults": [{"node": "node-a", **fault} for fault in faults],
+        }
         self.clock = HandClock(start_ns=EPOCH_NS)
-        played = Simulation(
-            parse_scenario(CONTENT | {"faults": faults}), epoch_ns=EPOCH_NS, clock=self.clock
-        ).node("node-a")
+        played = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock).node(
+            "node-a"
+        )
         self.uuids = [gpu.facts.uuid for gpu in played.gpus]
         self.check = Check()
         self.told: list[tuple[str, int]] = []
+        self.looks = LongLooks(played.nvml)
         self.driver = Driver(
-            Nvml(played.nvml, monotonic_ns=played.clock.monotonic_ns),
+            Nvml(
+                self.looks,
+                monotonic_ns=played.clock.monotonic_ns,
+                find_seconds=seconds,
+            ),
             clock=self.clock,
             check=self.check,
-            deadline_seconds=20,
+            deadline_seconds=seconds,
             backoff=Backoff(first_seconds=1, most_seconds=2, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=2, most_seconds=4, jitter=lambda: 1.0),
             tell=lambda kind, uuid, _: self.told.append((kind, self.uuids.index(uuid))),
         )
 
     async def tick(self, last_seen: Mapping[str, LastSeen] | None = None) -> dict[int, GpuAnswers]:
+        self.looks.begin_tick()
         answers = await self.driver.ask(last_seen or {})
+        self.looks.end_tick()
         self.clock.advance(1)
         return {answer.index: answer for answer in answers or ()}
 
@@ -60,12 +100,13 @@ class Node:
 def node_with() -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(**fault: Any) -> Node:
-        made.append(Node(**fault))
+    def make(*faults: Mapping[str, Any], count: int = 2, seconds: float = 20, **fault: Any) -> Node:
+        made.append(Node(*faults, *([fault] if fault else []), count=count, seconds=seconds))
         return made[-1]
 
     yield make
     for node in made:
+        node.looks.end_tick()
         node.driver.close()
 
 
@@ -84,6 +125,35 @@ async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
     assert not any(there[5:15])
     assert there[-5:] == [True] * 5
     assert node.told == [("gpu_lost", 0), ("gpu_recovered", 0)]
+    assert node.check.is_ok
+
+
+@pytest.mark.parametrize(
+    ("count", "faults"),
+    [
+        pytest.param(1, [{"kind": "lost", "start_seconds": 5, "end_seconds": 15}], id="the only"),
+        pytest.param(2, [{"kind": "lost", "start_seconds": 5, "end_seconds": 15}], id="at once"),
+        pytest.param(
+            2,
+            [
+                {"kind": "lost", "gpus": [0], "start_seconds": 5, "end_seconds": 15},
+                {"kind": "lost", "gpus": [1], "start_seconds": 8, "end_seconds": 20},
+            ],
+            id="one after the other",
+        ),
+        pytest.param(2, [{"kind": "lost", "end_seconds": 15}], id="from the start"),
+        pytest.param(2, [{"kind": "hang", "start_seconds": 5, "end_seconds": 40}], id="hanging"),
+    ],
+)
+async def test_a_node_that_lost_all_its_gpus_sees_them_again(
+    node_with: Callable[..., Node], count: int, faults: list[dict[str, Any]]
+) -> None:
+    node = node_with(*faults, count=count, seconds=0.2 if faults[0]["kind"] == "hang" else 20)
+    ticks = await node.ticks(120)
+    assert not all(ticks), "for a while none answers"
+    assert sorted(ticks[-1]) == [*range(count)]
+    recovered = [gpu for kind, gpu in node.told if kind == "gpu_recovered"]
+    assert sorted(recovered) == sorted(gpu for kind, gpu in node.told if kind == "gpu_lost")
     assert node.check.is_ok
 
 

@@ -1,5 +1,7 @@
 """Whatever the library does at a start is a start that failed, and nothing worse."""
 
+import threading
+
 import pytest
 
 from agent.nvml.calls import LibraryLostError
@@ -40,4 +42,21 @@ def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
     assert keeper.look() is Wish.NOTHING
     keeper.open().result(PATIENCE_SECONDS)
     assert keeper.look() is Wish.NOTHING
+    keeper.end()
+
+
+def test_the_keeper_is_stuck_by_a_look_that_outlasts_a_tick_and_not_by_one_that_began_in_it() -> None:
+    library, returns = StrangeNvml(nvmlSystemEventSetFree=None), threading.Event()
+    library.nvmlSystemEventSetCreate = lambda _version: object()  # type: ignore[attr-defined]
+    library.nvmlSystemRegisterEvents = lambda *_: None  # type: ignore[attr-defined]
+    library.nvmlSystemEventSetWait = lambda *_: [] if returns.wait() else []  # type: ignore[attr-defined]
+    keeper = LibraryKeeper(Nvml(library), users=())
+    keeper.open().result(PATIENCE_SECONDS)
+    keeper.look()
+    assert not keeper.is_stuck
+    keeper.look()
+    assert keeper.is_stuck
+    returns.set()
+    keeper.close().result(PATIENCE_SECONDS)
+    assert not keeper.is_stuck
     keeper.end()
