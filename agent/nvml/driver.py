@@ -6,7 +6,7 @@ process alive. What to ask and what an answer means is decided elsewhere.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import replace
 from operator import attrgetter
@@ -72,6 +72,7 @@ class Driver:
         self._is_unbound = False
         self._worked_seconds = time.monotonic()
         self._told: object = None
+        self._logged: object = None
         self._wish = Wish.NOTHING
 
     @property
@@ -159,13 +160,20 @@ class Driver:
         self._crew.begin(found, self._clock.monotonic_ns())
         reason, self._closed = self._closed, None
         was_lost, self._was_lost, self._is_unbound = self._was_lost, False, False
-        _log.info("nvml_started", count=len(found), unbind_unheard=self._keeper.unbind_unheard)
         there = {gpu.uuid for gpu in found}
+        self._log_start(there, is_news=was_lost)
         for uuid in self._losses.known:
             if uuid not in there:
                 self._losses.lose(uuid, "not there when the library was started again")
         if was_lost:
             self._losses.tell_all("driver_reloaded", f"before: {reason}")
+
+    def _log_start(self, there: Set[str], *, is_news: bool) -> None:
+        """Log a start, unless it found what the one before did, as one for a lost GPU may often."""
+        found = (there, self._keeper.unbind_unheard)
+        if is_news or found != self._logged:
+            _log.info("nvml_started", count=len(there), unbind_unheard=self._keeper.unbind_unheard)
+        self._logged = found
 
     def _take_down_failure(self, error: NvmlLostError) -> None:
         self._wish = Wish.NOTHING

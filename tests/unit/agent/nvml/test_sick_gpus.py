@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.nvml.answers import CallGroup, GpuAnswers
@@ -217,6 +218,22 @@ async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew
     bench.sick.errors.clear()
     await bench.ask_until(["0", "1", "2"])
     assert bench.told == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
+
+
+async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_before(
+    bench: Bench,
+) -> None:
+    with capture_logs() as logs:
+        await bench.ask()
+        bench.sick.errors[BOOKS] = LOST
+        bench.nvml.gone = {"GPU-0"}
+        for _ in range(100):
+            await bench.ask()
+        bench.nvml.gone.clear()
+        bench.sick.errors.clear()
+        await bench.ask_until(["0", "1", "2"])
+    assert bench.nvml.tried > 4
+    assert [line["count"] for line in logs if line["event"] == "nvml_started"] == [3, 2, 3]
 
 
 async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench: Bench) -> None:
