@@ -7,6 +7,7 @@ dcgm-exporter itself would refuse is refused.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ _SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)
 _DEVICES: Final = re.compile(
     r"f|[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?(\+[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?)?"
 )
+_MOST_INT: Final = 2**63 - 1  # a flag of Go's type int takes no more
+_MOST_DIGITS: Final = 100  # zeros in front count
 _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
 _OWN_LISTS: Final = (
@@ -89,7 +92,7 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
         flag: (value, flag.variable) for flag in FLAGS if (value := environ.get(flag.variable))
     }
     swap.is_asked_for = any(flag.variable.startswith("DCGM_") for flag in given)
-    for flag, value, origin in _take_flags(argv, swap.argv):
+    for flag, value, origin in _take_flags(argv, swap):
         given[flag] = (value, origin)
         swap.is_asked_for = True
     for flag in FLAGS:
@@ -112,26 +115,36 @@ def _enter(swap: Swap, flag: Flag, value: str, *, origin: str) -> None:
         swap.layer[path] = Given(value=text, origin=origin, is_text=True)
 
 
-def _take_flags(argv: Sequence[str], others: list[str]) -> Iterator[tuple[Flag, str, str]]:
-    """Yield the flags with values and the arguments' own words; what is no flag goes to `others`.
+def _take_flags(argv: Sequence[str], swap: Swap) -> Iterator[tuple[Flag, str, str]]:
+    """Yield the flags with values and the arguments' own words; what is no flag is the agent's.
 
     Written as Go's programs take them: one dash or two, the value behind `=` or as the next word.
+    A switch has no next word: one that stands there ends the flags, so later ones have no effect.
     """
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.lstrip("-").partition("=")
-        flag = _BY_NAME.get(name) if word.startswith("-") else None
+    words = deque(argv)
+    is_over = False
+    while words:
+        word = words.popleft()
+        written, equals, value = word.partition("=")
+        flag = _BY_NAME.get(written.lstrip("-")) if word.startswith("-") else None
         if flag is None:
-            others.append(word)
+            swap.argv.append(word)
             continue
-        written = word.partition("=")[0]
-        if not equals and flag.is_switch:
-            value = "true"
-        elif not equals:
-            value = next(words, "")
-            if not value:
-                raise SettingsError(f"{written}: expected a value behind it")
-        yield flag, value, written
+        if not equals:
+            value = "true" if flag.is_switch else _next(words, behind=written)
+        if is_over:
+            swap.without_effect.append(written)
+        else:
+            yield flag, value, written
+        if flag.is_switch and not equals and words and not words[0].startswith("-"):
+            swap.without_effect.append(f"{written} {words.popleft()}")
+            is_over = True
+
+
+def _next(words: deque[str], *, behind: str) -> str:
+    if not words or not words[0]:
+        raise SettingsError(f"{behind}: expected a value behind it")
+    return words.popleft()
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -154,8 +167,9 @@ def _bool(value: str) -> bool:
 
 
 def _milliseconds(value: str) -> float:
-    if not value.isascii() or not value.isdigit() or not int(value):
-        raise ValueError("a number of milliseconds > 0")
+    is_number = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
+    if not is_number or not 0 < int(value) <= _MOST_INT:
+        raise ValueError(f"a number of milliseconds > 0 and <= {_MOST_INT}")
     return int(value) / 1e3
 
 
@@ -208,7 +222,7 @@ def _interval(value: str) -> Meaning:
 
 
 def _window(value: str) -> Meaning:
-    return {"exposition.window_seconds": f"{_milliseconds(value):g}"}
+    return {"exposition.window_seconds": f"{_milliseconds(value)}"}
 
 
 def _kubernetes(value: str) -> Meaning:

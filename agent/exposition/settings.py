@@ -38,5 +38,6 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """For how long a GPU that does not answer any more is still shown, and no less than 3 ticks."""
     slow_stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """For how long health and limits, which are asked every few seconds, are still shown."""
-    window_seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
-    """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`."""
+    window_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e16)] = 300.0
+    """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`; as
+    long as dcgm-exporter's may be. At most the last 1000 events of a GPU are counted."""

@@ -118,6 +118,9 @@ def test_gpuledgers_own_settings_win() -> None:
         (["--web-config-file", "/web.yaml"], "http.web_config_file", Path("/web.yaml")),
         (["-x", "60000"], "exposition.window_seconds", 60.0),
         (["--clock-events-count-window-size=1500"], "exposition.window_seconds", 1.5),
+        (["-x", "172800000"], "exposition.window_seconds", 172_800.0),
+        (["-x", "99999999999999"], "exposition.window_seconds", 99_999_999_999.999),
+        (["-x", str(2**63 - 1)], "exposition.window_seconds", (2**63 - 1) / 1e3),
         (["-rbmn"], "exposition.dashes_in_model_name", True),
         (["--debug"], "log.level", "debug"),
         (["--log-format", "text"], "log.format", "text"),
@@ -180,8 +183,10 @@ def test_what_has_no_counterpart_is_named_and_ends_nothing() -> None:
     [
         (["-a", "nine"], {}, "-a: expected host:port such as :9400, got 'nine'"),
         ([], {"DCGM_EXPORTER_LISTEN": "9400"}, "DCGM_EXPORTER_LISTEN: expected host:port"),
-        (["-c", "30s"], {}, "-c: expected a number of milliseconds > 0, got '30s'"),
-        (["-x", "0"], {}, "-x: expected a number of milliseconds > 0, got '0'"),
+        (["-c", "30s"], {}, "-c: expected a number of milliseconds > 0 and <= "),
+        (["-x", "0"], {}, "-x: expected a number of milliseconds > 0 and <= 9223372036854775807"),
+        (["-x", str(2**63)], {}, f"-x: expected a number of milliseconds > 0 and <= {2**63 - 1}"),
+        (["-x", "9" * 5000], {}, f"-x: expected a number of milliseconds > 0 and <= {2**63 - 1}"),
         (["-d", "all"], {}, "-d: expected f, g"),
         (["--kubernetes=yes"], {}, "--kubernetes: expected true or false, got 'yes'"),
         ([], {"KUBERNETES_VIRTUAL_GPUS": "on"}, "KUBERNETES_VIRTUAL_GPUS: expected true or"),
@@ -196,6 +201,27 @@ def test_nonsense_is_refused_by_its_name(
     with pytest.raises(SettingsError) as caught:
         load(argv, environ)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "without_effect"),
+    [
+        (["-k", "false"], ["-k false"]),
+        (["--debug", "true"], ["--debug true"]),
+        (["-k", "false", "-f", "/list.csv", "-n", "1"], ["-k false", "-f", "-n", "-n 1"]),
+    ],
+)
+def test_a_word_behind_a_switch_ends_the_flags_as_in_go_and_is_named(
+    argv: list[str], without_effect: list[str]
+) -> None:
+    own = ["--source", "simulated"]
+    swap, loaded = read_swap([*argv, *own], {}), load(argv)
+    assert swap.without_effect == without_effect
+    assert swap.argv == own, "the agent's own arguments count wherever they stand"
+    assert loaded.kubelet.enabled == "auto"
+    assert loaded.log.level == ("debug" if "--debug" in argv else "info")
+    assert loaded.exposition.counters_file is None
+    assert loaded.exposition.host_label == "hostname"
 
 
 def test_a_flag_of_nobody_is_refused_as_ever() -> None:

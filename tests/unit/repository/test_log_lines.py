@@ -134,6 +134,14 @@ def test_every_event_from_warning_on_has_its_row_and_no_row_is_without_an_event(
     assert sorted(loud) == sorted(EVENTS)
 
 
+def test_every_log_line_that_a_page_names_exists() -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"\b(?:log line|warning,)\s+`([a-z]+(?:_[a-z]+)+)`", pages))
+
+    assert named
+    assert not named - {line.event for line in LINES}
+
+
 def test_libraries_are_not_written_for_by_another_logger() -> None:
     """Lines of ours all go through `_log`, or the tests above would not see them."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
