@@ -6,7 +6,8 @@ process alive. What to ask and what an answer means is decided elsewhere.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import replace
 from operator import attrgetter
@@ -168,7 +169,7 @@ class Driver:
         if was_lost:
             self._losses.tell_all("driver_reloaded", f"before: {reason}")
 
-    def _log_start(self, there: Set[str], *, is_news: bool) -> None:
+    def _log_start(self, there: AbstractSet[str], *, is_news: bool) -> None:
         """Log a start, unless it found what the one before did, as one for a lost GPU may often."""
         found = (there, self._keeper.unbind_unheard)
         if is_news or found != self._logged:
