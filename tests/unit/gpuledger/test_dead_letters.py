@@ -203,7 +203,7 @@ async def test_records_that_are_refused_for_ever_are_a_line_a_minute_for_each_to
         repeats=Repeats(seconds=lambda: now_seconds),
     )
     with capture_logs() as lines:
-        for now_seconds in map(float, range(0, 180, 2)):  # noqa: B007  # the clock reads it
+        for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it
             deadly.bury(record(b""), reason="future", detail="ahead")
             if now_seconds == 30.0:
                 deadly.bury(record(b""), reason="invalid", detail="why")
