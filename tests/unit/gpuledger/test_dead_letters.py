@@ -192,9 +192,7 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     assert [letter.partition for letter in letters(producer)] == [4]
 
 
-async def test_records_that_are_refused_for_ever_are_a_line_a_minute_for_each_topic_and_reason() -> (
-    None
-):
+async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
     now_seconds = 0.0
     deadly = DeadLetterOffice(
         consumer="a-group",
