@@ -18,6 +18,7 @@ from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import DeadLetter
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ DEAD_LETTERS_TOTAL: Final = Counter(
     ["topic", "reason"],
 )
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class DeadLetterOffice:
@@ -47,7 +49,9 @@ class DeadLetterOffice:
         producer: Producer,
         partitions: int,
         time_ns: Callable[[], int] = time.time_ns,
+        repeats: Repeats = _repeats,
     ) -> None:
+        self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
         self._partitions = partitions
@@ -92,7 +96,7 @@ class DeadLetterOffice:
         except BaseException:
             self._waiting = letters + self._waiting
             raise
-        _tell(letters)
+        self._tell(letters)
 
     def waiting(self) -> set[int]:
         """Give the partitions whose records were put aside, with no letter published yet."""
@@ -102,7 +106,7 @@ class DeadLetterOffice:
         """Take out the letters of one partition's records, to be published where they belong."""
         letters = self.drop(partition)
         if letters:
-            _tell(letters)
+            self._tell(letters)
         return self._placed(letters)
 
     def drop(self, partition: int) -> list[DeadLetter]:
@@ -111,6 +115,23 @@ class DeadLetterOffice:
         if letters:
             self._waiting = [each for each in self._waiting if each.partition != partition]
         return letters
+
+    def _tell(self, letters: Sequence[DeadLetter]) -> None:
+        """Log a line a minute for each topic and reason: a node may be refused at every tick."""
+        alike: dict[tuple[str, str], list[DeadLetter]] = {}
+        for letter in letters:
+            alike.setdefault((letter.topic, letter.reason), []).append(letter)
+        for (topic, reason), told in alike.items():
+            if count := self._repeats.count((self._consumer, topic, reason), more=len(told)):
+                _log.warning(
+                    "records_buried",
+                    count=count,
+                    topic=topic,
+                    reason=reason,
+                    partition=told[0].partition,
+                    offset=told[0].offset,
+                    detail=told[0].detail,
+                )
 
     async def _publish(self, letters: Sequence[DeadLetter]) -> None:
         for place, messages in self._placed(letters).items():
@@ -122,18 +143,6 @@ class DeadLetterOffice:
             place = TopicPartition(DEAD_LETTERS.name, letter.partition % self._partitions)
             placed.setdefault(place, []).append(_message(letter))
         return placed
-
-
-def _tell(letters: Sequence[DeadLetter]) -> None:
-    first = letters[0]
-    _log.warning(
-        "records_buried",
-        count=len(letters),
-        topic=first.topic,
-        partition=first.partition,
-        offset=first.offset,
-        detail=first.detail,
-    )
 
 
 def _message(letter: DeadLetter) -> Message:

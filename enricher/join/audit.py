@@ -17,6 +17,7 @@ from enricher.join.naming.pending import PendingPods
 from enricher.join.timing.recent import RecentMost
 from enricher.join.timing.skew import ClockSkew
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
+from gpuledger.service.repeats import Repeats
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200
@@ -32,6 +33,7 @@ class Audit:
         self._errors = RecentMost()
         self._ticks_to_check = 1
         self._newest_ns = 0
+        self._leaps = Repeats()
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
         """Take that a pod's record has come; give the nodes that named it before."""
@@ -64,6 +66,12 @@ class Audit:
     def see_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set since the tick before."""
         self._skew.see_step(node, seconds)
+
+    def see_leap(self, node: str, seconds: float) -> None:
+        """Record that a tick of a node ran ahead of time: those until then will pass for booked."""
+        metrics.SEQ_LEAPS_TOTAL.inc()
+        if count := self._leaps.count(node):
+            _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
     def tell(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""

@@ -23,6 +23,7 @@ from enricher.join.timing.passage import (
     clock_step_seconds,
     is_booked,
     is_late,
+    seq_leap_seconds,
     uncovered_seconds,
 )
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -164,6 +165,9 @@ class JoinStage:
         if events:
             if (step_seconds := clock_step_seconds(sample, mark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
+            leap_seconds = seq_leap_seconds(sample, mark, written_ms=record.timestamp_ms)
+            if leap_seconds is not None:
+                self._audit.see_leap(sample.node, leap_seconds)
             marks.advance(sample, offset=record.offset, now_ns=now_ns)
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import UserError
+from gpuledger.settings.yaml_errors import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MOST_COST: Final = 16
@@ -95,8 +96,11 @@ def read_web_config(file: Path) -> WebConfig:
         raw: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UserError(f"http.web_config_file: cannot read {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"http.web_config_file: {file} is no YAML: {error}") from error
+    except yaml.YAMLError as error:
+        said = explain_yaml(error)
+        raise UserError(f"http.web_config_file: {file} is no YAML: {said}") from error
+    except ValueError as error:  # not UTF-8, or a date that is none
+        raise UserError(f"http.web_config_file: {file} is no YAML in UTF-8") from error
     for field in _fields_of(raw):
         if field in _UNOFFERED:
             raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")

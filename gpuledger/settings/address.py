@@ -1,7 +1,8 @@
-"""An address to listen on, `host:port`. Nothing here opens a socket."""
+"""Addresses: one to listen on, `host:port`, or that of a receiver. Nothing here opens a socket."""
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>\d{1,5})"
@@ -18,3 +19,22 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not found or int(found["port"]) > _MOST_PORT:
         raise ValueError(f"expected host:port such as 0.0.0.0:9820, got {listen!r}")
     return found["six"] or found["host"] or "0.0.0.0", int(found["port"])  # noqa: S104  # that is what an empty host asks for
+
+
+def require_http_url(url: str) -> None:
+    """Raise `ValueError` naming the value where no request can be sent to it.
+
+    The parser's own words are left out: they quote what may be a password.
+    """
+    if not url.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} must begin with http:// or https://")
+    try:
+        parts = urlsplit(url)
+        has_host, _ = bool(parts.hostname), parts.port
+    except ValueError:
+        raise ValueError(
+            f"{url!r} has a port or host that is none; in a user or password write"
+            " / as %2F, # as %23, ? as %3F, @ as %40"
+        ) from None
+    if not has_host or re.search(r"[\s\x00-\x1f]", parts.netloc):
+        raise ValueError(f"{url!r} names no host: expected one such as http://host:9090/path")

@@ -22,8 +22,9 @@ from gpuledger.settings.fields import (
     is_group,
     settings_of,
 )
-from gpuledger.settings.secret import MASK, Secret
+from gpuledger.settings.secret import MASK, Secret, mask_addresses, mask_value
 from gpuledger.settings.sources import Given, Layer
+from gpuledger.settings.yaml_errors import explain_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -63,9 +64,10 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
     try:
         return _read_text(setting.type, given.value) if given.is_text else _take(setting, given)
     except (msgspec.ValidationError, ValueError, yaml.YAMLError) as error:
-        shown = MASK if setting.is_secret else repr(given.value)
+        shown = MASK if setting.may_hold_secrets else repr(mask_value(given.value))
         expected = describe(setting.type)
-        problem = f"expected {expected}, got {shown}" if expected else f"{error}; got {shown}"
+        said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else error
+        problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
 
 
@@ -133,4 +135,18 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
         return model(**arguments)
     except ValueError as error:  # raised by a group's own __post_init__
         prefix = f"{dotted(path)}: " if path else ""
-        raise SettingsError(f"{prefix}{error}") from error
+        raise SettingsError(f"{prefix}{_mask_in(str(error), arguments)}") from error
+
+
+def _mask_in(said: str, arguments: Mapping[str, Any]) -> str:
+    """Return what a group says of its values, with the secrets of addresses among them masked."""
+    texts = [
+        text
+        for value in arguments.values()
+        for text in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(text, str) and mask_value(text) != text
+    ]
+    for text in texts:
+        shown = mask_value(text)
+        said = said.replace(repr(text), repr(shown)).replace(text, shown)
+    return mask_addresses(said)

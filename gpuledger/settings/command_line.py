@@ -20,7 +20,7 @@ from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
 from gpuledger.settings.fields import REQUIRED, Setting, settings_of
-from gpuledger.settings.secret import MASK, Secret, mask_addresses
+from gpuledger.settings.secret import MASK, Secret, mask_address, mask_addresses
 from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -82,7 +82,7 @@ def printed(settings: msgspec.Struct) -> str:
 
 
 def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401  # any built-in value
-    """Mask passwords in addresses, and the texts of free mappings, such as headers."""
+    """Mask what is secret in addresses, and the texts of free mappings, such as headers."""
     if isinstance(value, dict):
         return {key: _masked(settings, (*path, key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -90,13 +90,13 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
     if not isinstance(value, str):
         return value
     is_of_mapping = any(setting.path == path[:-1] and path[-1] for setting in settings)
-    return MASK if is_of_mapping else mask_addresses(value)
+    return MASK if is_of_mapping else mask_address(value)
 
 
 class _Parser(argparse.ArgumentParser):
     @override
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; --help lists all options")
+        raise SettingsError(f"{mask_addresses(message)}; --help lists all options")
 
 
 def _parser(

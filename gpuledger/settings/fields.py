@@ -51,6 +51,13 @@ class Setting:
         return Secret in alternatives(self.type)
 
     @property
+    def may_hold_secrets(self) -> bool:
+        """Whether its values are not to be shown: a secret, or a free mapping, such as headers."""
+        return self.is_secret or any(
+            get_origin(part) is dict or part is dict for part in alternatives(self.type)
+        )
+
+    @property
     def file_path(self) -> Path:
         """Of a secret: the path of the setting that names its file."""
         return (*self.path[:-1], self.path[-1] + FILE_SUFFIX)

@@ -1,17 +1,62 @@
-"""A text that must not be seen. Where secrets come from is the loader's business."""
+"""A text that must not be seen, and addresses, which may hold one. The only place that masks.
+
+Where secrets come from is the loader's business.
+"""
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
 MASK: Final = "********"
-_IN_ADDRESS: Final = re.compile(r"(?<=://)[^/@\s\"']+(?=@)")
+
+# User and password end at the last `@` before the path; a password that holds a slash is told from
+# a path by the colon before it. In a text, an address ends at a blank, a quote or the next address.
+_IN_TEXT: Final = r"(?:(?!,?[A-Za-z][\w+.-]{0,15}://)[^\s\"'])"
+_USER_IN_TEXT: Final = re.compile(
+    rf"(?:(?<=://)(?:[^\s\"'/]*|[^\s\"'/:]*:(?!//){_IN_TEXT}*)"
+    rf"|(?<![^\s\"'=,(\[{{])[^\s\"'=,(\[{{:/@]+:(?!//){_IN_TEXT}{{0,500}})(?=@)"
+)
+_USER_AT_BEGIN: Final = re.compile(
+    r"(?:(?P<scheme>[A-Za-z][\w+.-]*://)(?:[^/]*|[^/:]*:.*)|[^/@:]+:(?!//).*)@", re.DOTALL
+)
+_QUERY_IN_TEXT: Final = re.compile(rf"(://[^\s\"'?]*\?){_IN_TEXT}+")
+_QUERY_AT_END: Final = re.compile(r"(://[^?]*\?).+", re.DOTALL)
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text with user and password of each address in it masked."""
-    return _IN_ADDRESS.sub(MASK, text)
+    """Return a text with user, password and query of each address in it masked.
+
+    Where an address ends cannot be known for certain: a whole value is for `mask_address`.
+    """
+    if "@" in text:
+        text = _USER_IN_TEXT.sub(MASK, text)
+    return _QUERY_IN_TEXT.sub(rf"\1{MASK}", text) if "?" in text else text
+
+
+def mask_address(value: str) -> str:
+    """Return a text that may be an address, with or without scheme, its secrets masked."""
+    found = _USER_AT_BEGIN.match(value)
+    if found:
+        value = f"{found['scheme'] or ''}{MASK}{value[found.end() - 1 :]}"
+    return _QUERY_AT_END.sub(rf"\1{MASK}", value)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be a secret: user, password, query, fragment; or a path."""
+    found = _USER_AT_BEGIN.match(url)
+    if found:
+        url = f"{found['scheme'] or ''}{url[found.end() :]}"
+    return re.split(r"[?#]", url, maxsplit=1)[0] if found or "://" in url else url
+
+
+def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value
+    """Return a setting's value for people, each text in it masked as an address is."""
+    if isinstance(value, dict):
+        return {key: mask_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_value(inner) for inner in value]
+    return mask_address(value) if isinstance(value, str) else value
 
 
 class Secret:

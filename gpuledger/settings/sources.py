@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
+from gpuledger.settings.yaml_errors import explain_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +124,11 @@ def _load(path: FilePath) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise SettingsError(f"cannot read settings file {path}: {reason}") from error
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise SettingsError(f"{path} is no YAML: {explain_yaml(error)}") from error
+    except ValueError as error:  # of a date that is none
+        raise SettingsError(f"{path} is no YAML: a date or number in it is not valid") from error
     if loaded is not None and not isinstance(loaded, dict):
-        raise SettingsError(f"{path}: expected a mapping of settings, got {loaded!r}")
+        raise SettingsError(f"{path}: expected a mapping of settings, got {_kind_of(loaded)}")
     return loaded or {}
 
 
@@ -139,7 +142,16 @@ def _flatten(
         elif isinstance(value, dict):
             yield from _flatten(value, here, groups, file)
         elif value is not None:
-            raise SettingsError(f"{dotted(here)} in {file}: expected a mapping, got {value!r}")
+            raise SettingsError(
+                f"{dotted(here)} in {file}: expected a mapping, got {_kind_of(value)}"
+            )
+
+
+def _kind_of(value: object) -> str:
+    """Return what a value is, not the value: what stands in a wrong place may be a secret."""
+    if isinstance(value, list):
+        return "a list"
+    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 class _StrictLoader(yaml.SafeLoader):

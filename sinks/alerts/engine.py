@@ -1,9 +1,10 @@
 """Rules over time: pending, firing, resolved, by the node's own time since boot.
 
-Here lives what a partition's watch remembers: since when each condition holds, and the alerts that
-stand. How long a condition has held is told by `seq`, so no clock that is set makes an alert fire
-early, late or not at all; a tick from the future is judged like any other. A replay of the same
-events gives the same alerts. Pure; this machine's time is given, and used for sending alone.
+Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
+that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
+makes an alert fire early, late or not at all; a tick from the future is judged like any other, and
+time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
+Pure; this machine's time is given, and used for sending alone.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,32 @@ from sinks.timelines import Place, Timelines
 
 _Key = tuple[str, str, str]
 _NS_PER_MS: Final = 1_000_000
+_LONGEST_GAP_NS: Final = 60 * 10**9
+"""What held before a longer time that no tick covers says nothing of what holds after it."""
 
 
 @dataclass(slots=True)
 class _Condition:
     boot_id: str
     """The boot in which it was last seen to hold."""
-    since_seq: int
-    """The first tick of that boot in which it held."""
+    seq: int
+    """The last tick of that boot in which it held, or which did not say whether it did."""
+    held_ns: int = 0
+    """What ticks have covered of the time since the first tick in which it held."""
     alert: Labels | None = None
     """The identity of its alert, once it fires."""
+
+    def go_on(self, event: GpuEvent) -> bool:
+        """Count what a tick covers; return false where it begins anew, after a reboot or a gap.
+
+        A tick that covers more than has passed since the one before counts what has passed.
+        """
+        passed_ns = (event.seq - self.seq) * _NS_PER_MS
+        uncovered_ns = passed_ns - event.interval_ns
+        follows = event.boot_id == self.boot_id and uncovered_ns <= _LONGEST_GAP_NS
+        self.held_ns = self.held_ns + min(passed_ns, event.interval_ns) if follows else 0
+        self.boot_id, self.seq = event.boot_id, event.seq
+        return follows
 
 
 class Watch:
@@ -47,11 +64,10 @@ class Watch:
         for books in event.gpus:
             for rule in self._rules:
                 measure = rule.measure(books, event.interval_ns / 1e9)
-                if measure is None:
-                    # What could not be measured neither begins nor ends anything.
-                    continue
                 key = (rule.name, event.node, books.reading.uuid)
-                if measure >= rule.threshold:
+                if measure is None:
+                    self._passes(key, event)
+                elif measure >= rule.threshold:
                     self._holds(rule, key, event, books, measure=measure, now=now)
                 else:
                     self._ends(key, event, now)
@@ -92,18 +108,24 @@ class Watch:
         condition = self._conditions.get(key)
         if condition is None:
             condition = self._conditions[key] = _Condition(event.boot_id, event.seq)
-        elif condition.boot_id != event.boot_id:
-            # Whatever it was did not live through the reboot; an alert that stands is about both.
-            condition.boot_id, condition.since_seq = event.boot_id, event.seq
+        else:
+            condition.go_on(event)
         if condition.alert is not None:
+            # One that stands is about both sides of a reboot or a gap.
             self.alerts.confirm(condition.alert, now=now)
-        elif (event.seq - condition.since_seq) * _NS_PER_MS >= rule.for_ns:
+        elif condition.held_ns >= rule.for_ns:
             condition.alert = self.alerts.fire(
                 _labels(rule, event, books),
                 _annotations(rule, event, books, measure),
                 since_ns=event.time_ns,
                 now=now,
             )
+
+    def _passes(self, key: _Key, event: GpuEvent) -> None:
+        """Pass over what could not be measured: it neither begins nor ends anything."""
+        condition = self._conditions.get(key)
+        if condition is not None and not condition.go_on(event) and condition.alert is None:
+            del self._conditions[key]
 
     def _ends(self, key: _Key, event: GpuEvent, now: Now) -> None:
         condition = self._conditions.pop(key, None)

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import msgspec
 
+from gpuledger.settings.address import require_http_url
+
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -44,5 +46,7 @@ class AlertsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not self.urls:
             raise ValueError("urls: name at least one Alertmanager")
         for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"urls: {url!r} must begin with http:// or https://")
+            try:
+                require_http_url(url)
+            except ValueError as error:
+                raise ValueError(f"urls: {error}") from error

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from gpuledger.settings import Secret
+from gpuledger.settings.address import require_http_url
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -39,8 +40,10 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sent; raises ValueError naming the field."""
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url {self.url!r} must begin with http:// or https://")
+        try:
+            require_http_url(self.url)
+        except ValueError as error:
+            raise ValueError(f"url {error}") from error
         if self.bearer_token is not None and self.username:
             raise ValueError("bearer_token and username exclude each other: give one of them")
         if bool(self.username) != (self.password is not None):

@@ -21,6 +21,8 @@ _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 # As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
 _AWAY_NS: Final = 3_600 * 10**9
+# As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
+_LEAP_MS: Final = 86_400_000
 
 
 class Booked(NamedTuple):
@@ -101,6 +103,20 @@ def clock_step_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
     else:
         return None
     return step_ns / 1e9 if abs(step_ns) > least_ns else None
+
+
+def seq_leap_seconds(sample: NodeSample, mark: Mark | None, *, written_ms: int) -> float | None:
+    """Return by how much more `seq` rose within a boot than time passed; `None` for up to a day.
+
+    What passed is told by the record's timestamp, `written_ms`: a tick's own time could be forged
+    along with its `seq`, and a broker lets the record's run ahead by a day at most. A clock that
+    was set back while the agent was away for more than a day looks the same.
+    """
+    if mark is None or sample.boot_id != mark.boot_id or sample.seq - mark.seq <= _LEAP_MS:
+        return None
+    passed_ms = max(0, written_ms - mark.time_ns // 1_000_000)
+    ahead_ms = sample.seq - mark.seq - passed_ms
+    return ahead_ms / 1e3 if ahead_ms > _LEAP_MS else None
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:

@@ -4,6 +4,7 @@ import base64
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Message, Record, TopicPartition
@@ -11,6 +12,7 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import DeadLetter, GpuReading
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
 from tests.fakes.producer import KeepingProducer
 
@@ -188,3 +190,29 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     await deadly.flush()
 
     assert [letter.partition for letter in letters(producer)] == [4]
+
+
+async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
+    now_seconds = 0.0
+    deadly = DeadLetterOffice(
+        consumer="a-group",
+        producer=KeepingProducer(),
+        partitions=1,
+        repeats=Repeats(seconds=lambda: now_seconds),
+    )
+    with capture_logs() as lines:
+        for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it
+            deadly.bury(record(b""), reason="future", detail="ahead")
+            if now_seconds == 30.0:
+                deadly.bury(record(b""), reason="invalid", detail="why")
+            await deadly.flush()
+            deadly.bury(record(b""), reason="future", detail="ahead")
+            deadly.drain(3)
+
+    told = [(line["event"], line["reason"], line["count"]) for line in lines]
+    assert told == [
+        ("records_buried", "future", 1),
+        ("records_buried", "invalid", 1),
+        ("records_buried", "future", 60),
+        ("records_buried", "future", 60),
+    ]

@@ -22,6 +22,7 @@ PAST: Final = frozenset(
         "found",
         "held",
         "hung",
+        "leapt",
         "lost",
         "read",
         "seen",

@@ -68,3 +68,39 @@ def test_secrets_are_masked_where_settings_are_printed(
         load("--print-config", KIND="remote_write", REMOTE_WRITE__BEARER_TOKEN="t0ken")
 
     assert "t0ken" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variable", ["REMOTE_WRITE__URL", "ALERTS__URLS"])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://", "'http://' names no host"),
+        ("http://usr:pw@", "'http://********@' names no host"),
+        ("http://:9090/w", "names no host"),
+        ("https:///w", "names no host"),
+        ("http://ho st/w", "names no host"),
+        ("http://host:port/w", "'http://host:port/w' has a port or host that is none"),
+        ("http://host:99999/w", "has a port or host that is none"),
+        ("http://[::1/w", "has a port or host that is none"),
+        ("http://usr:hunter2#pw@host:9090/w", "'http://********@host:9090/w' has a port"),
+        ("host:9090/w", "must begin with http:// or https://"),
+        ("ftp://host/w", "must begin with http:// or https://"),
+    ],
+)
+def test_an_address_to_which_nothing_can_be_sent_is_refused(
+    variable: str, url: str, said: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(**{variable: url})
+
+    assert said in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a", "https://usr:p%40w@a.b:9090/w?x=y", "http://[::1]:9/w"]
+)
+def test_an_address_with_a_host_is_taken(url: str) -> None:
+    loaded = load(KIND="alerts", REMOTE_WRITE__URL=url, ALERTS__URLS=url)
+
+    assert (loaded.remote_write.url, loaded.alerts.urls) == (url, [url])

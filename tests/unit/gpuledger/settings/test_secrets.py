@@ -5,14 +5,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
+from gpuledger.settings.secret import mask_address, mask_addresses, shown_url
+
+
+class Receiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = "http://localhost"
+    urls: list[str] = []
+    headers: dict[str, str] = {}
+    ports: list[int] = []
+
+    def __post_init__(self) -> None:
+        for url in [self.url, *self.urls]:
+            if not url.startswith("http://"):
+                raise ValueError(f"url {url!r} must begin with http://, not {url}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kafka: KafkaSettings = KafkaSettings()
     token: Secret | None = None
+    receiver: Receiver = Receiver()
 
 
 def load(*argv: str, **variables: str) -> Settings:
@@ -120,3 +135,112 @@ def test_secrets_are_compared_by_their_text() -> None:
     assert hash(Secret("a")) == hash(Secret("a"))
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "url '********@host:9090/w' must begin"),
+        ({"RECEIVER__URL": "usr:hun ter2'@host/w"}, "must begin with http://, not ********@host/w"),
+        ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "url 'ftp://********@host' must begin"),
+        ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "url 'ftp://host/w?********' must begin"),
+        ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "url '********@b' must begin"),
+        ({"RECEIVER__HEADERS": "Authorization=Bearer hunter2"}, "RECEIVER__HEADERS: Expected"),
+        ({"RECEIVER__HEADERS": "{X: hunter2: x}"}, "RECEIVER__HEADERS: while parsing"),
+        ({"RECEIVER__PORTS": "usr:hunter2@host"}, "got '********@host'"),
+    ],
+)
+def test_an_error_names_the_setting_and_shows_its_value_masked(
+    variables: dict[str, str], said: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(**variables)
+
+    assert "hunter2" not in str(raised.value)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kafka: {sasl_password: hunter2: x}", "(line 1, column "),
+        ("token: a\nkafka:\n  sasl_password: hunter2: x", "not allowed here (line 3, column "),
+        ("token: *hunter2", "found undefined alias ********"),
+        ("token: !hunter2 x", "for the tag ********"),
+        ("kafka: sasl_password=hunter2", "kafka in "),
+        ("- hunter2", "got a list"),
+        ("receiver: {headers: [hunter2]}", "receiver.headers in "),
+        ("receiver: {url: [hunter2]}\nkafka: {sasl_password: [hunter2]}", "kafka.sasl_password in"),
+    ],
+)
+def test_no_piece_of_a_settings_file_that_is_wrong_is_shown(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    config = tmp_path / "s.yaml"
+    config.write_text(text)
+
+    with pytest.raises(SettingsError) as raised:
+        load("--config", str(config))
+
+    assert "hunter2" not in str(raised.value)
+    assert said in str(raised.value)
+
+
+def test_an_option_that_there_is_not_is_named_without_its_password() -> None:
+    with pytest.raises(SettingsError, match="unrecognized arguments") as raised:
+        load("--url", "http://usr:hunter2@host")
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_the_printed_settings_mask_what_is_secret_in_an_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    urls = "http://a/w?token=hunter2,http://usr:hunter2#@b,http://c/@x"
+    with pytest.raises(SystemExit):
+        load("--print-config", RECEIVER__URLS=urls, KAFKA__BOOTSTRAP_SERVERS="u:hunter2@a:1,b:2")
+    shown = capsys.readouterr().out
+
+    assert "hunter2" not in shown
+    assert yaml.safe_load(shown)["receiver"]["urls"] == [
+        "http://a/w?********",
+        "http://********@b",
+        "http://c/@x",
+    ]
+
+
+ADDRESSES = [
+    ("http://host:9090/w", "http://host:9090/w", "http://host:9090/w"),
+    ("http://usr:hunter2@host:9090/w", "http://********@host:9090/w", "http://host:9090/w"),
+    ("http://hunter2@host/w", "http://********@host/w", "http://host/w"),
+    ("http://usr:hunter2#pw@host/w", "http://********@host/w", "http://host/w"),
+    ("http://usr:hunter2?pw@host/w", "http://********@host/w", "http://host/w"),
+    ("http://usr:hunter2/pw@host/w", "http://********@host/w", "http://host/w"),
+    ("http://usr:p@hunter2@host/w", "http://********@host/w", "http://host/w"),
+    ("http://host/w?token=hunter2", "http://host/w?********", "http://host/w"),
+    ("http://u:hunter2@host?a=hunter2", "http://********@host?********", "http://host"),
+    ("usr:hunter2@host:9090/w", "********@host:9090/w", "host:9090/w"),
+    ("http://host/@x", "http://host/@x", "http://host/@x"),
+    ("me@example.org", "me@example.org", "me@example.org"),
+    ("localhost:9092,other:9092", "localhost:9092,other:9092", "localhost:9092,other:9092"),
+    ("/var/lib/a?b#c", "/var/lib/a?b#c", "/var/lib/a?b#c"),
+]
+
+
+@pytest.mark.parametrize(("address", "masked", "shown"), ADDRESSES)
+@pytest.mark.parametrize(
+    "around", ["{}", "at '{}': refused", '{{"url":"{}","to":"x@y"}}', "a={} b"]
+)
+def test_an_address_shows_neither_user_nor_password_nor_query(
+    address: str, masked: str, shown: str, around: str
+) -> None:
+    assert mask_address(address) == masked
+    assert shown_url(address) == shown
+    assert mask_addresses(around.format(address)) == around.format(masked)
+
+
+def test_each_address_of_a_list_is_masked_by_itself() -> None:
+    text = "http://a:1, http://u:hunter2@b?c=hunter2,http://d"
+
+    assert mask_addresses(text) == "http://a:1, http://********@b?********,http://d"
+    assert mask_addresses("http://a,http://u:hunter2@b") == "http://a,http://********@b"

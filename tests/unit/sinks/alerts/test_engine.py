@@ -1,5 +1,6 @@
 """Rules over event time, and what Alertmanager is told of them."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -79,6 +80,49 @@ def test_an_alert_fires_once_its_condition_has_lasted_by_the_events_time(
 
     states = ["firing" if alert.ends_ns is None else "ended" for alert in watched.alerts]
     assert states == ([] if standing is None else [standing])
+
+
+@pytest.mark.parametrize(
+    ("ticks", "alerts"),
+    [
+        # Seconds at which ticks end, each of which covers one.
+        ([0, 3600], 0),
+        ([0, 1, 2, 3600], 0),
+        ([0, 1, 2, 3600, 3601, 3602], 0),
+        ([0, 1, 2, 3600, 3601, 3602, 3603], 1),
+        # A short gap interrupts nothing, and counts for nothing.
+        ([0, 30, 60], 0),
+        ([0, 30, 60, 90], 1),
+        ([0, 1, 32, 33], 1),
+        # An alert that stands goes on beyond a gap, as its condition does.
+        ([0, 1, 2, 3, 3600], 1),
+    ],
+)
+def test_only_time_that_ticks_cover_counts_and_a_long_gap_begins_anew(
+    ticks: list[int], alerts: int
+) -> None:
+    watched = watch()
+    for second in ticks:
+        watched.judge(tick(second, host_seconds=BUSY), now=now_at(second))
+
+    assert [alert.ends_ns for alert in watched.alerts] == [None] * alerts
+
+
+def test_a_tick_covers_no_more_than_the_time_since_the_one_before() -> None:
+    watched = watch()
+    for second in (0, 1):
+        made = replace(tick(second, host_seconds=3600 * BUSY), interval_ns=3600 * SECOND_NS)
+        watched.judge(made, now=now_at(second))
+
+    assert list(watched.alerts) == []
+
+
+def test_what_cannot_be_measured_after_a_gap_does_not_begin_a_condition() -> None:
+    watched = watch()
+    judge(watched, BUSY)
+    judge(watched, *[None] * 9, BUSY, first=3600)
+
+    assert list(watched.alerts) == []
 
 
 def test_ticks_that_come_late_all_at_once_count_by_their_own_time() -> None:

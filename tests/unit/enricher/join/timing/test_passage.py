@@ -107,6 +107,39 @@ def test_a_clock_that_was_set_is_counted_and_said(
         assert told[0]["by_seconds"] == step[1]
 
 
+DAY_MS = DAY_NS // 10**6
+LEAPS = [
+    ("the next tick", {"seq": 2000}, 0, None),
+    ("the agent was away for twenty days", {"seq": 20 * DAY_MS}, 20 * DAY_MS, None),
+    ("away for twenty days, the clock set back a day", {"seq": 20 * DAY_MS}, 19 * DAY_MS, None),
+    ("a day ahead", {"seq": 1000 + DAY_MS}, 0, None),
+    ("more than a day ahead", {"seq": 2000 + DAY_MS}, 0, 86_401.0),
+    ("ten years ahead, its time too", {"seq": 3660 * DAY_MS, "time_ns": 2**62}, 0, 316_223_999.0),
+    ("clock set back for years", {"seq": 2000, "time_ns": T_NS - 3660 * DAY_NS}, 0, None),
+    ("another boot", {"boot_id": "b", "seq": 3660 * DAY_MS}, 0, None),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "passed_ms", "leap_seconds"), LEAPS)
+def test_a_tick_that_runs_ahead_of_its_boot_is_counted_and_said(
+    given: Given,
+    case: str,
+    changes: dict[str, object],
+    passed_ms: int,
+    leap_seconds: float | None,
+) -> None:
+    """By the time that its record's timestamp says, which the broker has bounded."""
+    given.take(seq=1000, time_ns=T_NS)
+    before = value_of("gpuledger_join_seq_leaps_total")
+    tick = record(sample(**{"time_ns": T_NS + passed_ms * 10**6} | changes), offset=2)
+    with capture_logs() as logs:
+        written_ms = T_NS // 10**6 + passed_ms
+        (_,) = given.stage.take_samples([tick._replace(timestamp_ms=written_ms)])
+    told = [line["by_seconds"] for line in logs if line["event"] == "node_seq_leapt"]
+    assert told == ([] if leap_seconds is None else [leap_seconds]), case
+    assert value_of("gpuledger_join_seq_leaps_total") - before == len(told)
+
+
 def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:
     """The node's own word is passed on."""
     assert given.take(late=True).late is True
