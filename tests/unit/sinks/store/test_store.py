@@ -443,3 +443,57 @@ def test_a_store_that_nobody_may_write_is_unavailable_not_a_traceback(tmp_path: 
 
     with pytest.raises(ReceiverUnavailableError):
         EntriesTable(store_uri=str(tmp_path)).load([])
+
+
+def lose(store: Path) -> Callable[[], None]:
+    """Put a file in the place of the table's folder; return what undoes it."""
+    folder, aside = store / "entries", store / "aside"
+    folder.rename(aside)
+    folder.write_text("a file where the folder should be")
+
+    def undo() -> None:
+        folder.unlink()
+        aside.rename(folder)
+
+    return undo
+
+
+def test_a_storage_that_goes_away_after_the_table_was_loaded_is_unavailable_too(
+    tmp_path: Path,
+) -> None:
+    table = EntriesTable(store_uri=str(tmp_path))
+    table.load([STREAM])
+    undo = lose(tmp_path)
+
+    with pytest.raises(ReceiverUnavailableError):
+        table.append(a_row(0), {STREAM: 0}, time_ms=0)
+
+    undo()
+    table.append(a_row(0), {STREAM: 0}, time_ms=0)
+    assert offsets(tmp_path) == [0]
+
+
+def test_a_storage_that_goes_away_while_the_table_is_loaded_is_unavailable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: DeltaTable, stream: str) -> int:
+        raise OSError(f"{stream}: Stale file handle")
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", away)
+    with pytest.raises(ReceiverUnavailableError, match="Stale file handle"):
+        EntriesTable(store_uri=str(tmp_path)).load([STREAM])
+
+
+async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_path: Path) -> None:
+    on, readiness = bus(), Readiness()
+    check = readiness.check("store.receiver")
+    await publish(on, event(0, entries=[entry()]))
+    async with running(store(tmp_path, on, clock=HandClock(), readiness=readiness)):
+        await eventually(is_committed(on, 1))
+        undo = lose(tmp_path)
+        await publish(on, event(1, entries=[entry()]))
+        await eventually(lambda: check.has_failed)
+        undo()
+        await eventually(is_committed(on, 2))
+
+    assert offsets(tmp_path) == [0, 1]
