@@ -17,7 +17,7 @@ from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusError, NotAssignedError
+from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import DEAD_LETTERS
@@ -161,10 +161,15 @@ class _Session:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self)
                 await self._settle_once()
-        except (TimeoutError, BusError) as error:
+        except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
-        self._progress.keep(self.consumer.assignment() - partitions)
-        self._lag.keep(self.consumer.assignment() - partitions)
+        finally:
+            self._forget(partitions)
+
+    def _forget(self, partitions: Partitions) -> None:
+        kept = self.consumer.assignment() - partitions
+        self._progress.keep(kept)
+        self._lag.keep(kept)
         for partition in partitions:
             self._spare.pop(partition, None)
 

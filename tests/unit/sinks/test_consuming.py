@@ -13,7 +13,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
@@ -145,6 +145,33 @@ async def test_an_end_commits_what_was_acknowledged_last() -> None:
 
     assert committed(on, GROUP, AT) == 1
     assert sink.released
+
+
+@pytest.mark.parametrize(
+    "error", [ReceiverUnavailableError("disk full"), NotAssignedError("another has it")]
+)
+async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
+    error: Exception,
+) -> None:
+    class Failing(Recorder):
+        @override
+        async def release(self, partitions: Partitions, desk: Desk) -> None:
+            await super().release(partitions, desk)
+            raise error
+
+    on, sink = bus(), Failing()
+    await publish(on, event(0))
+    with capture_logs() as logged:
+        async with running(consuming(on, sink)) as member:
+            await eventually(is_committed(on, 1))
+            async with running(consuming(on, Recorder())):
+                await eventually(lambda: len(sink.released) == 1)
+            await publish(on, event(1))
+            await eventually(is_committed(on, 2))
+            assert not member.done()
+
+    assert member.cancelled()
+    assert "commit_skipped" in {line["event"] for line in logged}
 
 
 class Flaky(MemoryConsumer):

@@ -497,3 +497,27 @@ async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_pat
         await eventually(is_committed(on, 2))
 
     assert offsets(tmp_path) == [0, 1]
+
+
+async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry()]))
+    sink = asyncio.ensure_future(store(tmp_path, on))
+    await eventually(is_committed(on, 1))
+    sink.cancel()
+    await asyncio.wait({sink})
+    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0))
+    await publish(on, event(1, entries=[entry()]))
+    await eventually(holds_rows)
+    undo = lose(tmp_path)
+
+    sink.cancel()
+    await asyncio.wait({sink})
+    assert sink.cancelled()
+
+    undo()
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 2))
+    assert offsets(tmp_path) == [0, 1]
