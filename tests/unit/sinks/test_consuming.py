@@ -204,6 +204,7 @@ class FlakyBus(MemoryBus):
 
     failures: Mapping[str, int] = {}
     opened = 0
+    newest: "Flaky"
 
     @override
     @asynccontextmanager
@@ -213,6 +214,7 @@ class FlakyBus(MemoryBus):
             consumer.__class__ = Flaky
             consumer.failures = self.failures if self.opened == 0 else {}  # type: ignore[attr-defined]  # it is flaky now
             self.opened += 1
+            self.newest = consumer
             yield consumer
 
 
@@ -240,6 +242,33 @@ async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
     assert on.opened == opened
     assert len(clock.slept) == sum(failures.values())
     assert clock.slept[1] > clock.slept[0]
+
+
+async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() -> None:
+    on, sink, clock, check = flaky(), Recorder(), HandClock(), Check()
+    await publish(on, event(0))
+    sink.gate.clear()
+    async with running(consuming(on, sink, check=check, clock=clock)):
+        await eventually(lambda: sink.entered and check.is_ok)
+        for times in range(1, 10):
+            on.newest.failures = {"poll": 1}
+            await eventually(lambda times=times: len(clock.slept) == times)
+            await eventually(lambda: check.is_ok)
+
+    # Failures that are far apart are no reason to open the consumer anew.
+    assert on.opened == 1
+
+
+async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -> None:
+    on, sink, told = flaky(commit=5), Recorder(), list[bool]()
+    watched = Check(on_change=lambda each: told.append(each.is_ok))
+    await publish(on, event(0))
+    async with running(consuming(on, sink, check=watched)):
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: watched.is_ok)
+
+    assert told[-2:] == [False, True]
+    assert told.count(False) == 1
 
 
 async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
