@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from prometheus_client import REGISTRY
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Record
+from gpuledger.bus.protocol import Record, Subscription
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.records import Account, GpuEvent
-from gpuledger.service import Readiness
+from gpuledger.service import Readiness, Severity
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.reading import entries_sql, gaps_sql
@@ -313,6 +313,29 @@ async def test_what_was_removed_before_it_was_stored_is_a_row_of_gaps(tmp_path: 
     assert gaps(tmp_path, f"{wanted}, time_before, time_after") == [
         (*AT, "retention", 5, 8, 3, at_seconds(4), at_seconds(8))
     ]
+
+
+async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    on, readiness = bus(), Readiness()
+    found = readiness.check("store.gaps", severity=Severity.WARNING)
+    await publish(on, *map(event, range(3)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+    await publish(on, *map(event, range(3, 9)))
+    on.remove_before(AT, 9)
+
+    async with running(store(tmp_path, on, readiness=readiness)):
+        await eventually(lambda: found.has_failed)
+        async with on.consumer(Subscription(group=GROUP, topics=(EVENTS.name,))) as other:
+            while not other.assignment():
+                await other.poll(timeout_seconds=0.01, max_records=1)
+        await publish(on, event(20))
+        await eventually(is_committed(on, 10))
+
+    assert found.detail.startswith("1 since the start")
+    assert gaps(tmp_path, "first_offset, next_offset, missed_offsets") == [(3, 9, 6)]
 
 
 async def test_a_new_store_has_an_empty_table_of_gaps(tmp_path: Path) -> None:
