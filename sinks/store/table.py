@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
+import structlog
 from arro3.core import Schema
 from deltalake import (
     ColumnProperties,
@@ -27,8 +28,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from gpuledger.errors import GpuledgerError, UserError
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.columns import ENTRIES, GAPS, PARTITION_COLUMN, Shape
-from sinks.store.damage import explain
+from sinks.store.damage import explain, first_line_of
 
+_log = structlog.get_logger(__name__)
 _NO_FACTS: Final[Mapping[str, int]] = {}
 
 
@@ -209,21 +211,34 @@ class EntriesTable(StreamTable):
     def newest_time(self, kafka_partition: int) -> datetime | None:
         """Return the time of the newest row from a partition; `None` where there is none.
 
-        Looks at the newest days first. Raises ReceiverUnavailableError.
+        Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
+        as those of a damaged data file: deltalake does not tell it from other failures of a query.
+        Raises ReceiverUnavailableError where the table's log cannot be read.
         """
         if self._table is None:
             return None
         with self._answering():
             days = {part[PARTITION_COLUMN] for part in self._table.partitions()}
-            query = QueryBuilder().register(self._shape.name, self._table)
-            for day in sorted(days, reverse=True):
-                found = query.execute(
-                    f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
-                    f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
-                )
-                newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
-                if newest is not None:
-                    return newest
+        try:
+            return self._newest_time_of(self._table, kafka_partition, days)
+        except Exception as error:  # noqa: BLE001  # DataFusion's errors have no class of their own
+            _log.warning(
+                "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
+            )
+            return None
+
+    def _newest_time_of(
+        self, table: DeltaTable, kafka_partition: int, days: Iterable[str]
+    ) -> datetime | None:
+        query = QueryBuilder().register(self._shape.name, table)
+        for day in sorted(days, reverse=True):
+            found = query.execute(
+                f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
+                f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
+            )
+            newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
+            if newest is not None:
+                return newest
         return None
 
 

@@ -338,6 +338,26 @@ async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_
     assert gaps(tmp_path, "first_offset, next_offset, missed_offsets") == [(3, 9, 6)]
 
 
+def cut_data_files(uri: Path) -> None:
+    for part in uri.glob("entries/event_date=*/*.parquet"):
+        part.write_bytes(part.read_bytes()[:300])
+
+
+async def test_a_gap_has_its_row_also_where_a_data_file_is_damaged(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
+    cut_data_files(tmp_path)
+    await publish(on, *map(event, range(5, 10)))
+    on.remove_before(AT, 8)
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 10))
+
+    assert gaps(tmp_path, "first_offset, next_offset, time_before") == [(5, 8, None)]
+
+
 async def test_a_new_store_has_an_empty_table_of_gaps(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *map(event, range(5)))
