@@ -18,6 +18,7 @@ _SIGNS: Final = (
     "Corrupt footer",
     "Expected contiguous commit files",
     "No table metadata or protocol found",
+    "Invalid Checkpoint",
 )
 """What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
 _NEWEST_COMMITS: Final = 100
