@@ -9,6 +9,7 @@ the sink's business.
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -17,7 +18,7 @@ from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.errors import BusError, NotAssignedError
+from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import DEAD_LETTERS
@@ -79,6 +80,18 @@ async def _pause(check: Check, clock: Clock, backoff: Backoff, error: BusError) 
     await clock.sleep(backoff.next_seconds())
 
 
+@dataclass
+class _Streak:
+    """Failures in a row of one kind of call: a poll that succeeds says nothing of the commits."""
+
+    failures: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def end(self) -> None:
+        self.failures = 0
+        self.backoff.reset()
+
+
 class _Session:
     """One opened consumer with its producer of dead letters."""
 
@@ -99,8 +112,7 @@ class _Session:
         self._lag, self._gap_check = lag, gap_check
         self._progress = Progress()
         self._settling = asyncio.Lock()
-        self._backoff = Backoff()
-        self._failures = 0
+        self._polling, self._committing = _Streak(), _Streak()
         self.has_polled = False
         self._is_member = False
         self._spare: dict[TopicPartition, list[Record]] = {}
@@ -161,10 +173,15 @@ class _Session:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self)
                 await self._settle_once()
-        except (TimeoutError, BusError) as error:
+        except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
-        self._progress.keep(self.consumer.assignment() - partitions)
-        self._lag.keep(self.consumer.assignment() - partitions)
+        finally:
+            self._forget(partitions)
+
+    def _forget(self, partitions: Partitions) -> None:
+        kept = self.consumer.assignment() - partitions
+        self._progress.keep(kept)
+        self._lag.keep(kept)
         for partition in partitions:
             self._spare.pop(partition, None)
 
@@ -172,21 +189,29 @@ class _Session:
         if self._spare:
             spare, self._spare = self._spare, {}
             return spare
+        return await self._poll_once(self._how.poll_records)
+
+    async def _poll_once(self, max_records: int) -> Polled:
+        """Poll; wait and return nothing where that fails."""
         try:
             polled = await self.consumer.poll(
-                timeout_seconds=self._how.poll_seconds, max_records=self._how.poll_records
+                timeout_seconds=self._how.poll_seconds, max_records=max_records
             )
         except BusError as error:
-            await self._endure(error)
+            await self._endure(error, self._polling)
             return {}
-        self._failures = 0
+        self._polling.end()
         self.has_polled = True
         self._tell_membership()
-        self._backoff.reset()
         return polled
 
     def _tell_membership(self) -> None:
-        """Pass the check once the group has answered, even with no partition for this member."""
+        """Pass the check once the group has answered, even with no partition for this member.
+
+        Where polls are answered and commits are not, or the other way round, it goes on failing.
+        """
+        if self._polling.failures or self._committing.failures:
+            return
         if self._is_member:
             self._check.ok(self._holding)
         elif not self._check.has_failed:
@@ -198,12 +223,12 @@ class _Session:
             return "no partition: the group has members enough"
         return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
 
-    async def _endure(self, error: BusError) -> None:
+    async def _endure(self, error: BusError, streak: _Streak) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""
-        self._failures += 1
-        if self._failures >= _MOST_FAILURES:
+        streak.failures += 1
+        if streak.failures >= _MOST_FAILURES:
             raise error
-        await _pause(self._check, self._clock, self._backoff, error)
+        await _pause(self._check, self._clock, streak.backoff, error)
 
     def _decode(self, polled: Polled) -> list[Batch]:
         return [
@@ -238,11 +263,7 @@ class _Session:
     async def _poll_paused(self) -> None:
         """Poll with everything paused; a partition that comes in meanwhile may bring one record."""
         self.consumer.pause(self.consumer.assignment())
-        try:
-            polled = await self.consumer.poll(timeout_seconds=self._how.poll_seconds, max_records=1)
-        except BusError as error:
-            await self._endure(error)
-            return
+        polled = await self._poll_once(1)
         for partition, records in polled.items():
             self._spare.setdefault(partition, []).extend(records)
 
@@ -252,11 +273,14 @@ class _Session:
             try:
                 await self._settle_once()
             except BusError as error:
-                await self._endure(error)
+                await self._endure(error, self._committing)
                 # One that the group gave up is refused until it has polled.
                 await self._poll_paused()
             else:
-                return
+                break
+        if self._committing.failures:
+            self._committing.end()
+            self._tell_membership()
 
     async def _settle_once(self) -> None:
         async with self._settling:

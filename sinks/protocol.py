@@ -69,7 +69,10 @@ class Sink(Protocol):
         """Work on what was polled, perhaps nothing; return when there is room for more."""
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:
-        """Finish what is held of these partitions, soon, and forget them; may run beside `take`."""
+        """Finish what is held of these partitions, soon, and forget them; may run beside `take`.
+
+        May raise UnavailableError or BusError: what was not finished is the next owner's.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ _SIGNS: Final = (
     "Corrupt footer",
     "Expected contiguous commit files",
     "No table metadata or protocol found",
+    "Invalid Checkpoint",
 )
 """What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
 _NEWEST_COMMITS: Final = 100
@@ -26,9 +27,7 @@ _PARQUET: Final = b"PAR1"
 
 def explain(error: Exception, uri: str) -> str:
     """Return the first line of the error, and what to do where the table's log is damaged."""
-    # What follows the first line is a backtrace of Rust's.
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
+    first = first_line_of(error)
     if not any(sign in first for sign in _SIGNS):
         return first
     files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
@@ -36,6 +35,12 @@ def explain(error: Exception, uri: str) -> str:
         f"its log is damaged ({files}): repair it as docs/store.md says under Repair;"
         f" deltalake says: {first[:300]}"
     )
+
+
+def first_line_of(error: Exception) -> str:
+    """Return the first line of an error: what follows it is a backtrace of Rust's."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def damaged_files(uri: str) -> list[str]:

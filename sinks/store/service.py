@@ -104,7 +104,8 @@ class StoreSink:
         self._unsought: set[TopicPartition] = set()
         self._pending = Pending()
         self._gaps: list[Gap] = []
-        """Gaps that have no row yet."""
+        """Gaps that were not looked up in the table yet. A consumer reports a gap once, so that of
+        a partition that is given up waits here: it may come back before anybody recorded it."""
         self._stored: dict[TopicPartition, int] = {}
         """The last offset that the table had of each partition when it was sought."""
         self._topic_id: str | None = None
@@ -132,9 +133,11 @@ class StoreSink:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            if self._gaps:
+            if self._gaps_to_record(desk):
                 await self._flush(desk)
-                await self._until_answered(lambda _: self._record_gaps_once())
+                await self._until_answered(
+                    lambda _: self._record_gaps_once(self._gaps_to_record(desk))
+                )
             for batch in batches:
                 self._collect(batch, desk)
             if self._is_due():
@@ -149,8 +152,6 @@ class StoreSink:
                 # What could not be written is read again by whoever holds its partitions then.
                 self._unsought |= self._pending.last_offsets.keys()
                 self._unsought -= partitions
-                # Whoever holds its partition next finds a gap again by what the table has.
-                self._gaps = [gap for gap in self._gaps if gap.partition not in partitions]
                 self._pending = Pending()
                 self._seen.forget(partitions)
 
@@ -207,7 +208,7 @@ class StoreSink:
         self, partitions: Sequence[TopicPartition], *, topic_id: str | None
     ) -> None:
         """Raise UserError, once it is recorded that the rest of the old topic is not known."""
-        self._gaps = [
+        gaps = [
             Gap(
                 partition=partition,
                 first_offset=self._stored.get(partition, -1) + 1,
@@ -216,20 +217,23 @@ class StoreSink:
             )
             for partition in partitions
         ]
-        self._unsought -= set(partitions)
-        await self._until_answered(lambda _: self._record_gaps_once())
+        await self._until_answered(lambda _: self._record_gaps_once(gaps))
         first = partitions[0]
         raise other_topic(first, last_offset=self._stored.get(first, -1), topic_id=topic_id)
 
-    async def _record_gaps_once(self) -> None:
+    def _gaps_to_record(self, desk: Desk) -> list[Gap]:
+        """Return the gaps of partitions that are held, and of which it is known what is stored."""
+        known = desk.consumer.assignment() - self._unsought
+        return [gap for gap in self._gaps if gap.partition in known]
+
+    async def _record_gaps_once(self, gaps: Sequence[Gap]) -> None:
         """Give each gap its row; where another consumer does the same, look again."""
-        for gap in list(self._gaps):
-            if gap.partition not in self._unsought:
-                try:
-                    await asyncio.to_thread(self._record_gap, gap)
-                except StaleTableError as error:
-                    raise ReceiverUnavailableError(str(error)) from error
-                self._gaps.remove(gap)
+        for gap in gaps:
+            try:
+                await asyncio.to_thread(self._record_gap, gap)
+            except StaleTableError as error:
+                raise ReceiverUnavailableError(str(error)) from error
+            self._gaps = [each for each in self._gaps if each != gap]
 
     def _record_gap(self, gap: Gap) -> None:
         stream = stream_of(self._stream(gap.partition), gap)

@@ -5,10 +5,12 @@ makes an append happen exactly once: it goes through the very table object from 
 were read, so that the commit fails if anybody else has appended of the same stream since.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
+import structlog
 from arro3.core import Schema
 from deltalake import (
     ColumnProperties,
@@ -26,8 +28,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from gpuledger.errors import GpuledgerError, UserError
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.columns import ENTRIES, GAPS, PARTITION_COLUMN, Shape
-from sinks.store.damage import explain
+from sinks.store.damage import explain, first_line_of
 
+_log = structlog.get_logger(__name__)
 _NO_FACTS: Final[Mapping[str, int]] = {}
 
 
@@ -60,12 +63,11 @@ class StreamTable:
         another table lies there, ReceiverUnavailableError where the storage does not answer or what
         lies there is damaged.
         """
-        try:
-            self._table = self._open()
-            self._add_columns(self._table)
-        except (DeltaError, OSError) as error:
-            raise self._unavailable(error) from error
-        versions = {stream: self._table.transaction_version(stream) for stream in streams}
+        with self._answering():
+            table = self._open()
+            self._add_columns(table)
+            versions = {stream: table.transaction_version(stream) for stream in streams}
+        self._table = table
         self._versions.update(versions)
         return {stream: version for stream, version in versions.items() if version is not None}
 
@@ -83,24 +85,24 @@ class StreamTable:
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
-        table = self._unchanged(offsets)
+        with self._answering():
+            table = self._unchanged(offsets)
         numbers = {**offsets, **facts}
         transactions = [
             Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
         ]
         data = self._shape.table_of(rows)
-        try:
-            write_deltalake(
-                table,
-                data,
-                mode="append",
-                writer_properties=self._writer,
-                commit_properties=CommitProperties(app_transactions=transactions),
-            )
-        except CommitFailedError as error:
-            raise StaleTableError(f"store {self.uri}: {error}") from error
-        except (DeltaError, OSError) as error:
-            raise self._unavailable(error) from error
+        with self._answering():
+            try:
+                write_deltalake(
+                    table,
+                    data,
+                    mode="append",
+                    writer_properties=self._writer,
+                    commit_properties=CommitProperties(app_transactions=transactions),
+                )
+            except CommitFailedError as error:
+                raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
 
     def remove_orphans(self, *, older_than_hours: int) -> int:
@@ -110,8 +112,11 @@ class StreamTable:
         compaction has replaced go as well, once that is as long ago. Raises
         ReceiverUnavailableError where the storage does not answer.
         """
-        try:
-            table = DeltaTable(self.uri, storage_options=self._options)
+        with self._answering():
+            try:
+                table = DeltaTable(self.uri, storage_options=self._options)
+            except TableNotFoundError:
+                return 0
             removed = table.vacuum(
                 retention_hours=older_than_hours,
                 dry_run=False,
@@ -120,14 +125,20 @@ class StreamTable:
                 # The other mode knows only files that once were part of the table.
                 full=True,
             )
-        except TableNotFoundError:
-            return 0
-        except (DeltaError, OSError) as error:
-            raise self._unavailable(error) from error
         return len(removed)
 
-    def _unavailable(self, error: Exception) -> ReceiverUnavailableError:
-        return ReceiverUnavailableError(f"store {self.uri}: {explain(error, self.uri)}")
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raise ReceiverUnavailableError for what deltalake says of a storage or of damage.
+
+        Whatever asks the table belongs in here: it may read the log, also where it only looks up
+        a number.
+        """
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            message = f"store {self.uri}: {explain(error, self.uri)}"
+            raise ReceiverUnavailableError(message) from error
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
         """Give the table if it stands where we left it: a commit may succeed and still raise."""
@@ -200,23 +211,34 @@ class EntriesTable(StreamTable):
     def newest_time(self, kafka_partition: int) -> datetime | None:
         """Return the time of the newest row from a partition; `None` where there is none.
 
-        Looks at the newest days first. Raises ReceiverUnavailableError.
+        Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
+        as those of a damaged data file: deltalake does not tell it from other failures of a query.
+        Raises ReceiverUnavailableError where the table's log cannot be read.
         """
         if self._table is None:
             return None
-        try:
+        with self._answering():
             days = {part[PARTITION_COLUMN] for part in self._table.partitions()}
-            query = QueryBuilder().register(self._shape.name, self._table)
-            for day in sorted(days, reverse=True):
-                found = query.execute(
-                    f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
-                    f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
-                )
-                newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
-                if newest is not None:
-                    return newest
-        except (DeltaError, OSError) as error:
-            raise self._unavailable(error) from error
+        try:
+            return self._newest_time_of(self._table, kafka_partition, days)
+        except Exception as error:  # noqa: BLE001  # DataFusion's errors have no class of their own
+            _log.warning(
+                "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
+            )
+            return None
+
+    def _newest_time_of(
+        self, table: DeltaTable, kafka_partition: int, days: Iterable[str]
+    ) -> datetime | None:
+        query = QueryBuilder().register(self._shape.name, table)
+        for day in sorted(days, reverse=True):
+            found = query.execute(
+                f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
+                f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
+            )
+            newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
+            if newest is not None:
+                return newest
         return None
 
 

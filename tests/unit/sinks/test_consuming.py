@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +13,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
@@ -147,6 +147,33 @@ async def test_an_end_commits_what_was_acknowledged_last() -> None:
     assert sink.released
 
 
+@pytest.mark.parametrize(
+    "error", [ReceiverUnavailableError("disk full"), NotAssignedError("another has it")]
+)
+async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
+    error: Exception,
+) -> None:
+    class Failing(Recorder):
+        @override
+        async def release(self, partitions: Partitions, desk: Desk) -> None:
+            await super().release(partitions, desk)
+            raise error
+
+    on, sink = bus(), Failing()
+    await publish(on, event(0))
+    with capture_logs() as logged:
+        async with running(consuming(on, sink)) as member:
+            await eventually(is_committed(on, 1))
+            async with running(consuming(on, Recorder())):
+                await eventually(lambda: len(sink.released) == 1)
+            await publish(on, event(1))
+            await eventually(is_committed(on, 2))
+            assert not member.done()
+
+    assert member.cancelled()
+    assert "commit_skipped" in {line["event"] for line in logged}
+
+
 class Flaky(MemoryConsumer):
     """A consumer whose first calls of one kind fail."""
 
@@ -177,6 +204,7 @@ class FlakyBus(MemoryBus):
 
     failures: Mapping[str, int] = {}
     opened = 0
+    newest: "Flaky"
 
     @override
     @asynccontextmanager
@@ -186,6 +214,7 @@ class FlakyBus(MemoryBus):
             consumer.__class__ = Flaky
             consumer.failures = self.failures if self.opened == 0 else {}  # type: ignore[attr-defined]  # it is flaky now
             self.opened += 1
+            self.newest = cast("Flaky", consumer)
             yield consumer
 
 
@@ -213,6 +242,33 @@ async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
     assert on.opened == opened
     assert len(clock.slept) == sum(failures.values())
     assert clock.slept[1] > clock.slept[0]
+
+
+async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() -> None:
+    on, sink, clock, check = flaky(), Recorder(), HandClock(), Check()
+    await publish(on, event(0))
+    sink.gate.clear()
+    async with running(consuming(on, sink, check=check, clock=clock)):
+        await eventually(lambda: sink.entered and check.is_ok)
+        for _ in range(9):
+            on.newest.failures = {"poll": 1}
+            await eventually(lambda: check.has_failed or not on.newest.failures["poll"])
+            await eventually(lambda: check.is_ok)
+
+    # Failures that are far apart are no reason to open the consumer anew.
+    assert on.opened == 1
+
+
+async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -> None:
+    on, sink, told = flaky(commit=5), Recorder(), list[bool]()
+    watched = Check(on_change=lambda each: told.append(each.is_ok))
+    await publish(on, event(0))
+    async with running(consuming(on, sink, check=watched)):
+        await eventually(is_committed(on, 1))
+        await eventually(lambda: watched.is_ok)
+
+    assert told[-2:] == [False, True]
+    assert told.count(False) == 1
 
 
 async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:

@@ -61,7 +61,16 @@ def cut_newest_checkpoint(log: Path) -> str:
     return cut(max(log.glob("*.checkpoint.parquet")))
 
 
-@pytest.mark.parametrize("damage", [cut_newest_commit, zero_newest_commit, cut_newest_checkpoint])
+def empty_newest_checkpoint(log: Path) -> str:
+    name = cut_newest_checkpoint(log)
+    (log / name).write_bytes(b"")
+    return name
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_newest_commit, zero_newest_commit, cut_newest_checkpoint, empty_newest_checkpoint],
+)
 def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_page_says(
     tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:

@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from prometheus_client import REGISTRY
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Record
+from gpuledger.bus.protocol import Record, Subscription
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.records import Account, GpuEvent
-from gpuledger.service import Readiness
+from gpuledger.service import Readiness, Severity
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.reading import entries_sql, gaps_sql
@@ -315,6 +315,49 @@ async def test_what_was_removed_before_it_was_stored_is_a_row_of_gaps(tmp_path: 
     ]
 
 
+async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    on, readiness = bus(), Readiness()
+    found = readiness.check("store.gaps", severity=Severity.WARNING)
+    await publish(on, *map(event, range(3)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 3))
+    await publish(on, *map(event, range(3, 9)))
+    on.remove_before(AT, 9)
+
+    async with running(store(tmp_path, on, readiness=readiness)):
+        await eventually(lambda: found.has_failed)
+        async with on.consumer(Subscription(group=GROUP, topics=(EVENTS.name,))) as other:
+            while not other.assignment():
+                await other.poll(timeout_seconds=0.01, max_records=1)
+        await publish(on, event(20))
+        await eventually(is_committed(on, 10))
+
+    assert found.detail.startswith("1 since the start")
+    assert gaps(tmp_path, "first_offset, next_offset, missed_offsets") == [(3, 9, 6)]
+
+
+def cut_data_files(uri: Path) -> None:
+    for part in uri.glob("entries/event_date=*/*.parquet"):
+        part.write_bytes(part.read_bytes()[:300])
+
+
+async def test_a_gap_has_its_row_also_where_a_data_file_is_damaged(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, *map(event, range(5)))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 5))
+    cut_data_files(tmp_path)
+    await publish(on, *map(event, range(5, 10)))
+    on.remove_before(AT, 8)
+
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 10))
+
+    assert gaps(tmp_path, "first_offset, next_offset, time_before") == [(5, 8, None)]
+
+
 async def test_a_new_store_has_an_empty_table_of_gaps(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *map(event, range(5)))
@@ -443,3 +486,81 @@ def test_a_store_that_nobody_may_write_is_unavailable_not_a_traceback(tmp_path: 
 
     with pytest.raises(ReceiverUnavailableError):
         EntriesTable(store_uri=str(tmp_path)).load([])
+
+
+def lose(store: Path) -> Callable[[], None]:
+    """Put a file in the place of the table's folder; return what undoes it."""
+    folder, aside = store / "entries", store / "aside"
+    folder.rename(aside)
+    folder.write_text("a file where the folder should be")
+
+    def undo() -> None:
+        folder.unlink()
+        aside.rename(folder)
+
+    return undo
+
+
+def test_a_storage_that_goes_away_after_the_table_was_loaded_is_unavailable_too(
+    tmp_path: Path,
+) -> None:
+    table = EntriesTable(store_uri=str(tmp_path))
+    table.load([STREAM])
+    undo = lose(tmp_path)
+
+    with pytest.raises(ReceiverUnavailableError):
+        table.append(a_row(0), {STREAM: 0}, time_ms=0)
+
+    undo()
+    table.append(a_row(0), {STREAM: 0}, time_ms=0)
+    assert offsets(tmp_path) == [0]
+
+
+def test_a_storage_that_goes_away_while_the_table_is_loaded_is_unavailable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: DeltaTable, stream: str) -> int:
+        raise OSError(f"{stream}: Stale file handle")
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", away)
+    with pytest.raises(ReceiverUnavailableError, match="Stale file handle"):
+        EntriesTable(store_uri=str(tmp_path)).load([STREAM])
+
+
+async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_path: Path) -> None:
+    on, readiness = bus(), Readiness()
+    check = readiness.check("store.receiver")
+    await publish(on, event(0, entries=[entry()]))
+    async with running(store(tmp_path, on, clock=HandClock(), readiness=readiness)):
+        await eventually(is_committed(on, 1))
+        undo = lose(tmp_path)
+        await publish(on, event(1, entries=[entry()]))
+        await eventually(lambda: check.has_failed)
+        undo()
+        await eventually(is_committed(on, 2))
+
+    assert offsets(tmp_path) == [0, 1]
+
+
+async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry()]))
+    sink = asyncio.ensure_future(store(tmp_path, on))
+    await eventually(is_committed(on, 1))
+    sink.cancel()
+    await asyncio.wait({sink})
+    sink = asyncio.ensure_future(store(tmp_path, on, flush_seconds=3600.0))
+    await publish(on, event(1, entries=[entry()]))
+    await eventually(holds_rows)
+    undo = lose(tmp_path)
+
+    sink.cancel()
+    await asyncio.wait({sink})
+    assert sink.cancelled()
+
+    undo()
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 2))
+    assert offsets(tmp_path) == [0, 1]
