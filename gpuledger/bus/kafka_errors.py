@@ -16,11 +16,14 @@ from gpuledger.errors import (
     TopicsError,
 )
 
-# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError.
+# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError; what
+# aiokafka takes for impossible, and a topic that is gone or a client that ended make possible, it
+# asserts.
 FAILURES: Final = (
     vendor.KafkaError,
     vendor.IllegalOperation,
     vendor.ConsumerStoppedError,
+    AssertionError,
     OSError,
 )
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
