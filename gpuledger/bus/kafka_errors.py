@@ -16,9 +16,8 @@ from gpuledger.errors import (
     TopicsError,
 )
 
-# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError; what
-# aiokafka takes for impossible, and a topic that is gone or a client that ended make possible, it
-# asserts.
+# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError. What
+# aiokafka takes for impossible it asserts; a topic that is gone makes some of it possible.
 FAILURES: Final = (
     vendor.KafkaError,
     vendor.IllegalOperation,
