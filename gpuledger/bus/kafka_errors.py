@@ -16,8 +16,8 @@ from gpuledger.errors import (
     TopicsError,
 )
 
-# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError. What
-# aiokafka takes for impossible it asserts; a topic that is gone makes some of it possible.
+# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError.
+# What aiokafka takes for impossible it asserts; a topic that is gone makes some of it possible.
 FAILURES: Final = (
     vendor.KafkaError,
     vendor.IllegalOperation,
