@@ -122,28 +122,28 @@ class Publisher:
             await self._pause(times_ms)
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        messages = _small(self._unsent[topic])
+        """Publish what is left of a topic; what was taken or dropped is out of it for good."""
+        messages = self._unsent[topic] = _small(self._unsent[topic])
         try:
             await producer.publish(topic, partition, messages)
         except (MessageTooLargeError, TimestampRefusedError):
-            messages = await self._publish_singly(producer, topic, partition, messages)
+            await self._publish_singly(producer, topic, partition)
+        else:
+            _count_published(topic, len(messages))
         del self._unsent[topic]
-        if counter := _PUBLISHED.get(topic):
-            counter.inc(len(messages))
 
-    async def _publish_singly(
-        self, producer: Producer, topic: str, partition: int, messages: Sequence[Message]
-    ) -> list[Message]:
-        """Publish one by one, without what this broker does not take; return what it took.
+    async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
+        """Publish one by one, without what this broker does not take.
 
         Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
-        again later.
+        again later, with what comes behind it and nothing that came before.
         """
-        taken = []
-        for message in messages:
+        unsent = self._unsent[topic]
+        while unsent:
+            message = unsent[0]
             try:
                 await producer.publish(topic, partition, [message])
-                taken.append(message)
+                _count_published(topic, 1)
             except MessageTooLargeError as error:
                 MESSAGES_TOO_LARGE.inc()
                 _tell_dropped(str(error), 1)
@@ -154,7 +154,7 @@ class Publisher:
                     raise
                 MESSAGES_OF_THE_FUTURE.inc()
                 _tell_dropped("from the future: look at the node's clock", 1)
-        return taken
+            del unsent[0]
 
     async def _pause(self, times_ms: Sequence[int]) -> None:
         seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
@@ -170,6 +170,11 @@ def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
     for topic, message in chain.from_iterable(parcels):
         sorted_.setdefault(topic, []).append(message)
     return sorted_
+
+
+def _count_published(topic: str, count: int) -> None:
+    if counter := _PUBLISHED.get(topic):
+        counter.inc(count)
 
 
 def _small(messages: Sequence[Message]) -> list[Message]:

@@ -50,10 +50,14 @@ class AtLeastOnce:
     unless its marks were published too.
     """
 
-    def __init__(self, *, producer: Producer, office: DeadLetterOffice, insist: Insistence) -> None:
+    def __init__(
+        self, *, producer: Producer, office: DeadLetterOffice, insist: Insistence, check: Check
+    ) -> None:
+        """Take what publishes; `insist` fails the check, and only a commit passes it."""
         self._producer = producer
         self._office = office
         self._insist = insist
+        self._check = check
         self._done: dict[TopicPartition, int] = {}
 
     async def take_over(self, numbers: Iterable[int]) -> None:
@@ -63,6 +67,7 @@ class AtLeastOnce:
         """Forget what could not be committed; whoever comes next reads it again."""
         gone = set(numbers)
         self._done = {at: next_ for at, next_ in self._done.items() if at.partition not in gone}
+        self._pass_check()
 
     async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
         """Deliver everything, however long it takes."""
@@ -90,15 +95,19 @@ class AtLeastOnce:
         """
         held = consumer.assignment()
         self._done = {place: offset for place, offset in self._done.items() if place in held}
-        if not self._done:
-            return
-        try:
-            await consumer.commit(self._done)
-        except (BusError, NotAssignedError) as error:
-            metrics.RETRIES_TOTAL.inc()
-            _log.warning("commit_failed", error=str(error))
-        else:
+        if self._done:
+            try:
+                await consumer.commit(self._done)
+            except (BusError, NotAssignedError) as error:
+                metrics.RETRIES_TOTAL.inc()
+                self._check.failed(f"published, but not committed: {error}")
+                return
             self._done = {}
+        self._pass_check()
+
+    def _pass_check(self) -> None:
+        if not self._done:
+            self._check.ok()
 
 
 class ExactlyOnce:

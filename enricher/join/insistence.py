@@ -17,11 +17,13 @@ T = TypeVar("T")
 class Insistence:
     """Calls again, with growing waits, until the bus answers; the trouble shows as a check."""
 
-    def __init__(self, *, check: Check, backoff: Backoff) -> None:
+    def __init__(self, *, check: Check, backoff: Backoff, passes_check: bool = True) -> None:
+        """Take the check that fails; where it is not passed here, more must succeed for that."""
         self.attempts = 0
         """How many calls have ended, well or not: it grows for as long as the join goes round."""
         self._check = check
         self._backoff = backoff
+        self._passes_check = passes_check
 
     async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what the call returns, once it succeeds; every `BusError` is waited out."""
@@ -34,7 +36,8 @@ class Insistence:
                 await asyncio.sleep(self._backoff.next_seconds())
             else:
                 self._backoff.reset()
-                self._check.ok()
+                if self._passes_check:
+                    self._check.ok()
                 return given
             finally:
                 self.attempts += 1

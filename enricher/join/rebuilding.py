@@ -27,6 +27,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, Record, TopicPartition
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.service import Backoff, Check
+from gpuledger.tasks import end_tasks
 from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 
 INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
@@ -88,7 +89,7 @@ class Rebuilding:
         """Leave these partitions to whoever gets them; nothing is under way for them any more."""
         self._unknown -= set(numbers)
         self._changes += 1
-        await _end(self._setting_out)
+        await end_tasks(self._setting_out)
 
     def stand_by(self) -> None:
         """Record that the group has more members than partitions, and none for this one."""
@@ -175,7 +176,7 @@ class Rebuilding:
             return {} if task.cancelled() or changes != self._changes else task.result()
         finally:
             self._setting_out = None
-            await _end(task)
+            await end_tasks(task)
 
     async def _set_out(
         self, consumer: Consumer, numbers: frozenset[int]
@@ -220,10 +221,3 @@ class Rebuilding:
         gc.set_threshold(_OBJECTS_PER_COLLECTION)
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))
-
-
-async def _end(task: "asyncio.Task[Mapping[TopicPartition, int]] | None") -> None:
-    """Cancel a task and wait for its end; what became of it is for whoever started it."""
-    if task is not None and not task.done():
-        task.cancel()
-        await asyncio.wait({task})

@@ -58,7 +58,9 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
     `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist, publishing = _insist(readiness.check("bus")), _insist(delivery_check)
+    insist = Insistence(check=readiness.check("bus"), backoff=_backoff())
+    # What was published and cannot be committed is not delivered: the delivery passes the check.
+    publishing = Insistence(check=delivery_check, backoff=_backoff(), passes_check=False)
 
     def rounds() -> int:
         return insist.attempts + publishing.attempts
@@ -74,7 +76,9 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
             )
             stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
             opening = _open_delivery(
-                AtLeastOnce(producer=producer, office=office, insist=publishing),
+                AtLeastOnce(
+                    producer=producer, office=office, insist=publishing, check=delivery_check
+                ),
                 bus=bus,
                 office=office,
                 check=delivery_check,
@@ -99,10 +103,6 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
                 )
                 await worker.run(bus=bus, member=settings.kafka.group_member or None)
         watch.cancel()
-
-
-def _insist(check: Check) -> Insistence:
-    return Insistence(check=check, backoff=_backoff())
 
 
 def _backoff() -> Backoff:

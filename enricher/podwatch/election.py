@@ -22,6 +22,7 @@ from enricher.podwatch.settings import RETRY_MOST_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.service.readiness import Check
+from gpuledger.tasks import end_tasks
 
 _NS: Final = 1_000_000_000
 _RELEASE_SECONDS: Final = 2.0
@@ -79,7 +80,7 @@ class Elector:
             await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # The work has ended before the Lease is another one's.
-            await _end(working, keeping)
+            await end_tasks(working, keeping)
             metrics.LEADING.set(0)
             await self._release()
         for task in (working, keeping):
@@ -193,12 +194,6 @@ def _timestamp(clock: Clock) -> str:
     """Give the time as Kubernetes' MicroTime."""
     now = datetime.fromtimestamp(clock.time_ns() / _NS, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 def _raise_failure_of(task: asyncio.Task[None]) -> None:

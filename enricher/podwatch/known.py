@@ -13,7 +13,7 @@ from enricher.podwatch import metrics
 from enricher.podwatch.sharing import PodSharing
 from enricher.versions import is_older
 from gpuledger.bus.history import History
-from gpuledger.bus.protocol import Producer, Record
+from gpuledger.bus.protocol import Producer, Record, TopicDescription
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError
@@ -35,14 +35,16 @@ class PodBus(History, Protocol):
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer."""
 
-    async def partitions(self, topic: str) -> int:
-        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""
 
 
 class KnownPods:
     """The newest record of each pod; memory is bounded by the pods without a tombstone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, topic_id: str | None = None) -> None:
+        self.topic_id = topic_id
+        """The identity of the topic that was read, as of before."""
         self.by_uid: dict[str, PodRecord] = {}
         self.overtaken: set[str] = set()
         """Pods behind whose newest record stands an older one."""
@@ -88,7 +90,7 @@ class KnownPods:
             _log.warning("record_skipped", error=error, count=count)
 
 
-async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:
+async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
     backoff = Backoff()
     check.waits("reading which pods are known")
@@ -104,8 +106,8 @@ async def read_known(*, bus: History, check: Check, clock: Clock) -> KnownPods:
             return known
 
 
-async def _read_once(bus: History) -> KnownPods:
-    known = KnownPods()
+async def _read_once(bus: PodBus) -> KnownPods:
+    known = KnownPods(topic_id=(await bus.describe(PODS.name)).topic_id)
     async with bus.reader() as reader:
         for place, span in (await reader.spans(PODS.name)).items():
             async for records in reader.read(place, span):

@@ -3,12 +3,15 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
+
+import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
-from gpuledger.bus.protocol import Message, Producer
+from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
 from gpuledger.clock import Clock
 from gpuledger.errors import BusError
 from gpuledger.service.backoff import Backoff
@@ -18,6 +21,10 @@ from gpuledger.twins import encode_twin
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
+LOOK_SECONDS: Final = 10.0
+"""How often the topic is looked at: whether it is there, and still the one that was published to.
+"""
+_log = structlog.get_logger(__name__)
 Fence = Callable[[], None]
 """Called before each publish; raises where another one may publish now."""
 
@@ -37,14 +44,20 @@ class Publisher:
         check: Check,
         clock: Clock,
         batch_most: int,
+        topic_id: str | None,
         fence: Fence = let_pass,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        """Take the table, and the identity of the topic that knows what is not due in it."""
         self._bus = bus
         self._fence = fence
         self._table = table
         self._check = check
         self._clock = clock
         self._batch_most = batch_most
+        self._topic_id = topic_id
+        self._look_seconds = look_seconds
+        self._looked_at_ns = 0
         self._backoff = Backoff()
         self._changed = asyncio.Event()
 
@@ -66,15 +79,42 @@ class Publisher:
                 await self._pause(error)
 
     async def _with_one_producer(self) -> None:
-        partitions = await self._bus.partitions(PODS.name)
+        topic = await self._look()
         async with self._bus.producer() as producer:
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self._waiting)
             while True:
-                while batch := self._table.batch(self._batch_most):
-                    await self._send(producer, batch, partitions)
-                self._changed.clear()
+                if batch := self._table.batch(self._batch_most):
+                    await self._send(producer, batch, topic.partitions)
+                else:
+                    await self._wait()
+                if self._is_look_due() and await self._look() != topic:
+                    return  # the producer knows the topic as it was
+
+    async def _wait(self) -> None:
+        """Wait for a change, or until it is time to look at the topic."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._look_seconds):
                 await self._changed.wait()
+
+    def _is_look_due(self) -> bool:
+        return self._clock.monotonic_ns() - self._looked_at_ns >= self._look_seconds * _NS
+
+    async def _look(self) -> TopicDescription:
+        """Return what the topic is now; have all published again where it is another one.
+
+        Without it nobody would hear, while no pod changes, that the brokers are away or that the
+        topic was deleted.
+        """
+        found = await self._bus.describe(PODS.name)
+        self._looked_at_ns = self._clock.monotonic_ns()
+        if is_other_topic(self._topic_id, found.topic_id):
+            self._table.repeat_all(time_ns=self._clock.time_ns())
+            self.measure()
+            _log.warning("topic_recreated", topic=PODS.name, count=self._table.unpublished)
+        self._topic_id = found.topic_id or self._topic_id
+        return found
 
     def _waiting(self) -> str:
         return f"{self._table.unpublished} pods are to be published"

@@ -11,7 +11,7 @@ from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.election import Elector
-from enricher.podwatch.known import PodBus, read_known
+from enricher.podwatch.known import KnownPods, PodBus, read_known
 from enricher.podwatch.lease import LeaseKeeper, identity_of, namespace_of
 from enricher.podwatch.publish import Fence, Publisher, let_pass
 from enricher.podwatch.reflector import Reflector
@@ -76,13 +76,15 @@ class _Podwatch:
         """Read what is known, then list, watch and publish until cancelled."""
         for name in ("api", "kafka"):
             self.readiness.check(name).waits("starting")
-        table = await self._known_pods()
+        known = await self._known_pods()
+        table = self._table_of(known)
         publisher = Publisher(
             bus=self.bus,
             table=table,
             check=self.readiness.check("kafka"),
             clock=self.clock,
             batch_most=self.settings.publish_batch,
+            topic_id=known.topic_id,
             fence=fence,
         )
         follower = Follower(
@@ -96,9 +98,11 @@ class _Podwatch:
             tasks.create_task(publisher.forever())
             tasks.create_task(_bury(table, publisher, self.clock))
 
-    async def _known_pods(self) -> PodTable:
+    async def _known_pods(self) -> KnownPods:
         check = self.readiness.check("known")
-        known = await read_known(bus=self.bus, check=check, clock=self.clock)
+        return await read_known(bus=self.bus, check=check, clock=self.clock)
+
+    def _table_of(self, known: KnownPods) -> PodTable:
         table = PodTable(
             tombstone_after_seconds=self.settings.tombstone_after_seconds,
             tombstones_most=self.settings.tombstones_most,

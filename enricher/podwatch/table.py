@@ -5,7 +5,7 @@ while Kafka is away, a pod's newer state takes the place of its older one.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -59,6 +59,11 @@ class PodTable:
     def repeat(self, uids: Iterable[str], *, time_ns: int) -> None:
         """Have what was restored published again: something older stands behind it."""
         self._unpublished |= dict.fromkeys(uids, time_ns)
+
+    def repeat_all(self, *, time_ns: int) -> None:
+        """Have every pod published again: the topic that knew them is gone."""
+        for uid in chain(self._dead, self._alive):
+            self._unpublished.setdefault(uid, time_ns)
 
     def see(self, pod: PodRecord, *, time_ns: int) -> None:
         """Take a pod's state; one that only differs in its version is the same."""

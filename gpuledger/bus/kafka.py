@@ -9,7 +9,13 @@ from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer
 from gpuledger.bus.kafka_reader import KafkaReader
 from gpuledger.bus.kafka_transactions import KafkaTransactions
-from gpuledger.bus.protocol import Consumer, Producer, Subscription, Transactions
+from gpuledger.bus.protocol import (
+    Consumer,
+    Producer,
+    Subscription,
+    TopicDescription,
+    Transactions,
+)
 from gpuledger.settings import KafkaSettings
 
 
@@ -21,7 +27,11 @@ class KafkaBus:
 
     async def partitions(self, topic: str) -> int:
         """Give the number of partitions; `TopicsError` where the topic does not exist."""
-        return (await self._connection.count_partitions([topic]))[topic]
+        return (await self.describe(topic)).partitions
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what the brokers say of a topic now; `TopicsError` where it does not exist."""
+        return await self._connection.describe(topic)
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:

@@ -15,6 +15,8 @@ from aiokafka.client import AIOKafkaClient
 
 from gpuledger.bus.kafka_errors import FAILURES, translate
 from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
+from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, SettingsError, TopicsError
 from gpuledger.settings import KafkaSettings
 
@@ -74,15 +76,17 @@ class KafkaConnection:
         except FAILURES as error:
             raise translate(error, doing=doing, servers=self.servers, refusals=refusals) from error
 
-    async def count_partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """Ask how many partitions topics have; `TopicsError` where one does not exist."""
+    async def describe(self, topic: str) -> TopicDescription:
+        """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
         client = AIOKafkaClient(**self.arguments)
-        async with self.asking("looking up topics"):
+        async with self.asking(f"looking up the topic {topic}"):
             try:
                 await client.bootstrap()
-                return await count_partitions(client, topics, servers=self.servers)
+                counts = await count_partitions(client, [topic], servers=self.servers)
+                topic_ids = await fetch_topic_ids(client, [topic]) or {}
             finally:
                 await client.close()
+        return TopicDescription(counts[topic], topic_ids.get(topic))
 
 
 async def count_partitions(

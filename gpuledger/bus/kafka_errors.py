@@ -17,10 +17,12 @@ from gpuledger.errors import (
 )
 
 # IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError.
+# What aiokafka takes for impossible it asserts; a topic that is gone makes some of it possible.
 FAILURES: Final = (
     vendor.KafkaError,
     vendor.IllegalOperation,
     vendor.ConsumerStoppedError,
+    AssertionError,
     OSError,
 )
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {

@@ -20,6 +20,8 @@ from aiokafka.errors import CorruptRecordException, IllegalStateError, KafkaErro
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.record import default_records
 
+from gpuledger.tasks import end_tasks
+
 STOP_SECONDS: Final = 1.5
 CANCEL_SECONDS: Final = 0.5
 ZSTD_LEVEL: Final = 1
@@ -224,9 +226,4 @@ async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP
 async def _end(task: "asyncio.Task[Any] | None") -> None:
     """Cancel a task until it ends: once lets it finish what is on its way, twice does not."""
     for _ in range(2):
-        if task is None or task.done():
-            break
-        task.cancel()
-        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
-    if task is not None and task.done() and not task.cancelled():
-        task.exception()
+        await end_tasks(task, seconds=CANCEL_SECONDS)

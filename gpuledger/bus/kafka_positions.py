@@ -22,7 +22,8 @@ from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
-from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition
+from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition, is_other_topic
+from gpuledger.bus.topic_ids import TopicIds
 
 TOPIC_CHECK_SECONDS: Final = 10.0
 """How often the topics' identities are asked for while they are read."""
@@ -52,8 +53,8 @@ class Positions:
     def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
         self._connection = connection
         self._subscription = subscription
-        self._topic_ids: dict[str, str | None] = {}
-        """The identities of the topics as of the last assignment."""
+        self._topic_ids = TopicIds({})
+        """As of the last assignment."""
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
@@ -67,10 +68,10 @@ class Positions:
         """Set newly held partitions to where the group is, as far as that is of the same topics."""
         wanted = list(partitions)
         async with self._connection.asking("looking up what the group has committed"):
-            self._topic_ids = await self._fetch_ids(client) or {}
+            self._topic_ids = TopicIds(await self._fetch_ids(client))
             committed = await kafka_internals.committed_offsets(client, map(named, wanted))
         await self._report_read_of_other_topics()
-        self._connection.topic_ids[self._subscription.group] = self._topic_ids
+        self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
         self._has_begun, self._is_out_of_date = True, False
         for partition in wanted:
@@ -92,7 +93,7 @@ class Positions:
         for partition, each in records.items():
             if each:
                 self._last_read[partition] = _LastRead(
-                    topic_id=self._topic_ids.get(partition.topic),
+                    topic_id=self._topic_ids.by_topic.get(partition.topic),
                     next_offset=each[-1].offset + 1,
                     time_ms=each[-1].timestamp_ms,
                 )
@@ -105,7 +106,7 @@ class Positions:
 
     def metadata(self, partition: TopicPartition) -> str:
         """Return what a commit of this partition carries."""
-        return commit_metadata(self._topic_ids, partition.topic)
+        return commit_metadata(self._topic_ids.by_topic, partition.topic)
 
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
@@ -133,12 +134,11 @@ class Positions:
             return
         is_absent = not found.keys() >= set(self._subscription.topics)
         self._absent_checks = self._absent_checks + 1 if is_absent else 0
-        # One that was absent when partitions were assigned is another one as well.
-        other = {topic for topic in found if found[topic] != self._topic_ids.get(topic, "absent")}
+        others = self._topic_ids.update(found)
         for partition in sorted(held):
-            if partition.topic in other:
+            if partition.topic in others:
                 await self._report_recreated_at_position(client, partition)
-        self._is_out_of_date = bool(other) or self._absent_checks >= _ABSENT_CHECKS
+        self._is_out_of_date = bool(others) or self._absent_checks >= _ABSENT_CHECKS
 
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
         """Report what is missing where a broker has no such offset, and go to the first it has."""
@@ -173,7 +173,7 @@ class Positions:
         return await fetch_topic_ids(inner, list(self._subscription.topics))
 
     def _is_of_other_topic(self, partition: TopicPartition, metadata: str) -> bool:
-        current = commit_metadata(self._topic_ids, partition.topic)
+        current = commit_metadata(self._topic_ids.by_topic, partition.topic)
         return bool(current) and metadata.startswith(_IDENTITY) and metadata != current
 
     async def _report_read_of_other_topics(self) -> None:
@@ -183,10 +183,10 @@ class Positions:
         commits along. Of a topic that does not exist nothing is forgotten: it may come again.
         """
         for partition, last in sorted(self._last_read.items()):
-            if partition.topic not in self._topic_ids:
+            if partition.topic not in self._topic_ids.by_topic:
                 continue
             del self._last_read[partition]
-            if last.topic_id not in (None, self._topic_ids[partition.topic]):
+            if is_other_topic(last.topic_id, self._topic_ids.by_topic[partition.topic]):
                 await self._report_recreated(
                     partition, last.next_offset, last.topic_id, time_ms=last.time_ms
                 )
@@ -198,7 +198,7 @@ class Positions:
         await self._report_recreated(
             partition,
             kafka_internals.position_or_none(client, named(partition)) or 0,
-            self._topic_ids.get(partition.topic),
+            self._topic_ids.by_topic.get(partition.topic),
             time_ms=last and last.time_ms,
         )
 

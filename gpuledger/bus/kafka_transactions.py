@@ -36,6 +36,9 @@ class KafkaTransactions:
         self._partitions = KnownPartitions(connection)
         self._client: AIOKafkaProducer | None = None
         self._over: GpuledgerError | None = None
+        self._busy = asyncio.Lock()
+        self._deadline: asyncio.Timeout | None = None
+        """Of the commit that is under way."""
 
     async def open(self) -> None:
         """Connect and shut out who had the id; what that one left open is aborted first."""
@@ -47,9 +50,17 @@ class KafkaTransactions:
             )
 
     async def close(self) -> None:
-        """Abort what is open, as far as the brokers answer in time, and close."""
+        """End a commit that is under way, abort what is open as far as that can be, and close.
+
+        Never both at once: a client that aborts under a commit is in a state that it does not know.
+        A commit that the brokers were asked for already is theirs to end, not ours to abort.
+        """
         client, self._client = self._client, None
-        if client is not None:
+        if client is None:
+            return
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+        async with self._busy:
             await abandon_transaction(client)
             await stop_producer(client, flush_seconds=0)
 
@@ -62,12 +73,35 @@ class KafkaTransactions:
         filled = {place: each for place, each in messages.items() if each}
         if not filled and not offsets:
             return
+        async with self._busy:
+            await self._commit_within_deadline(filled, offsets, group)
+
+    async def _commit_within_deadline(
+        self, messages: Batches, offsets: Mapping[TopicPartition, int], group: str
+    ) -> None:
+        """Commit, unless `close` ends it first; then nobody knows whether it was done."""
         client = self._usable()
+        try:
+            async with asyncio.timeout(None) as self._deadline:
+                await self._commit_or_be_over(client, messages, offsets, group)
+        except TimeoutError as error:
+            said = f"the transactional id {self._id!r} was closed while it was committed"
+            raise BusUnavailableError(said) from error
+        finally:
+            self._deadline = None
+
+    async def _commit_or_be_over(
+        self,
+        client: AIOKafkaProducer,
+        messages: Batches,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
         # Before anything is begun: with a topic that is absent the transaction would never end.
         async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
-            await self._partitions.must_have(client, list(filled))
+            await self._partitions.must_have(client, list(messages))
         try:
-            await self._commit(client, filled, offsets, group)
+            await self._commit(client, messages, offsets, group)
         except GpuledgerError as error:
             self._over = error
             raise

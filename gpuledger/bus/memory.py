@@ -15,7 +15,14 @@ from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.memory_producer import MemoryProducer
 from gpuledger.bus.memory_reader import MemoryReader
 from gpuledger.bus.memory_transactions import MemoryTransactions
-from gpuledger.bus.protocol import Consumer, Producer, Subscription, TopicPartition, Transactions
+from gpuledger.bus.protocol import (
+    Consumer,
+    Producer,
+    Subscription,
+    TopicDescription,
+    TopicPartition,
+    Transactions,
+)
 from gpuledger.errors import TopicsError
 from gpuledger.topics import TOPICS, Topic
 
@@ -64,8 +71,13 @@ class MemoryBus:
 
     async def partitions(self, topic: str) -> int:
         """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        return (await self.describe(topic)).partitions
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic; `TopicsError` where it does not exist."""
         self._must_exist([topic])
-        return self._partitions[topic]
+        topic_id = self._logs[TopicPartition(topic, 0)].topic_id
+        return TopicDescription(self._partitions[topic], topic_id)
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:

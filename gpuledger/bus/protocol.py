@@ -43,6 +43,19 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+class TopicDescription(NamedTuple):
+    """What the brokers say of a topic."""
+
+    partitions: int
+    topic_id: str | None
+    """The identity that it was given when it was made; `None` where that is not known."""
+
+
+def is_other_topic(before: str | None, now: str | None) -> bool:
+    """Return whether two identities are of different topics; where one is unknown, they are not."""
+    return before is not None and now is not None and before != now
+
+
 class GapReason(StrEnum):
     """Why a consumer cannot go on where it was."""
 

@@ -55,7 +55,7 @@ class CheckLog:
     def failed(self, detail: str) -> None:
         """Record that the check began to fail."""
         self._failures += 1
-        if self._due:
+        if self._due is not None:
             self._due.cancel()
             self._due = None
         if self._began_seconds is not None:
@@ -65,8 +65,11 @@ class CheckLog:
         _log.warning("check_failed", **self._facts, detail=detail)
 
     def recovered(self) -> None:
-        """Record that the check holds; without a failure before it that is no news."""
-        if self._began_seconds is None:
+        """Record that the check holds; without a failure before it that is no news.
+
+        Nor is it while the end is due already: a check that only waited meanwhile did not fail.
+        """
+        if self._began_seconds is None or self._due is not None:
             return
         self._ended_seconds = self._seconds()
         if self._is_flapping:

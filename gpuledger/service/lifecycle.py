@@ -34,15 +34,14 @@ def run_until_signalled(
     of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
     """
     deadline = _Deadline(stop_within_seconds)
-    before = {number: signal.getsignal(number) for number in _ENDING}
+    signals = _EndingSignals()
     try:
-        asyncio.run(_supervise(work, deadline))
+        asyncio.run(_supervise(work, deadline, signals))
     except BaseException as error:  # noqa: BLE001  # the last place where it can be told
         return _explain(error)
     finally:
         deadline.lift()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.give_back()
     return 0
 
 
@@ -59,39 +58,54 @@ def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
     return explaining
 
 
-async def _supervise(work: Callable[[], Awaitable[None]], deadline: "_Deadline") -> None:
+async def _supervise(
+    work: Callable[[], Awaitable[None]], deadline: "_Deadline", signals: "_EndingSignals"
+) -> None:
     task = asyncio.ensure_future(work())
-    signalled = False
 
     def stop(name: str) -> None:
-        nonlocal signalled
-        if not signalled:  # a wrapper may pass the same signal on twice
-            signalled = True
-            _log.info("signal_received", signal=name)
-            deadline.begin()
-            task.cancel()
+        _log.info("signal_received", signal=name)
+        deadline.begin()
+        task.cancel()
 
-    _on_signals(stop)
+    signals.take(stop)
     await asyncio.wait({task})
     deadline.begin()  # whatever the work left behind may hang as well
-    if not (signalled and task.cancelled()):
+    if not (signals.have_come and task.cancelled()):
         task.result()
 
 
-def _on_signals(stop: Callable[[str], None]) -> None:
-    """Call `stop` with the name of a signal that ends; later ones do nothing.
+class _EndingSignals:
+    """SIGTERM and SIGINT: the first one counts, and those after it never do.
 
-    Not by the loop's own handlers: at its end it would give the signals back to the system, and
-    one that comes while the interpreter shuts down would be the exit code.
+    A wrapper may pass the same signal on twice. The later one may come while the interpreter shuts
+    down, which gives every handler back to the system: only what the system itself ignores is not
+    the exit code then.
     """
-    loop = asyncio.get_running_loop()
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+    def __init__(self) -> None:
+        self.have_come = False
+        self._before = {number: signal.getsignal(number) for number in _ENDING}
 
-    for each in _ENDING:
-        signal.signal(each, pass_on)
+    def take(self, stop: Callable[[str], None]) -> None:
+        """Call `stop` in the running event loop, with the name of the first signal that comes."""
+        loop = asyncio.get_running_loop()
+
+        def pass_on(number: int, _: FrameType | None) -> None:
+            self.have_come = True
+            for each in _ENDING:
+                signal.signal(each, signal.SIG_IGN)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(stop, signal.Signals(number).name)
+
+        for each in _ENDING:
+            signal.signal(each, pass_on)
+
+    def give_back(self) -> None:
+        """Give the signals to who had them before, unless one has come: the process ends."""
+        if not self.have_come:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
 
 class _Deadline:

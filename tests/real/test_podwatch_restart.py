@@ -12,6 +12,7 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import PODS
+from tests.real.changed_topics import recreate
 from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 
@@ -121,6 +122,14 @@ class Cluster:
             if (state := _state(message.value)) != "leaves":
                 found.setdefault((message.key or b"").decode(), []).append(state)
         return found
+
+    def recreate_topic(self) -> None:
+        """Delete the topic of pods and make it anew."""
+        asyncio.run(recreate(KafkaSettings(bootstrap_servers=self._kafka.bootstrap_servers), PODS))
+
+    def kill_broker(self) -> None:
+        """End the broker at once."""
+        self._kafka.kill()
 
     def await_history(self, expected: dict[str, list[str]]) -> None:
         """Wait until the topic says this and nothing else."""
@@ -244,3 +253,18 @@ def test_a_leader_that_stood_still_publishes_no_more(cluster: Cluster) -> None:
     assert cluster.holder() == "other"
     assert stopped.stop() == 0
     assert cluster.history() == expected
+
+
+def test_a_topic_made_anew_gets_all_pods_and_a_dead_broker_is_told_while_no_pod_changes(
+    cluster: Cluster,
+) -> None:
+    expected = {uid: ["lives"] for uid in cluster.create_pods("one", "other").values()}
+    podwatch = cluster.podwatch("podwatch", KAFKA__REQUEST_TIMEOUT_SECONDS="5")
+    podwatch.wait_until_ready()
+    cluster.await_history(expected)
+
+    cluster.recreate_topic()
+
+    cluster.await_history(expected)
+    cluster.kill_broker()
+    until(lambda: not podwatch.readyz()["checks"]["kafka"]["ok"])

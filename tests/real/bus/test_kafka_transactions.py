@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -128,3 +130,37 @@ async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_i
     async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
         await writer.commit({place: [numbered(3)]}, offsets={place: 3}, group=GROUP)
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
+
+
+async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    """As at a rebalance while a broker stands still; it goes on while the writer is closed."""
+    kafka = start_kafka()
+    settings = settings_of(kafka.bootstrap_servers)
+    topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
+    await create_topics(settings, [topic])
+    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    async with bus.transactions("w") as writer:
+        await writer.commit({place: [numbered(1)]}, offsets={place: 1}, group=GROUP)
+        kafka.process.send(signal.SIGSTOP)
+        committing = asyncio.create_task(
+            writer.commit({place: [numbered(2)]}, offsets={place: 2}, group=GROUP)
+        )
+        await asyncio.sleep(0.3)
+        assert isinstance(writer, KafkaTransactions)
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0.3)
+        kafka.process.send(signal.SIGCONT)
+        await closing
+        assert committing.done()
+        with pytest.raises(BusUnavailableError, match="was closed while it was committed"):
+            await committing
+    asked = Subscription(group="g", topics=[topic.name])
+    async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
+        await writer.commit({place: [numbered(3)]}, offsets={place: 3}, group=GROUP)
+        found = texts(
+            await poll_until(lambda read: any(each.value == b"3" for each in read), consumer)
+        )
+        assert found[0] == "1"
+        assert found[-1] == "3"

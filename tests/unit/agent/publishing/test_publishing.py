@@ -327,6 +327,26 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     assert MESSAGES_OF_THE_FUTURE._value.get() - before == left_out
 
 
+async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
+    """However often it is tried, as for hours where the broker's clock is behind."""
+    refused = MESSAGES_TOO_LARGE._value.get()
+    bus, outbox = DatedBus(), outbox_in_memory()
+    for number in (1, 2):
+        outbox.put(stamped(b"%d" % number, NOW_MS))
+    outbox.put(stamped(b"x" * MAX_MESSAGE_BYTES, NOW_MS))
+    outbox.put(stamped(b"waits", NOW_MS + 2 * DAY_MS))
+    outbox.put(stamped(b"behind it", NOW_MS))
+    publisher = publisher_of(bus, outbox, now_ms=NOW_MS + 2 * DAY_MS)
+    publishing = asyncio.create_task(publisher.run())
+    while bus.producers < 9:  # noqa: ASYNC110  # a few turns of the loop
+        await asyncio.sleep(0)
+    assert bus.values(SAMPLES.name) == [b"1", b"2"]
+    bus.now_ms = NOW_MS + 2 * DAY_MS
+    await flush(publisher, outbox, publishing, seconds=5)
+    assert bus.values(SAMPLES.name) == [b"1", b"2", b"waits", b"behind it"]
+    assert MESSAGES_TOO_LARGE._value.get() - refused == 1
+
+
 async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
     before = MESSAGES_OF_THE_FUTURE._value.get()
     bus, outbox, check = DatedBus(), outbox_in_memory(), Check()

@@ -7,6 +7,7 @@ from itertools import count
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from enricher.join.settings import JoinSettings, JoinTuning
@@ -33,6 +34,7 @@ from tests.unit.enricher.join.test_service import (
     read,
     read_events,
     tick,
+    until,
 )
 from tests.unit.enricher.join.ticks import SECOND_NS, sample
 
@@ -257,6 +259,24 @@ async def test_at_least_once_drops_what_it_marked_but_never_committed() -> None:
     async with joining(bus, settings=AT_LEAST_ONCE):
         await committed(bus, 2)
     assert await events_there(bus) == [1, 2]
+
+
+async def test_at_least_once_fails_its_check_while_commits_are_refused_and_tells_it_once() -> None:
+    bus = BrittleBus(refused=10_000)
+    with capture_logs() as lines:
+        async with joining(bus, settings=AT_LEAST_ONCE) as readiness:
+            check = readiness.check("delivery")
+            for seq in (1, 2, 3):
+                await publish(bus, SAMPLES, tick(seq))
+                await read_marks(bus, seq)
+            await until(lambda: check.has_failed)
+            assert "published, but not committed: the group has rebalanced" in check.detail
+            bus.refused = 0
+            await publish(bus, SAMPLES, tick(4))
+            await until(lambda: check.is_ok)
+    told = [line["event"] for line in lines if line.get("check") == "delivery"]
+    assert told == ["check_failed", "check_recovered"]
+    assert "commit_failed" not in {line["event"] for line in lines}
 
 
 async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_after() -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from typing_extensions import override
 
 from enricher.podwatch.known import KnownPods, read_known
 from gpuledger.bus.history import HistoryReader
@@ -69,16 +70,17 @@ def test_records_hold_what_is_equal_once() -> None:
         assert getattr(one, part) is getattr(other, part)
 
 
-class FlakyHistory:
+class FlakyBus(MemoryBus):
     """A bus whose reader breaks off after its first records, as often as it is told."""
 
-    def __init__(self, inner: MemoryBus, *, failures: int) -> None:
-        self._inner = inner
+    def __init__(self, *, failures: int) -> None:
+        super().__init__()
         self.failures = failures
 
+    @override
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[HistoryReader]:
-        async with self._inner.reader() as reader:
+        async with super().reader() as reader:
             yield reader
             if self.failures:
                 self.failures -= 1
@@ -102,10 +104,9 @@ async def test_all_partitions_are_read_to_their_end() -> None:
 
 
 async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
-    bus, readiness, clock = MemoryBus(), Readiness(), PatientClock()
+    bus, readiness, clock = FlakyBus(failures=3), Readiness(), PatientClock()
     await publish(bus, (0, "a", value("a")))
-    history = FlakyHistory(bus, failures=3)
-    known = await read_known(bus=history, check=readiness.check("known"), clock=clock)
+    known = await read_known(bus=bus, check=readiness.check("known"), clock=clock)
     assert phases(known) == {"a": "Running"}
     assert len(clock.slept) == 3
     assert clock.slept[2] > clock.slept[0]

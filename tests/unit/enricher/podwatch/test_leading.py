@@ -131,6 +131,7 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         check=Readiness().check("kafka"),
         clock=PatientClock(),
         batch_most=10,
+        topic_id=None,
         fence=fence,
     )
     publishing = asyncio.create_task(publisher.forever())

@@ -14,7 +14,7 @@ from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription
+from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription, TopicDescription
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError
@@ -53,8 +53,8 @@ class ShakyBus:
         self.inner = MemoryBus()
         self.refusals = refusals
 
-    async def partitions(self, topic: str) -> int:
-        return await self.inner.partitions(topic)
+    async def describe(self, topic: str) -> TopicDescription:
+        return await self.inner.describe(topic)
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         return self.inner.reader()

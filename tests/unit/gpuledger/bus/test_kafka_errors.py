@@ -36,6 +36,7 @@ BROKEN = 'Unable connect to "%s:%s": %s'
         (vendor.IllegalStateError("not assigned"), NotAssignedError),
         (vendor.ConsumerStoppedError(), BusUnavailableError),
         (ConnectionResetError("reset"), BusUnavailableError),
+        (AssertionError("Invalid state transition ABORTING -> COMMITTING"), BusUnavailableError),
     ],
 )
 def test_each_failure_says_what_was_done_and_where(

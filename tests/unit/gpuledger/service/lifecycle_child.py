@@ -1,6 +1,8 @@
 """A process that works until it is signalled, and ends in the way that its argument names."""
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 import time
@@ -85,6 +87,25 @@ async def serve(settings: Settings, readiness: Readiness) -> None:
     await slow()
 
 
+class LateSignal:
+    """Signals this process when the interpreter, shutting down, clears the module that has it."""
+
+    def __del__(
+        self,
+        kill: Callable[[int, int], None] = os.kill,
+        number: int = signal.SIGTERM,
+        process_id: int = os.getpid(),  # at the end there is nothing left to ask
+    ) -> None:
+        """Send it."""
+        kill(process_id, number)
+
+
+async def signalled_late() -> None:
+    """Clean up, and have another signal come at the very end."""
+    globals()["last"] = LateSignal()
+    await slow()
+
+
 CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "slow": slow,
     "hanging": hanging,
@@ -92,6 +113,7 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "left-task": left_task,
     "left-thread": left_thread,
     "failing-cleanup": failing_cleanup,
+    "signalled-late": signalled_late,
 }
 
 
@@ -100,7 +122,7 @@ def main(case: str) -> int:
     if case == "service":
         return run_service(serve, settings=Settings(), about={"node": "node-1"})
     configure_logs(LogSettings())
-    seconds = 10.0 if case == "slow" else 0.4
+    seconds = 10.0 if case in {"slow", "signalled-late"} else 0.4
     return run_until_signalled(CASES[case], stop_within_seconds=seconds)
 
 

@@ -116,3 +116,36 @@ def test_nothing_is_said_of_a_check_that_never_failed() -> None:
         log.recovered()
 
     assert lines == []
+
+
+def test_a_check_that_waits_between_two_ends_has_one_end_of_its_first() -> None:
+    """As at a rebalance: what only waits did not fail, and its end is not told anew."""
+    with logging() as (log, clock, lines):
+        _flap(log, clock)
+        clock.wait(11)
+        log.recovered()
+        clock.wait(CALM_SECONDS)
+
+    assert [line["event"] for line in lines] == ["check_failed", "check_recovered"] * 2
+    assert (lines[-1]["failed_seconds"], lines[-1]["count"]) == (1, 1)
+
+
+def test_no_end_is_told_while_a_check_fails_however_often_it_was_ok_before() -> None:
+    with logging() as (log, clock, lines):
+        _flap(log, clock)
+        clock.wait(11)
+        log.recovered()
+        clock.wait(5)
+        log.failed("no broker for long")
+        clock.wait(60 * CALM_SECONDS)
+
+    assert [line["event"] for line in lines] == ["check_failed", "check_recovered", "check_failed"]
+
+
+def _flap(log: CheckLog, clock: Later) -> None:
+    """Fail and recover twice, so that the second end is told only when it has held."""
+    for _ in range(2):
+        log.failed("no broker")
+        clock.wait(1)
+        log.recovered()
+        clock.wait(1)

@@ -89,6 +89,14 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
 
+def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code() -> None:
+    with running("signalled-late") as child:
+        child.send_signal(signal.SIGTERM)
+        stdout, _ = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (child.returncode, stdout) == (0, "cleaned up\n")
+
+
 def test_a_failure_in_the_cleanup_is_told_and_gives_one() -> None:
     with running("failing-cleanup") as child:
         child.send_signal(signal.SIGTERM)
