@@ -14,6 +14,7 @@ from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
 from sinks.alerts.standing import Labels, Now, StandingAlerts
+from sinks.recent import Recent
 from sinks.timelines import Place, Timelines
 
 _Key = tuple[str, str, str]
@@ -36,7 +37,7 @@ class Watch:
     def __init__(self, *, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self._timelines = Timelines()
-        self._conditions: dict[_Key, _Condition] = {}
+        self._conditions: Recent[_Key, _Condition] = Recent()
         self.alerts = StandingAlerts()
 
     def judge(self, event: GpuEvent, *, now: Now) -> Place:
@@ -111,7 +112,12 @@ class Watch:
             self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
 
     def forget(self, *, now: Now, silent_ns: int) -> int:
-        """Drop alerts that are over; return how many of them were still firing."""
+        """Drop alerts that are over; return how many of them were still firing.
+
+        A condition that has not fired, of a GPU of which nothing comes any more, goes by the rule
+        of `sinks.recent`.
+        """
+        self._conditions.go_on(now.monotonic_ns)
         over = self.alerts.forget(now=now, silent_ns=silent_ns)
         silent = {alert.labels for alert in over if alert.ends_ns is None}
         for key in [key for key, one in self._conditions.items() if one.alert in silent]:
