@@ -5,6 +5,10 @@ what is new, and how much time passed, is told by `(boot_id, seq)` alone: `seq` 
 since boot, which nobody can set. Wall clocks decide one thing only: which of two boots came first,
 where ticks of both arrive (a spool may bring those of the earlier boot late). A wrong answer is
 made good after `_OVER_AFTER_NS`, as two boots of a node are never both alive.
+
+That minute is of this machine's time, by when ticks arrive: events carry no time but their node's,
+Kafka's timestamp of them is the same one, and by `seq` a spool that drains looks like a boot that
+lives. So it is the one thing here that a replay of the same events may decide otherwise.
 """
 
 from enum import Enum
