@@ -1,7 +1,8 @@
 """Recognise a tick that was published twice, as a restarted join may do, by (node, boot, seq).
 
 Here lives how far each node was seen, by partition, in memory. It holds within the life of a
-consumer's assignment; what comes again after that is for the reader of the store to tell.
+consumer's assignment, and for nodes that were heard of within a day; what comes again after that is
+for the reader of the store to tell.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,9 @@ from itertools import islice
 from typing import Final
 
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent
+from sinks.recent import Recent
 
 _MAX_BOOTS: Final = 5
 """As many boots of a node as the join remembers: a spool may bring ticks of earlier ones late."""
@@ -39,12 +42,15 @@ class SeenBoots:
 class SeenTicks:
     """The ticks seen of each node; one node's ticks always come in one partition."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[TopicPartition, dict[str, SeenBoots]] = {}
+    def __init__(self, *, clock: Clock) -> None:
+        self._clock = clock
+        self._nodes: dict[TopicPartition, Recent[str, SeenBoots]] = {}
 
     def is_new(self, partition: TopicPartition, event: GpuEvent) -> bool:
         """Return whether the tick is beyond what was seen of its node's boot, and remember it."""
-        nodes = self._nodes.setdefault(partition, {})
+        if (nodes := self._nodes.get(partition)) is None:
+            nodes = self._nodes[partition] = Recent()
+        nodes.go_on(self._clock.monotonic_ns())
         if (boots := nodes.get(event.node)) is None:
             boots = nodes[event.node] = SeenBoots()
         return boots.is_new(event)

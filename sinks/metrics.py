@@ -35,7 +35,7 @@ DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
     "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `out_of_order`,"
     " `rejected`, `superseded`, `too_large`, `too_old`): events; in alerts also incidents, and"
-    " posts that an Alertmanager refused.",
+    " alerts that an Alertmanager refused.",
     ["sink", "reason"],
 )
 ORPHANS_REMOVED_TOTAL: Final = Counter(

@@ -93,7 +93,7 @@ class RepublishingSink:
         self._bus, self._how, self._check, self._clock = bus, how, check, clock
         self._writers = writers
         self._unopened: set[TopicPartition] = set()
-        self._seen = SeenTicks()
+        self._seen = SeenTicks(clock=clock)
         self._backoff = Backoff()
         self._partitions = 0
         self._has_undelivered = False

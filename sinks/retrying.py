@@ -5,6 +5,7 @@ caller's business: `ReceiverUnavailableError` means later, everything else ends 
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -23,12 +24,15 @@ async def until_answered(
     check: Check,
     clock: Clock,
     receiver: str = "",
+    on_answer: Callable[[], None] | None = None,
 ) -> T:
     """Call `attempt(0)`, `attempt(1)`, … with growing pauses until one does not ask for another.
 
     Attempts are counted; when an outage begins and ends is the check's to log. `receiver` is what
-    the check shows while all is well.
+    the check shows while all is well; where an answer alone does not make it so, `on_answer` says
+    in its place what the check shows.
     """
+    on_answer = on_answer or partial(check.ok, receiver)
     backoff = Backoff()
     for number in count():
         try:
@@ -39,6 +43,6 @@ async def until_answered(
             check.failed(str(error))
             await clock.sleep(pause_seconds)
         else:
-            check.ok(receiver)
+            on_answer()
             return answer
     raise AssertionError  # count() never ends

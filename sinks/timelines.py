@@ -5,6 +5,10 @@ what is new, and how much time passed, is told by `(boot_id, seq)` alone: `seq` 
 since boot, which nobody can set. Wall clocks decide one thing only: which of two boots came first,
 where ticks of both arrive (a spool may bring those of the earlier boot late). A wrong answer is
 made good after `_OVER_AFTER_NS`, as two boots of a node are never both alive.
+
+That minute is of this machine's time, by when ticks arrive: events carry no time but their node's,
+Kafka's timestamp of them is the same one, and by `seq` a spool that drains looks like a boot that
+lives. So it is the one thing here that a replay of the same events may decide otherwise.
 """
 
 from enum import Enum
@@ -12,6 +16,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.records import GpuEvent
 from sinks.duplicates import SeenBoots
+from sinks.recent import Recent
 
 _NS_PER_MS: Final = 1_000_000
 _OVER_AFTER_NS: Final = 60 * 10**9
@@ -19,8 +24,6 @@ _OVER_AFTER_NS: Final = 60 * 10**9
 that boot is the later one then, and its clock is behind."""
 LEAP_NS: Final = 10 * 10**9
 """Clocks that differ by less agree, as far as a sink is concerned."""
-_FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
-"""As long as events are kept: nothing of a node comes again after it."""
 _TRIAL_MS: Final = 60_000
 """For how long of the node's time a clock that leapt ahead is on trial."""
 
@@ -98,11 +101,10 @@ class Timeline:
 
 
 class Timelines:
-    """The timelines of the nodes of one partition that were heard of within a day."""
+    """The timelines of the nodes of one partition that were heard of within a day or two."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Timeline] = {}
-        self._looked_ns = 0
+        self._nodes: Recent[str, Timeline] = Recent()
 
     def __len__(self) -> int:
         """Return how many nodes are remembered."""
@@ -110,8 +112,7 @@ class Timelines:
 
     def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""
-        if heard_ns - self._looked_ns > _FORGOTTEN_AFTER_NS:
-            self._forget(heard_ns)
+        self._nodes.go_on(heard_ns)
         if (timeline := self._nodes.get(event.node)) is None:
             timeline = self._nodes[event.node] = Timeline()
         return timeline.place(event, heard_ns=heard_ns)
@@ -120,12 +121,3 @@ class Timelines:
         """Return how far a node's clock was seen to be set back, at least."""
         timeline = self._nodes.get(node)
         return timeline.behind_ns if timeline else 0
-
-    def _forget(self, heard_ns: int) -> None:
-        eldest_ns = heard_ns - _FORGOTTEN_AFTER_NS
-        self._looked_ns = heard_ns
-        self._nodes = {
-            node: timeline
-            for node, timeline in self._nodes.items()
-            if timeline.heard_ns >= eldest_ns
-        }

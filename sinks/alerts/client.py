@@ -1,4 +1,10 @@
-"""The seam to one Alertmanager: one method, over aiohttp."""
+"""The seam to one Alertmanager: one method, over aiohttp.
+
+Here lives what its refusals mean. Alertmanager answers 400 where single alerts are not valid,
+having taken the others, and 400 or 422 where it has taken none, as it could not read the request;
+both in JSON. What else is answered says nothing of the alerts: an address that leads elsewhere, a
+password that is wrong, a proxy's own page.
+"""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -12,6 +18,8 @@ from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.receivers import shown_url
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
+_REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+_JSON: Final = "application/json"
 _SHOWN_CHARACTERS: Final = 2000
 
 
@@ -25,8 +33,9 @@ class AlertmanagerClient:
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Post alerts; return when the Alertmanager has taken them.
 
-        Raises ReceiverUnavailableError where it is to be tried again (no answer, 5xx, 429), and
-        RejectedError where some of them are not valid: those that are it has taken nonetheless.
+        Raises RejectedError where Alertmanager refuses some of these alerts, of which it may have
+        taken the others, or a proxy finds them too many (413); and ReceiverUnavailableError where
+        they are to be sent again: no answer, or one that does not speak of them (401, 404, 503).
         """
         try:
             async with self._session.post(
@@ -34,17 +43,17 @@ class AlertmanagerClient:
                 data=orjson.dumps(list(alerts)),
                 allow_redirects=False,
             ) as response:
-                _check(response.status, await response.text())
+                if response.status // 100 != HTTPStatus.OK // 100:
+                    text = await response.text(errors="replace")
+                    raise _refusal(response.status, response.content_type, text)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             shown = str(error) or type(error).__name__
             raise ReceiverUnavailableError(f"{shown_url(self.url)}: {shown}") from error
 
 
-def _check(status: int, text: str) -> None:
-    if status // 100 == HTTPStatus.OK // 100:
-        return
+def _refusal(status: int, content_type: str, text: str) -> ReceiverUnavailableError | RejectedError:
     message = f"{status} {text.strip()[:_SHOWN_CHARACTERS]}"
-    is_client_error = status // 100 == HTTPStatus.BAD_REQUEST // 100
-    if is_client_error and status != HTTPStatus.TOO_MANY_REQUESTS:
-        raise RejectedError(message)
-    raise ReceiverUnavailableError(message)
+    refuses_alerts = status in _REFUSES_ALERTS and content_type == _JSON
+    if refuses_alerts or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return RejectedError(message)
+    return ReceiverUnavailableError(message)

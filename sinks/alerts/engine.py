@@ -3,8 +3,10 @@
 Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
 that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
 makes an alert fire early, late or not at all; a tick from the future is judged like any other, and
-time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
-Pure; this machine's time is given, and used for sending alone.
+time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts,
+but for a node that rebooted with a clock that is behind: when its new boot is believed depends on
+when its ticks arrive (`sinks.timelines`). Pure; this machine's time is given, and used for that and
+for sending alone.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
 from sinks.alerts.standing import Labels, Now, StandingAlerts
+from sinks.recent import Recent
 from sinks.timelines import Place, Timelines
 
 _Key = tuple[str, str, str]
@@ -53,7 +56,7 @@ class Watch:
     def __init__(self, *, rules: Sequence[Rule]) -> None:
         self._rules = rules
         self._timelines = Timelines()
-        self._conditions: dict[_Key, _Condition] = {}
+        self._conditions: Recent[_Key, _Condition] = Recent()
         self.alerts = StandingAlerts()
 
     def judge(self, event: GpuEvent, *, now: Now) -> Place:
@@ -133,7 +136,12 @@ class Watch:
             self.alerts.end(condition.alert, at_ns=event.time_ns, now=now)
 
     def forget(self, *, now: Now, silent_ns: int) -> int:
-        """Drop alerts that are over; return how many of them were still firing."""
+        """Drop alerts that are over; return how many of them were still firing.
+
+        A condition that has not fired, of a GPU of which nothing comes any more, goes by the rule
+        of `sinks.recent`.
+        """
+        self._conditions.go_on(now.monotonic_ns)
         over = self.alerts.forget(now=now, silent_ns=silent_ns)
         silent = {alert.labels for alert in over if alert.ends_ns is None}
         for key in [key for key, one in self._conditions.items() if one.alert in silent]:

@@ -18,13 +18,14 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.service import Backoff, Check, Readiness, Severity
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import Watch
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import Now, Standing, mark_told
+from sinks.alerts.standing import SECOND_NS, Now, Standing, mark_refused, mark_told
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
@@ -39,7 +40,10 @@ _ALERTS_PER_POST: Final = 256
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _UNJUDGED: Final = {Place.REPEATED: "duplicate", Place.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
+_REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
+"""For how long checks tell of an alert that was refused."""
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 async def run_alerts(
@@ -81,6 +85,26 @@ async def _open_clients(settings: AlertsSettings) -> AsyncIterator[list[Alertman
         yield [AlertmanagerClient(session=session, url=url) for url in settings.urls]
 
 
+class Refusals:
+    """What a check says of alerts that were refused, for as long as that is of interest."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._until_ns = 0
+        self._detail = ""
+
+    def note(self, detail: str, *, now_ns: int) -> None:
+        """Record that an alert was refused; the check fails once the attempt has ended."""
+        self._detail, self._until_ns = f"rejected: {detail}", now_ns + _REFUSAL_SHOWN_NS
+
+    def show(self, receiver: str, *, now_ns: int) -> None:
+        """Pass the check after an answer, unless something was refused a short while ago."""
+        if now_ns < self._until_ns:
+            self._check.failed(self._detail)
+        else:
+            self._check.ok(receiver)
+
+
 class Receiver:
     """One Alertmanager, and when it may be tried again after it did not answer."""
 
@@ -88,6 +112,7 @@ class Receiver:
         self.client = client
         self.check = check
         check.ok("nothing sent yet")
+        self.refusals = Refusals(check)
         self.not_before_ns = 0
         self.backoff = Backoff()
 
@@ -107,6 +132,7 @@ class AlertsSink:
     ) -> None:
         self._receivers = receivers
         self._settings, self._clock, self._check = settings, clock, check
+        self._refusals = Refusals(check)
         self._resend_ns = round(settings.resend_seconds * 1e9)
         self._rules = rules_of(settings)
         self._watches: dict[int, Watch] = {}
@@ -123,7 +149,11 @@ class AlertsSink:
         newest_ns = {batch.partition: self._judge(batch) for batch in batches}
         self._forget()
         await until_answered(
-            lambda _: self._tell(), sink=NAME, check=self._check, clock=self._clock
+            lambda _: self._tell(),
+            sink=NAME,
+            check=self._check,
+            clock=self._clock,
+            on_answer=lambda: self._refusals.show("", now_ns=self._clock.monotonic_ns()),
         )
         for batch in batches:
             desk.acknowledge(batch.partition, batch.next_offset, time_ns=newest_ns[batch.partition])
@@ -170,7 +200,7 @@ class AlertsSink:
                 _log.warning("silent_alerts_dropped", count=silent)
 
     async def _tell(self) -> None:
-        """Tell every Alertmanager what it is due; done when at least one of them has it all."""
+        """Tell every Alertmanager what it is due; done when one of them has answered it all."""
         now_ns = self._clock.monotonic_ns()
         ready = [one for one in self._receivers if one.not_before_ns <= now_ns] or self._receivers
         errors = await asyncio.gather(*(self._tell_one(one) for one in ready))
@@ -193,23 +223,37 @@ class AlertsSink:
             receiver.check.failed(str(error))
             return error
         receiver.backoff.reset()
-        receiver.check.ok()
+        receiver.refusals.show("", now_ns=now.monotonic_ns)
         return None
 
-    async def _post(self, receiver: Receiver, alerts: list[Standing], now: Now) -> None:
+    async def _post(self, receiver: Receiver, alerts: Sequence[Standing], now: Now) -> None:
         payload: list[dict[str, Any]] = [
             alert.as_json(now=now, resend_ns=self._resend_ns) for alert in alerts
         ]
-        url = receiver.client.url
         try:
             await receiver.client.post(payload)
         except RejectedError as error:
-            # Partial: the valid ones are taken. None of ours is sent again before its time.
-            _drop("rejected")
-            _log.warning("alerts_rejected", url=shown_url(url), count=len(alerts), error=str(error))
+            if len(alerts) > 1:
+                # Which of them it is, only the answers to fewer of them tell.
+                middle = len(alerts) // 2
+                await self._post(receiver, alerts[:middle], now)
+                await self._post(receiver, alerts[middle:], now)
+            else:
+                self._refuse(receiver, alerts[0], str(error), now)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
-        mark_told(alerts, url, now=now)
+            mark_told(alerts, receiver.client.url, now=now)
+
+    def _refuse(self, receiver: Receiver, alert: Standing, error: str, now: Now) -> None:
+        """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
+        url = receiver.client.url
+        shown = f"{shown_url(url)}: {error}"
+        self._refusals.note(shown, now_ns=now.monotonic_ns)
+        receiver.refusals.note(error, now_ns=now.monotonic_ns)
+        if mark_refused(alert, url, now=now):
+            _drop("rejected")
+        if count := _repeats.count(url):
+            _log.warning("alerts_rejected", url=shown_url(url), count=count, error=error)
 
 
 def _check_of(url: str, readiness: Readiness) -> Check:

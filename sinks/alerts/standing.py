@@ -54,6 +54,15 @@ class Standing:
     """Once it has an end: when that is, by the monotonic clock."""
     told_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
+    refused_ns: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager when it last refused this alert as it is now, likewise."""
+
+    def answered_ns(self, receiver: str) -> int | None:
+        """Return when the Alertmanager last took or refused it, by the monotonic clock."""
+        taken_ns, refused_ns = self.told_ns.get(receiver), self.refused_ns.get(receiver)
+        if taken_ns is None or refused_ns is None:
+            return refused_ns if taken_ns is None else taken_ns
+        return max(taken_ns, refused_ns)
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
         """Give the alert as `/api/v2/alerts` takes it."""
@@ -113,6 +122,7 @@ class StandingAlerts:
             # Told for some minutes from now on, however long ago that was by the node's clock.
             alert.over_ns = now.monotonic_ns
             alert.told_ns.clear()
+            alert.refused_ns.clear()
 
     def hold(
         self,
@@ -133,12 +143,12 @@ class StandingAlerts:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
 
     def due(self, receiver: str, *, now: Now, resend_ns: int) -> list[Standing]:
-        """Return what this Alertmanager has not been told, or not for `resend_ns`."""
+        """Return what this Alertmanager has neither taken nor refused for `resend_ns`, or ever."""
         return [
             alert
             for alert in self
-            if receiver not in alert.told_ns
-            or now.monotonic_ns - alert.told_ns[receiver] >= resend_ns
+            if (answered_ns := alert.answered_ns(receiver)) is None
+            or now.monotonic_ns - answered_ns >= resend_ns
         ]
 
     def forget(self, *, now: Now, silent_ns: int) -> list[Standing]:
@@ -153,6 +163,13 @@ def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:
     """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
         alert.told_ns[receiver] = now.monotonic_ns
+
+
+def mark_refused(alert: Standing, receiver: str, *, now: Now) -> bool:
+    """Record that the Alertmanager refuses this alert; return whether that is news."""
+    is_news = receiver not in alert.refused_ns
+    alert.refused_ns[receiver] = now.monotonic_ns
+    return is_news
 
 
 def _is_over(alert: Standing, monotonic_ns: int, silent_ns: int) -> bool:

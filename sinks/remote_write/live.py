@@ -1,9 +1,10 @@
 """The series that are alive, and a tick encoded against them.
 
-Here lives what a partition's sender remembers: of each node the latest time that was sent, and of
-each of its series the encoded labels. A series that the next tick does not have ends with a stale
-marker at that tick's time. Which tick is the next is decided elsewhere: after a clock was set back
-it is stamped earlier than what was sent before. Pure; nothing is sent.
+Here lives what a partition's sender remembers: of each node that was heard of within a day the
+latest time that was sent, and of each of its series the encoded labels. A series that the next tick
+does not have ends with a stale marker at that tick's time. Which tick is the next is decided
+elsewhere: after a clock was set back it is stamped earlier than what was sent before. Pure; nothing
+is sent.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuledger.records import GpuEvent
+from sinks.recent import Recent
 from sinks.remote_write.values import Group, Values, values_of
 from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix
 
@@ -49,7 +51,7 @@ class LiveSeries:
     """The series of the nodes of one partition."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: Recent[str, _Node] = Recent()
 
     def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a node's next tick, and the ends of series.
@@ -59,7 +61,7 @@ class LiveSeries:
         """
         suffix = timestamp_suffix(event.time_ns // _MS_NS)
         values = values_of(event)
-        node = self._nodes.setdefault(event.node, _Node())
+        node = self._node(event.node, now_ns)
         node.seen_ns = now_ns
         parts: list[bytes] = []
         for group, of_group in values.items():
@@ -71,7 +73,7 @@ class LiveSeries:
             _end(parts, node.groups.pop(group), suffix)
         return _put_together(parts, is_behind=_is_behind(node, event))
 
-    def encode_past(self, event: GpuEvent) -> EncodedTick:
+    def encode_past(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a tick that others have followed: it begins and ends no series.
 
         Raises ValueError as `encode` does.
@@ -80,7 +82,7 @@ class LiveSeries:
         parts: list[bytes] = []
         for group, of_group in values_of(event).items():
             _append(parts, _Live(prefixes=_prefixes(event.node, group)), of_group, suffix)
-        node = self._nodes.setdefault(event.node, _Node())
+        node = self._node(event.node, now_ns)
         return _put_together(parts, is_behind=_is_behind(node, event))
 
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
@@ -93,6 +95,12 @@ class LiveSeries:
                     _end(parts, live, suffix)
                 node.groups.clear()
                 yield _put_together(parts)
+
+    def _node(self, name: str, now_ns: int) -> _Node:
+        self._nodes.go_on(now_ns)
+        if (node := self._nodes.get(name)) is None:
+            node = self._nodes[name] = _Node()
+        return node
 
     def __len__(self) -> int:
         """Count the series that are alive."""

@@ -164,7 +164,7 @@ class RemoteWriteSink:
                 continue
             try:
                 encoded = (
-                    series.encode_past(event)
+                    series.encode_past(event, now_ns=now_ns)
                     if place is Place.SUPERSEDED
                     else series.encode(event, now_ns=now_ns)
                 )

@@ -112,7 +112,7 @@ class StoreSink:
         """The identity of the topic of which rows are collected."""
         self._has_identity: set[TopicPartition] = set()
         """Partitions of which the table knows the topic's identity."""
-        self._seen = SeenTicks()
+        self._seen = SeenTicks(clock=clock)
         self._lock = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
 

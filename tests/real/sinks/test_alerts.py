@@ -6,15 +6,22 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
+import pytest
+
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.service import Readiness
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.service import GROUP, run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.alerts.standing import rfc3339
+from sinks.errors import ReceiverUnavailableError, RejectedError
 from tests.unit.sinks.given import (
     GPU,
+    NODE,
     SECOND_NS,
     bus,
     committed,
@@ -29,6 +36,12 @@ from tests.unit.sinks.given import (
 
 if TYPE_CHECKING:
     from tests.real.parts.alertmanager import AlertmanagerApi
+
+
+def posted(node: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  # what is wrong with it
+    labels = {"alertname": "Posted", "node": node}
+    starts, ends = (rfc3339(time.time_ns() + after * SECOND_NS) for after in (0, 300))
+    return {"labels": labels, "annotations": {}, "startsAt": starts, "endsAt": ends} | changes
 
 
 def on_node(alertmanager: AlertmanagerApi, node: str) -> list[dict[str, Any]]:
@@ -89,3 +102,48 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
     (held,) = await asyncio.to_thread(on_node, alertmanager, node)
     assert (held["labels"]["xid"], held["labels"]["pod"]) == ("79", "train-0")
     assert held["annotations"]["summary"] == "XID 79 on node-with-xid"
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no labels": {"labels": {}},
+    "a label of that name": {"labels": {"a-b": "1"}},
+    "a label that is a number": {"labels": {"alertname": 5}},
+    "no label set": {"labels": None},
+    "an end before the start": {"endsAt": "2020-01-01T00:00:00Z"},
+    "such a time": {"startsAt": "yesterday"},
+    "such an address": {"generatorURL": ":::"},
+}
+"""What no Alertmanager takes, be it that it takes the other alerts of the request or none."""
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_an_alert_that_is_not_valid_is_told_from_an_address_that_is_wrong(
+    alertmanager: AlertmanagerApi, what: str
+) -> None:
+    node = f"node-with-{what.replace(' ', '-')}"
+    both = [posted(node), posted(node, **WRONG[what])]
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
+        right = AlertmanagerClient(session=session, url=alertmanager.url)
+        for alerts in (both, both[1:]):
+            with pytest.raises(RejectedError, match=r"^4(00|22) "):
+                await right.post(alerts)
+        await right.post(both[:1])
+        wrong = AlertmanagerClient(session=session, url=f"{alertmanager.url}/wrong")
+        with pytest.raises(ReceiverUnavailableError, match=r"^404 "):
+            await wrong.post(both[:1])
+    assert len(await asyncio.to_thread(on_node, alertmanager, node)) == 1
+
+
+async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
+    alertmanager: AlertmanagerApi,
+) -> None:
+    on, readiness = bus(), Readiness()
+    settings = AlertsSettings(
+        urls=[f"{alertmanager.url}/wrong"], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
+    )
+    check = readiness.check("alerts.receiver")
+    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+        await publish(on, event(entries=[entry(Account.HOST)]))
+        await eventually(lambda: check.has_failed, within_seconds=10)
+        assert check.detail == "404 404 page not found"
+        assert committed(on, GROUP, place_of(NODE)) is None

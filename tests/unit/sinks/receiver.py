@@ -1,6 +1,6 @@
 """An HTTP receiver that answers as the test says and keeps what it was sent."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,18 +25,21 @@ class Receiver:
     url: str = ""
     received: list[Received] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    """The next answers, in order; afterwards every request is taken with 204."""
+    """The next answers, in order; afterwards every request is answered by its body."""
+    by_body: Callable[[bytes], Answer] = lambda _: Answer(204)
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.received.append(Received(request.path, dict(request.headers), body))
-        answer = self.answers.pop(0) if self.answers else Answer(204)
+        answer = self.answers.pop(0) if self.answers else self.by_body(body)
         return web.Response(status=answer.status, text=answer.text, headers=answer.headers)
 
 
 @asynccontextmanager
-async def receiving(*answers: Answer) -> AsyncIterator[Receiver]:
-    receiver = Receiver(answers=list(answers))
+async def receiving(
+    *answers: Answer, by_body: Callable[[bytes], Answer] = lambda _: Answer(204)
+) -> AsyncIterator[Receiver]:
+    receiver = Receiver(answers=list(answers), by_body=by_body)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

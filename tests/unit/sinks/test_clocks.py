@@ -5,7 +5,7 @@ The laws hold for a node's clock as the simulator plays it, whatever it is set t
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -59,6 +59,37 @@ def test_a_node_whose_clock_is_behind_after_a_reboot_is_judged_after_a_minute() 
     last_of_the_earlier_boot = 9
     ticks = rebooted(15, [(-1, -HOUR)], count=100)
     assert watched(ticks) == ([FOR_SECONDS], [last_of_the_earlier_boot + 60])
+
+
+def replayed(ticks: Sequence[Told], *, at: int) -> list[Told]:
+    """Return the same ticks, all of which arrive in one second."""
+    return [replace(told, arrives=at) for told in ticks]
+
+
+def alerts_of(ticks: Sequence[Told]) -> list[tuple[int, int | None]]:
+    """Return in which seconds, by the node's ticks, the alerts began and ended."""
+    busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
+    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    for told in ticks:
+        account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
+        made = told.event([entry(account)], node=NODE, start_ns=START_NS)
+        # This machine's wall clock is ahead of them all, so that it cuts none of their times short.
+        watch.judge(made, now=Now(START_NS + 2 * YEAR * SECOND_NS, told.arrives * SECOND_NS))
+    return [(alert.starts_ns, alert.ends_ns) for alert in watch.alerts]
+
+
+@each_case
+def test_a_backlog_gives_the_same_alerts_as_live_events(case: str) -> None:
+    ticks = CASES[case]
+    assert alerts_of(replayed(ticks, at=2 * HOUR)) == alerts_of(ticks) != []
+
+
+def test_a_backlog_of_a_node_whose_clock_is_behind_is_judged_a_minute_after_it_came() -> None:
+    """The one exception: nothing in the ticks themselves says which boot lives."""
+    ticks = rebooted(8, [(-1, -HOUR)], count=30)
+    backlog, later = replayed(ticks[:15], at=HOUR), replayed(ticks[15:], at=HOUR + 60)
+    assert alerts_of(backlog) == []
+    assert len(alerts_of([*backlog, *later])) == 1
 
 
 @st.composite

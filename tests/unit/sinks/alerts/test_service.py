@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
+from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
 from gpuledger.service import Readiness
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.service import GROUP, run_alerts
@@ -19,6 +21,7 @@ from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.sinks.given import (
     GPU,
     NODE,
+    SECOND_NS,
     START_NS,
     HandClock,
     bus,
@@ -29,6 +32,7 @@ from tests.unit.sinks.given import (
     eventually,
     place_of,
     publish,
+    reading,
     running,
 )
 from tests.unit.sinks.receiver import Answer, Receiver, receiving
@@ -38,7 +42,10 @@ AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
 
 def sink(
-    on: MemoryBus, *receivers: Receiver, readiness: Readiness | None = None
+    on: MemoryBus,
+    *receivers: Receiver,
+    readiness: Readiness | None = None,
+    clock: HandClock | None = None,
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(
         urls=[receiver.url for receiver in receivers],
@@ -49,7 +56,7 @@ def sink(
             bus=on,
             settings=settings,
             readiness=readiness or Readiness(),
-            clock=HandClock(START_NS + 10**9),
+            clock=clock or HandClock(START_NS + SECOND_NS),
         )
     )
 
@@ -60,6 +67,15 @@ def busy(tick: int) -> GpuEvent:
 
 def quiet(tick: int) -> GpuEvent:
     return event(tick, entries=[entry(), entry(Account.IDLE)])
+
+
+def books_of(uuid: str) -> GpuBooks:
+    return GpuBooks(reading=reading(uuid=uuid), entries=[entry(Account.HOST)])
+
+
+def rejected() -> float:
+    labels = {"sink": "alerts", "reason": "rejected"}
+    return REGISTRY.get_sample_value("gpuledger_sink_dropped_total", labels) or 0.0
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
@@ -122,13 +138,106 @@ async def test_offsets_wait_until_an_alertmanager_has_the_alert() -> None:
         assert readiness.is_ready()
 
 
-async def test_a_refusal_is_not_repeated_and_the_stream_goes_on() -> None:
+NOT_OF_THE_ALERTS = [
+    Answer(401, "who are you"),
+    Answer(403, "not you"),
+    Answer(404, "404 page not found"),
+    Answer(405, "GET"),
+    Answer(415, '{"code":415}', {"Content-Type": "application/json"}),
+    Answer(400, "The plain HTTP request was sent to HTTPS port"),
+    Answer(302, "", {"Location": "/login"}),
+]
+"""What a wrong address, a wrong password or a proxy answers."""
+INVALID = {"Content-Type": "application/json"}
+REFUSED = Answer(400, '"invalid label set"\n', INVALID)
+TOO_LARGE = Answer(413, "<html>too large</html>")
+
+
+@pytest.mark.parametrize("answer", NOT_OF_THE_ALERTS, ids=lambda answer: answer.text)
+async def test_an_answer_that_says_nothing_of_the_alerts_is_waited_for_and_said(
+    answer: Answer,
+) -> None:
+    on, readiness = bus(), Readiness()
+    with capture_logs() as logs:
+        async with (
+            receiving(answer, answer) as receiver,
+            running(sink(on, receiver, readiness=readiness)),
+        ):
+            await publish(on, busy(0), busy(1))
+            await eventually(is_committed(on, 2))
+
+    assert len(alerts(receiver)) == 3
+    assert readiness.check("alerts.receiver").is_ok
+    failed = {line["check"]: line["detail"] for line in logs if line["event"] == "check_failed"}
+    assert failed.keys() == {"alerts.receiver", f"alerts.alertmanager {receiver.url}"}
+    assert all(detail.startswith(str(answer.status)) for detail in failed.values())
+
+
+async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_another() -> None:
     on = bus()
-    async with receiving(Answer(400, "bad label")) as receiver, running(sink(on, receiver)):
+    nowhere, away = [Answer(404, "no such page")] * 20, [Answer(503)] * 3
+    async with (
+        receiving(*nowhere) as one,
+        receiving(*away) as other,
+        running(sink(on, one, other)),
+    ):
+        await publish(on, busy(0), busy(1))
+        await eventually(is_committed(on, 2))
+        assert len(other.received) == 4
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        REFUSED,
+        Answer(400, '{"code":400,"message":"parsing alerts body"}', INVALID),
+        Answer(422, '{"code":601,"message":"0.generatorURL in body"}', INVALID),
+        TOO_LARGE,
+    ],
+    ids=lambda answer: answer.text,
+)
+async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_minutes(
+    answer: Answer,
+) -> None:
+    on, readiness = bus(), Readiness()
+    clock = HandClock(START_NS + SECOND_NS)
+    async with (
+        receiving(answer) as receiver,
+        running(sink(on, receiver, readiness=readiness, clock=clock)),
+    ):
+        check = readiness.check("alerts.receiver")
+        its_own = readiness.check(f"alerts.alertmanager {receiver.url}")
         await publish(on, busy(0), busy(1), busy(2))
         await eventually(is_committed(on, 3))
+        assert (check.is_ok, its_own.is_ok) == (False, False)
+        assert check.detail == f"rejected: {receiver.url}: {answer.status} {answer.text.strip()}"
 
-    assert len(receiver.received) == 1
+        await publish(on, quiet(3))
+        await eventually(is_committed(on, 4))
+        assert (check.is_ok, its_own.is_ok) == (False, False)
+        clock.advance(600)
+        await publish(on, quiet(4))
+        await eventually(is_committed(on, 5))
+        assert (check.is_ok, its_own.is_ok) == (True, True)
+
+
+@pytest.mark.parametrize("answer", [REFUSED, TOO_LARGE], ids=["invalid", "too large"])
+async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer: Answer) -> None:
+    on, dropped = bus(), rejected()
+    gpus = [books_of(f"GPU-{number}") for number in range(4)]
+    bad = b"GPU-2"
+
+    def answered(body: bytes) -> Answer:
+        return answer if bad in body else Answer(200)
+
+    async with receiving(by_body=answered) as receiver, running(sink(on, receiver)):
+        await publish(on, event(0, gpus=gpus), event(1, gpus=gpus))
+        await eventually(is_committed(on, 2))
+
+    taken = [request.body for request in receiver.received if bad not in request.body]
+    told = [alert["labels"]["gpu_uuid"] for body in taken for alert in orjson.loads(body)]
+    assert sorted(told) == ["GPU-0", "GPU-1", "GPU-3"]
+    assert rejected() - dropped == 1
 
 
 def incident(time_ns: int) -> AttributedIncident:

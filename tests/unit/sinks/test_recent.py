@@ -1,0 +1,111 @@
+"""What sinks remember of nodes is forgotten after a day, by one rule, whatever their names are."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+
+from gpuledger.records import Account, GpuEvent
+from sinks.alerts.engine import Watch
+from sinks.alerts.rules import rules_of
+from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.alerts.standing import Now
+from sinks.duplicates import SeenTicks
+from sinks.recent import Recent
+from sinks.remote_write.live import LiveSeries
+from sinks.timelines import Timelines
+from tests.unit.sinks.given import START_NS, HandClock, entry, event, place_of
+
+DAY = 86_400
+Take = Callable[[GpuEvent], object]
+
+
+def kept_of(days: dict[str, int], *, asked_on_day: int) -> set[str]:
+    """Return which keys, last used on a day each, are remembered on another day."""
+    recent: Recent[str, int] = Recent()
+    for day in range(asked_on_day + 1):
+        recent.go_on(day * DAY * 10**9)
+        for key, until in days.items():
+            if day == 0:
+                recent[key] = until
+            elif day <= until:
+                recent.get(key)
+    return {key for key, _ in recent.items()}
+
+
+def test_what_was_used_today_or_on_the_day_before_is_remembered() -> None:
+    days = {f"until day {day}": day for day in range(6)}
+    assert kept_of(days, asked_on_day=5) == {"until day 4", "until day 5"}
+
+
+def test_what_was_forgotten_by_name_is_gone_on_both_days() -> None:
+    recent: Recent[str, int] = Recent()
+    recent.go_on(0)
+    recent["a"], recent["b"], recent["c"] = 1, 2, 3
+    recent.go_on(DAY * 10**9)
+    recent["c"] = 4
+    del recent["a"]
+    assert recent.pop("b") == 2
+    assert (list(recent.items()), len(recent), recent.get("a")) == ([("c", 4)], 1, None)
+
+
+def watching(clock: HandClock) -> Take:
+    """Watch GPUs that are busy without a pod for longer than any of their nodes lives."""
+    busy = BusyWithoutPodSettings(for_seconds=3600)
+    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+
+    def take(of: GpuEvent) -> None:
+        watch.judge(of, now=Now.of(clock))
+        watch.forget(now=Now.of(clock), silent_ns=600 * 10**9)
+
+    return take
+
+
+def sending(clock: HandClock) -> Take:
+    series = LiveSeries()
+
+    def take(of: GpuEvent) -> None:
+        series.encode(of, now_ns=clock.monotonic_ns())
+        for _ in series.end_silent(before_ns=clock.monotonic_ns() - 300 * 10**9):
+            pass
+
+    return take
+
+
+def sending_what_is_past(clock: HandClock) -> Take:
+    series = LiveSeries()
+    return lambda of: series.encode_past(of, now_ns=clock.monotonic_ns())
+
+
+def placing(clock: HandClock) -> Take:
+    timelines = Timelines()
+    return lambda of: timelines.place(of, heard_ns=clock.monotonic_ns())
+
+
+def recognising(clock: HandClock) -> Take:
+    seen = SeenTicks(clock=clock)
+    return lambda of: seen.is_new(place_of("node-a"), of)
+
+
+@pytest.mark.parametrize(
+    "remembering",
+    [watching, sending, sending_what_is_past, placing, recognising],
+    ids=lambda one: one.__name__,
+)
+def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
+    remembering: Callable[[HandClock], Take],
+) -> None:
+    clock = HandClock(START_NS)
+    take, used = remembering(clock), list[int]()
+    tracemalloc.start()
+    try:
+        for day in range(12):
+            for number in range(200):
+                clock.advance(DAY / 200)
+                take(event(node=f"node-{day}-{number}", entries=[entry(Account.HOST)]))
+            gc.collect()
+            used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(used[8:]) < 1.5 * max(used[:4])
