@@ -1,8 +1,11 @@
-"""The agent's own metrics: every name with its meaning, and nothing else."""
+"""The agent's own metrics: every name with its meaning, and the label values known before."""
 
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from gpuledger.counters import count_from_zero
+from gpuledger.records.incidents import INCIDENT_KINDS
 
 TICKS: Final = Counter("gpuledger_agent_ticks", "Ticks sampled.")
 TICKS_LATE: Final = Counter(
@@ -48,6 +51,7 @@ PROCESS_SAMPLES_DROPPED: Final = Counter(
     "Process samples of the driver that were left out, by reason.",
     ["reason"],
 )
+count_from_zero(PROCESS_SAMPLES_DROPPED, reason=("pid_zero", "not_listed", "implausible"))
 PROCESSES_UNREADABLE: Final = Counter(
     "gpuledger_agent_processes_unreadable",
     "Processes on a GPU that /proc did not show, counted each tick: gone already, or of another"
@@ -65,6 +69,7 @@ ENDS_UNTOLD: Final = Counter(
     " `too_many` (wait to be told).",
     ["reason"],
 )
+count_from_zero(ENDS_UNTOLD, reason=("unidentified", "undated", "older", "gpu_gone", "too_many"))
 GLANCES_LATE: Final = Counter(
     "gpuledger_agent_glances_late",
     "Looks at who is on the GPUs, between two ticks, that were not answered at once.",
@@ -120,6 +125,21 @@ KUBELET_ERRORS: Final = Counter(
     "Times that the kubelet did not say which container holds what, by reason.",
     ["reason"],
 )
+count_from_zero(
+    KUBELET_ERRORS,
+    reason=(
+        "missing",
+        "refused",
+        "forbidden",
+        "broken",
+        "deadline",
+        "malformed",
+        "too_large",
+        "unimplemented",
+        "exhausted",
+        "error",
+    ),
+)
 ALLOCATIONS: Final = Gauge(
     "gpuledger_agent_allocations", "Devices of containers whose GPU is known, in the last answer."
 )
@@ -137,11 +157,13 @@ INCIDENTS: Final = Counter(
     "Incidents told, by kind and by who said so: `nvml`, `kmsg` or `agent`.",
     ["kind", "source"],
 )
+count_from_zero(INCIDENTS, kind=INCIDENT_KINDS, source=("nvml", "kmsg", "agent"))
 INCIDENTS_DUPLICATE: Final = Counter(
     "gpuledger_agent_incidents_duplicate",
     "Incidents that were told already, by who said so the second time.",
     ["source"],
 )
+count_from_zero(INCIDENTS_DUPLICATE, source=("nvml", "kmsg", "agent"))
 INCIDENTS_DROPPED: Final = Counter(
     "gpuledger_agent_incidents_dropped",
     "Incidents that came faster than they could be told, so that they were left out.",
@@ -152,6 +174,7 @@ EVENT_SET_FAILURES: Final = Counter(
     " GPU's), `wait`, or `hang` (too many threads that hang in earlier waits).",
     ["reason"],
 )
+count_from_zero(EVENT_SET_FAILURES, reason=("create", "register", "wait", "hang"))
 KMSG_OVERRUNS: Final = Counter(
     "gpuledger_agent_kmsg_overruns",
     "Times that the kernel's log was overwritten before it was read.",
@@ -180,6 +203,7 @@ SPOOL_DROPPED: Final = Counter(
     " damaged (a file that could not be read), hung (a disk that does not answer).",
     ["reason"],
 )
+count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung"))
 SPOOL_TORN: Final = Counter(
     "gpuledger_agent_spool_torn",
     "Files whose end was cut off at a start, as the write of it had not been finished.",
@@ -189,6 +213,7 @@ SPOOL_FAILURES: Final = Counter(
     "Refusals of the disk, by error, such as ENOSPC; what it refused stays in memory.",
     ["error"],
 )
+count_from_zero(SPOOL_FAILURES, error=("ENOSPC", "EDQUOT", "EIO", "EROFS", "EACCES", "unknown"))
 COUNTERS_SKIPPED: Final = Gauge(
     "gpuledger_agent_counters_skipped",
     "Lines of the list of counters that are skipped: DCGM has the field, this agent has not.",

@@ -9,6 +9,7 @@ from typing import Final
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.service import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
+from sinks.metrics import count_sink_from_zero
 from sinks.settings import KINDS, SinkSettings
 
 _DESCRIPTION: Final = """Hand the booked events on to a receiver. KIND is one of
@@ -35,6 +36,7 @@ def main() -> int:
 
 async def run_sink(settings: SinkSettings, readiness: Readiness) -> None:
     """Run the sink that the settings name over Kafka, until cancelled."""
+    count_sink_from_zero(settings.kind)
     await _work(settings, readiness)
 
 

@@ -1,11 +1,14 @@
 """The sinks' own metrics, one family for all kinds, told apart by the label `sink`.
 
-Here live names and help texts. Nothing is counted here.
+Here live names, help texts and the label values known beforehand. Nothing is counted here.
 """
 
 from typing import Final
 
 from prometheus_client import Counter, Gauge
+
+from gpuledger import dead_letters, topics
+from gpuledger.counters import count_from_zero
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
@@ -42,3 +45,24 @@ ORPHANS_REMOVED_TOTAL: Final = Counter(
     "gpuledger_sink_orphan_files_removed",
     "Files of the store that no commit names and that were removed: what killed writers left.",
 )
+DROP_REASONS: Final = {
+    "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected"),
+    "alerts": ("duplicate", "rejected", "superseded", "too_old"),
+    "store": ("duplicate", "invalid"),
+    "rows": ("duplicate", "future", "invalid", "too_large"),
+    "otlp": ("duplicate", "future", "invalid", "too_large"),
+}
+"""Why a sink may not hand on what it read, by its kind."""
+_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_old"}
+
+
+def count_sink_from_zero(sink: str) -> None:
+    """Show the counters of the sink that this process runs, before there is anything to count."""
+    for counter in (SENT_TOTAL, RETRIES_TOTAL):
+        count_from_zero(counter, sink=[sink])
+    count_from_zero(DROPPED_TOTAL, sink=[sink], reason=DROP_REASONS[sink])
+    read = (topics.EVENTS, topics.ATTRIBUTED_INCIDENTS) if sink == "alerts" else (topics.EVENTS,)
+    put_aside = {"undecodable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
+    count_from_zero(
+        dead_letters.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
+    )

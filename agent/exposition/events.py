@@ -7,7 +7,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
+from agent.incidents.making import severities_of
 from gpuledger.records import Incident
+from gpuledger.records.incidents import INCIDENT_KINDS
 
 K = TypeVar("K")
 _MOST_RECENT: Final = 1000
@@ -23,6 +25,9 @@ CLOCK_EVENTS: Final = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
+_NO_INCIDENTS: Final = {
+    (kind, severity.value): 0 for kind in INCIDENT_KINDS for severity in severities_of(kind)
+}
 
 
 class GpuEvents:
@@ -33,8 +38,9 @@ class GpuEvents:
         """The newest XID; 0 where there was none."""
         self.xids: Counter[int] = Counter()
         """How often each XID came."""
-        self.incidents: Counter[tuple[str, str]] = Counter()
-        """How many incidents of each kind and severity there were."""
+        self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
+        """How many incidents of each kind and severity there were; from 0, so that a rule over the
+        increase sees the first."""
         self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._reasons = 0

@@ -96,6 +96,14 @@ def make_incident(
     )
 
 
+def severities_of(kind: str) -> tuple[Severity, ...]:
+    """Return the severities that incidents of one of `KINDS` may have."""
+    if kind == XID:
+        return tuple(Severity)
+    own = _KINDS[kind].severity
+    return (Severity.INFO, own, Severity.CRITICAL) if kind == "recovery_action" else (own,)
+
+
 def _of_xid(known: Xid) -> _Kind:
     """Say what the catalogue says; of a code that is not in it at least the code."""
     words = f"{known.meaning}: {known.code}" if known.category == UNKNOWN else known.meaning

@@ -4,6 +4,11 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from gpuledger import dead_letters, topics
+from gpuledger.counters import count_from_zero
+from gpuledger.records import ProcessChange
+from gpuledger.records.incidents import INCIDENT_KINDS
+
 TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates included.")
 DUPLICATES_TOTAL: Final = Counter(
     "gpuledger_join_duplicate_ticks", "Ticks left out because they had been booked before."
@@ -46,6 +51,7 @@ PROCESS_RECORDS_TOTAL: Final = Counter(
     "Process records read, by change: `seen`, `changed` or `ended`.",
     ["change"],
 )
+count_from_zero(PROCESS_RECORDS_TOTAL, change=ProcessChange)
 SETTLED_SECONDS_TOTAL: Final = Counter(
     "gpuledger_join_settled_seconds",
     "Time in which GPUs were busy and ticks saw nobody there, booked after its end on the process"
@@ -54,6 +60,7 @@ SETTLED_SECONDS_TOTAL: Final = Counter(
 INCIDENTS_TOTAL: Final = Counter(
     "gpuledger_join_incidents", "Incidents attributed, by kind, such as `xid`.", ["kind"]
 )
+count_from_zero(INCIDENTS_TOTAL, kind=INCIDENT_KINDS)
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
     "Calls that Kafka did not answer, made again: polls, publications, commits.",
@@ -65,6 +72,7 @@ TRANSACTIONS_UNDONE_TOTAL: Final = Counter(
     " `refused` (a topic or a right is missing).",
     ["cause"],
 )
+count_from_zero(TRANSACTIONS_UNDONE_TOTAL, cause=("fenced", "unavailable", "refused"))
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")
 LAG_SECONDS: Final = Gauge(
@@ -90,9 +98,21 @@ CLOCK_STEPS_TOTAL: Final = Counter(
     " last tick of the boot before it.",
     ["direction"],
 )
+count_from_zero(CLOCK_STEPS_TOTAL, direction=("ahead", "back"))
 NODE_BEHIND_SECONDS: Final = Gauge(
     "gpuledger_join_node_behind_api_server_seconds",
     "Time by which a node's clock is behind the API server's at least: the most by which a pod read"
     " in the last ten minutes was taken on, by its node's clock, before it was made, by the API"
     " server's. Whole seconds; 0 where none was.",
+)
+count_from_zero(
+    dead_letters.DEAD_LETTERS_TOTAL,
+    topic=(
+        topics.SAMPLES.name,
+        topics.PROCESSES.name,
+        topics.INCIDENTS.name,
+        topics.PODS.name,
+        topics.MARKS.name,
+    ),
+    reason=("undecodable", "invalid", "too_large", "foreign_pod"),
 )

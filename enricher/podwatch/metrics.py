@@ -4,6 +4,8 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from gpuledger.counters import count_from_zero
+
 PODS: Final = Gauge("gpuledger_podwatch_pods", "Pods with a node, as the API server has them.")
 EVENTS: Final = Counter(
     "gpuledger_podwatch_events",
@@ -19,6 +21,22 @@ INTERRUPTIONS: Final = Counter(
     "gpuledger_podwatch_interruptions",
     "Lists and watches that ended in an error, by HTTP status; `none` where there was no answer.",
     ["status"],
+)
+count_from_zero(
+    INTERRUPTIONS,
+    status=(
+        "none",
+        "400",
+        "401",
+        "403",
+        "404",
+        "410",
+        "429",
+        "500",
+        "502",
+        "503",
+        "504",
+    ),
 )
 UNDECODABLE: Final = Counter(
     "gpuledger_podwatch_objects_undecodable",
@@ -38,6 +56,7 @@ PUBLISHED: Final = Counter(
     "Messages that Kafka has acknowledged, by kind: `record` or `tombstone`.",
     ["kind"],
 )
+count_from_zero(PUBLISHED, kind=("record", "tombstone"))
 PUBLISH_FAILURES: Final = Counter(
     "gpuledger_podwatch_publish_failures",
     "Attempts to publish that Kafka did not acknowledge; they are repeated.",

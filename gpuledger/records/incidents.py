@@ -19,6 +19,28 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
+INCIDENT_KINDS = (
+    "xid",
+    "ecc_uncorrected",
+    "ecc_corrected_storm",
+    "page_retirement_pending",
+    "page_retirement_failed",
+    "row_remap_pending",
+    "row_remap_failed",
+    "poison_nonfatal",
+    "poison_fatal",
+    "gpu_unavailable",
+    "recovery_action",
+    "mig_changed",
+    "gpu_lost",
+    "gpu_recovered",
+    "driver_reloaded",
+    "agent_ended",
+    "driver_unbound",
+)
+"""The kinds that this version's agent tells of; another version's may tell of others."""
+
+
 @record
 class IncidentProcess:
     """A process that was on the GPU when it happened."""

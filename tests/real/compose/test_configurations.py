@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -29,3 +30,23 @@ def test_alertmanager_takes_its_configuration(
     alertmanager = start_alertmanager(config=(COMPOSE / "alertmanager.yml").read_text())
 
     assert alertmanager.alerts() == []
+
+
+def test_promtool_takes_the_rules(promtool: Path) -> None:
+    rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+    command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", str(rules)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_documented_scrape_configuration(promtool: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (block,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
+    (tmp_path / "prometheus.yml").write_text(block)
+    rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"
+    (tmp_path / "gpuledger.rules.yaml").write_text(rules.read_text())
+    command = [str(promtool), "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr

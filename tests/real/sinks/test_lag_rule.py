@@ -51,7 +51,7 @@ def lag_seconds() -> float:
 
 
 def documented_rule() -> str:
-    (rule,) = re.findall(rf"^\| `({METRIC} > \d+)` \|", PAGE.read_text(), re.MULTILINE)
+    (rule,) = re.findall(rf"^\| `\w+` \| `({METRIC} > \d+)` \|", PAGE.read_text(), re.MULTILINE)
     return str(rule)
 
 

@@ -11,6 +11,7 @@ import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
+import gpuledger.dead_letters
 import gpuledger.service.metrics
 import sinks.metrics
 from agent.settings import AgentSettings
@@ -35,6 +36,7 @@ METRICS: Final = (
     enricher.join.metrics,
     sinks.metrics,
     gpuledger.bus.metrics,
+    gpuledger.dead_letters,
     gpuledger.service.metrics,
 )
 

@@ -1,9 +1,16 @@
 """Our own names on the page: base units, `_info` metrics, containers."""
 
+from itertools import product
+
+import pytest
+
 from agent.exposition.settings import ExpositionSettings
+from agent.incidents.making import make_incident
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
+from gpuledger.records.incidents import INCIDENT_KINDS
 from tests.unit.agent.exposition.given import (
     GIB,
+    Node,
     allocation,
     gpu,
     incident,
@@ -15,6 +22,13 @@ from tests.unit.agent.exposition.given import (
 )
 
 FULL = ExpositionSettings(profile="full")
+INCIDENTS = "gpuledger_node_gpu_incidents_total"
+
+
+def told(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
+    """Give the counts of incidents that were told, by some of their labels."""
+    counts = it.values(INCIDENTS, *labels, "severity")
+    return {key[: len(labels)]: count for key, count in counts.items() if count}
 
 
 def test_own_values_are_the_records_own() -> None:
@@ -98,10 +112,36 @@ def test_incidents_are_counted_for_ever() -> None:
     it = node()
     it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
     it.show(sample(gpu(0)), incidents=[incident(0, 31)])
-    assert it.values("gpuledger_node_gpu_incidents_total", "kind", "severity") == {
-        ("xid", "warning"): 2,
-        ("gpu_lost", "warning"): 1,
-    }
+    assert told(it, "kind", "severity") == {("xid", "warning"): 2, ("gpu_lost", "warning"): 1}
+
+
+def test_incidents_of_each_kind_are_counted_from_zero_on_each_gpu_of_the_inventory() -> None:
+    it = node()
+    it.show(sample(gpu(0)), inventory=inventory(0, 1))
+    labels = ("gpu_index", "kind")
+    shown = it.values(INCIDENTS, *labels, "severity")
+    assert set(shown.values()) == {0}
+    assert {key[:2] for key in shown} == set(product("01", INCIDENT_KINDS))
+
+
+@pytest.mark.parametrize("kind", INCIDENT_KINDS)
+def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> None:
+    it = node()
+    it.show(sample(gpu(0)), inventory=inventory(0))
+    before = it.values(INCIDENTS, "kind", "severity")
+    it.view.tell(
+        make_incident(
+            kind=kind,
+            node="node-1",
+            boot_id="boot",
+            gpu_uuid="GPU-0",
+            time_ns=1,
+            xid=79 if kind == "xid" else None,
+        )
+    )
+    after = it.values(INCIDENTS, "kind", "severity")
+    assert after.keys() == before.keys()
+    assert sum(after.values()) == 1
 
 
 def test_own_names_can_be_left_out() -> None:
@@ -121,7 +161,7 @@ def test_incidents_of_a_gpu_outlive_its_readings() -> None:
     assert it.values("gpuledger_node_gpu_up", "gpu_index") == {("0",): 0, ("1",): 1}
     labels = ("gpu_uuid", "gpu_index")
     assert it.values("gpuledger_node_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
-    assert it.values("gpuledger_node_gpu_incidents_total", *labels, "kind") == {
+    assert told(it, *labels, "kind") == {
         ("GPU-0", "0", "gpu_lost"): 1,
         ("GPU-0", "0", "xid"): 1,
     }

@@ -6,6 +6,7 @@ import pytest
 
 from agent.incidents.making import KINDS, make_incident
 from gpuledger.records import Incident, IncidentProcess, Severity
+from gpuledger.records.incidents import INCIDENT_KINDS
 
 GPU = "GPU-1"
 
@@ -34,6 +35,10 @@ def test_an_xid_has_the_catalogues_name_class_action_and_severity() -> None:
         message="GPU has fallen off the bus",
         processes=processes,
     )
+
+
+def test_the_kinds_that_counters_begin_with_are_those_that_can_be_told() -> None:
+    assert set(INCIDENT_KINDS) == KINDS
 
 
 def test_an_xid_that_nobody_knows_is_told_with_its_code() -> None:

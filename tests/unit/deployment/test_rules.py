@@ -1,0 +1,129 @@
+"""What to alert on: the rows for people, the rules for Prometheus, and the series of both."""
+
+import re
+import subprocess
+import sys
+from functools import cache
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from gpuledger.records.incidents import INCIDENT_KINDS
+from sinks.metrics import DROP_REASONS
+from sinks.settings import KINDS
+from tests.unit.deployment import watching
+from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.watching import Row, Selector
+
+ROWS: Final = watching.rows()
+RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())
+COUNTED: Final = sorted(
+    {
+        selector
+        for row in ROWS
+        for selector in watching.selectors(row.expression)
+        if selector.metric.endswith("_total")
+    }
+)
+SAID: Final = watching.PAGE.rpartition("known beforehand are there from the start")[2]
+COME_LATER: Final = {
+    "gpuledger_agent_breaker_open",
+    "gpuledger_agent_allocations_unresolved",
+    "gpuledger_check_ok",
+    "gpuledger_sink_lag_seconds",
+}
+"""Gauges that come with what they tell of, as the page says."""
+FRESH: Final = (
+    *("import agent.metrics", "import enricher.podwatch.metrics", "import enricher.join.metrics"),
+    *(f"import sinks.metrics; sinks.metrics.count_sink_from_zero({kind!r})" for kind in KINDS),
+)
+"""What the processes of each deployable do before their work begins."""
+
+
+@cache
+def fresh_samples() -> list[Sample]:
+    """Return what fresh processes show, one of each deployable."""
+    show = "import prometheus_client; print(prometheus_client.generate_latest().decode())"
+    pages = [
+        subprocess.run(
+            [sys.executable, "-c", f"{start}\n{show}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for start in FRESH
+    ]
+    return [
+        sample
+        for page in pages
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    ]
+
+
+def selected(selector: Selector) -> list[float]:
+    return [
+        sample.value
+        for sample in fresh_samples()
+        if sample.name == selector.metric and selector.selects(sample.labels)
+    ]
+
+
+def rule_of(row: Row) -> dict[str, Any]:
+    (found,) = (
+        rule for group in RULES["groups"] for rule in group["rules"] if rule["alert"] == row.alert
+    )
+    return dict(found)
+
+
+def test_every_line_of_the_table_is_read_as_a_row() -> None:
+    section = watching.PAGE.partition("## What to watch")[2]
+    lines = re.findall(r"^\| `", section, re.MULTILINE)
+
+    assert len(lines) == len(ROWS) > 20
+
+
+@pytest.mark.parametrize("selector", COUNTED, ids=lambda selector: str(selector.metric))
+def test_what_a_rule_counts_begins_at_zero_with_the_process(selector: Selector) -> None:
+    assert set(selected(selector)) == {0}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+def test_what_a_row_selects_is_there_at_the_start_or_the_page_says_that_it_comes(row: Row) -> None:
+    found = watching.selectors(row.expression)
+
+    assert found
+    for selector in found:
+        comes_later = selector.metric in COME_LATER
+        assert comes_later or selected(selector), selector
+        assert not comes_later or f"`{selector.metric}`" in SAID
+
+
+def test_an_incident_of_each_kind_is_counted_from_zero_by_agent_and_join() -> None:
+    for metric in ("gpuledger_agent_incidents_total", "gpuledger_join_incidents_total"):
+        shown = {one.labels["kind"] for one in fresh_samples() if one.name == metric}
+        assert shown == set(INCIDENT_KINDS)
+
+
+def test_each_sink_says_why_it_drops() -> None:
+    assert set(DROP_REASONS) == set(KINDS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+def test_a_row_is_a_rule(row: Row) -> None:
+    rule = rule_of(row)
+
+    assert rule["expr"] == row.expression
+    assert rule.get("for", "") == row.lasts
+    assert rule["labels"] == {"severity": row.severity}
+    assert rule["annotations"]["summary"]
+
+
+def test_every_rule_is_a_row() -> None:
+    rules = [rule["alert"] for group in RULES["groups"] for rule in group["rules"]]
+
+    assert rules == [row.alert for row in ROWS]
