@@ -78,7 +78,8 @@ def demo(  # one parameter an option
     alertmanager_url
         An Alertmanager to alert; by default a receiver built in, which shows the alerts.
     reuse_topics
-        Write into topics that hold an earlier demo's records; never into those of anybody else.
+        Write into topics that hold an earlier demo's records; topics that hold records of anybody
+        else, or that anybody else reads, are refused all the same.
 
     """
     began_seconds = _process_start_seconds()

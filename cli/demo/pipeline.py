@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from cli.demo.groups import own_group
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
@@ -18,14 +19,18 @@ from cli.demo.sending import SinkWatch
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
+from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
+from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.store.service import GROUP as STORE_GROUP
 from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
@@ -92,7 +97,9 @@ async def drain(run: Run) -> None:
         return  # what is missing shows in the summary: fewer events than ticks
 
 
-_JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
+_JOIN: Final = JoinSettings(
+    join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2)
+)
 
 
 def _start_sinks(
@@ -113,8 +120,30 @@ def _start_sinks(
     to_store = SinkWatch(sink="store", receiver=store.uri)
     clock = machine.clock
     stages.start(
-        run_remote_write(bus=bus, settings=write, readiness=to_write.readiness, clock=clock)
+        run_remote_write(
+            bus=bus,
+            settings=write,
+            readiness=to_write.readiness,
+            group=own_group(REMOTE_WRITE_GROUP),
+            clock=clock,
+        )
     )
-    stages.start(run_alerts(bus=bus, settings=alerts, readiness=to_alert.readiness, clock=clock))
-    stages.start(run_store(bus=bus, settings=store, readiness=to_store.readiness, clock=clock))
+    stages.start(
+        run_alerts(
+            bus=bus,
+            settings=alerts,
+            readiness=to_alert.readiness,
+            group=own_group(ALERTS_GROUP),
+            clock=clock,
+        )
+    )
+    stages.start(
+        run_store(
+            bus=bus,
+            settings=store,
+            readiness=to_store.readiness,
+            group=own_group(STORE_GROUP),
+            clock=clock,
+        )
+    )
     return [to_write, to_alert, to_store]

@@ -48,6 +48,7 @@ async def run_alerts(
     settings: AlertsSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
@@ -55,7 +56,7 @@ async def run_alerts(
     receiver = readiness.check("alerts.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={
             EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),

@@ -49,6 +49,7 @@ async def run_remote_write(
     settings: RemoteWriteSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Send every event's samples to the receiver until cancelled."""
@@ -56,7 +57,7 @@ async def run_remote_write(
     receiver = readiness.check("remote_write.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,

@@ -45,6 +45,7 @@ async def run_store(
     settings: StoreSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Append every event's entries to the store until cancelled.
@@ -65,7 +66,7 @@ async def run_store(
         bus_check=bus_check,
     )
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,
