@@ -6,7 +6,7 @@ shown is the caller's.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.errors import BusError
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
 from sinks.alerts.service import GROUP as ALERTS_GROUP
@@ -34,10 +35,25 @@ from sinks.store.service import GROUP as STORE_GROUP
 from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
+_ANSWER_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 5.0
+_CLOSING_SECONDS: Final = 15.0
+_CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
 _STORE_FLUSH_SECONDS: Final = 10.0
 _ALERT_FOR_SECONDS: Final = 5.0
 _SEND_TIMEOUT_SECONDS: Final = 5.0
+
+
+@dataclass
+class Ending:
+    """How a run came to its end."""
+
+    ticks: int | None = None
+    """Ticks that the nodes published; `None` where the bus could not be asked."""
+    is_bus_away: bool = False
+    """Whether the bus did not answer any more."""
+    is_closed: bool = True
+    """Whether every stage has ended; one that waits for a bus that is away may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +72,19 @@ class Run:
     """The tasks."""
     sinks: list[SinkWatch]
     """What becomes of the sinks' sends."""
+    ending: Ending
+    """How it came to its end."""
 
 
 @asynccontextmanager
 async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
-    """Run the pipeline while the context is open; leaving it ends every stage cleanly."""
+    """Run the pipeline while the context is open; leaving it ends every stage cleanly.
+
+    What has not ended in its time is left, as `Ending.is_closed` says.
+    """
     partitions = await bus.partitions(SAMPLES.name)
-    async with AsyncExitStack() as stack:
+    ending = Ending()
+    async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
         consumer = await stack.enter_async_context(bus.consumer(subscription()))
         tally = Tally()
@@ -83,23 +105,49 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             received=received,
             stages=stages,
             sinks=sinks,
+            ending=ending,
         )
 
 
-async def drain(run: Run) -> None:
-    """Let what was sampled reach the sinks: end the agents, then wait for the last events."""
-    await run.stages.end_agents()
+@asynccontextmanager
+async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
+    stack = AsyncExitStack()
     try:
+        yield stack
+    finally:
+        closing = asyncio.create_task(stack.aclose())
+        seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
+        await asyncio.wait({closing}, timeout=seconds)
+        ending.is_closed = closing.done()
+        if closing.done():
+            closing.result()
+
+
+async def drain(run: Run) -> None:
+    """Let what was sampled reach the sinks: end the agents, then wait for the last events.
+
+    A bus that does not answer is not waited for.
+    """
+    try:
+        await _count_ticks(run)
+        await run.stages.end_agents()
+        run.ending.ticks = await _count_ticks(run)
+    except (BusError, TimeoutError):
+        run.ending.is_bus_away = True
+        return
+    # What is missing afterwards shows in the summary: fewer events than ticks.
+    with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while run.tally.events < await run.reader.count_ticks():  # noqa: ASYNC110 - the bus has no event for this
+            while run.tally.events < run.ending.ticks:  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
-    except TimeoutError:
-        return  # what is missing shows in the summary: fewer events than ticks
 
 
-_JOIN: Final = JoinSettings(
-    join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2)
-)
+async def _count_ticks(run: Run) -> int:
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        return await run.reader.count_ticks()
+
+
+_JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
 
 
 def _start_sinks(

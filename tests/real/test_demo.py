@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,6 +161,34 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
         running.kill()
     assert running.returncode == 0
     assert json.loads(out)["events"] > 0
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT])
+def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
+) -> None:
+    """By `--for` and by Ctrl-C: what was booked until then is told, and that Kafka was away."""
+    broker = start_kafka()
+    arguments = ["--bus", f"kafka://{broker.bootstrap_servers}", "--store", str(tmp_path / "store")]
+    running = subprocess.Popen(
+        [*COMMAND, *arguments, "--for", "600" if number else "12"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_events(broker, kcat)
+        broker.kill()
+        if number:
+            time.sleep(2)
+            running.send_signal(number)
+        out, _ = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 1
+    assert f"Kafka at {broker.bootstrap_servers} was away at the end" in out
+    assert "serving/embeddings-0" in out
+    assert re.search(r"^An unknown number of ticks, [1-9]\d* events", out, re.MULTILINE)
 
 
 def wait_for_events(broker: Kafka, kcat: Kcat) -> None:
