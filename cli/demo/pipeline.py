@@ -21,6 +21,7 @@ from cli.demo.tally import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.errors import BusError
 from gpuledger.service import Readiness
@@ -163,9 +164,9 @@ def _start_sinks(
         busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    to_write = SinkWatch(sink="remote_write", receiver=write.url)
-    to_alert = SinkWatch(sink="alerts", receiver=alerts.urls[0])
-    to_store = SinkWatch(sink="store", receiver=store.uri)
+    to_write = SinkWatch(sink="remote_write", receiver=shown_url(write.url))
+    to_alert = SinkWatch(sink="alerts", receiver=shown_url(alerts.urls[0]))
+    to_store = SinkWatch(sink="store", receiver=shown_url(store.uri))
     clock = machine.clock
     stages.start(
         run_remote_write(

@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 import structlog
 
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
@@ -29,7 +30,6 @@ from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.receivers import shown_url
 from sinks.retrying import until_answered
 from sinks.timelines import Place
 
