@@ -120,8 +120,11 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
         await asyncio.wait({closing}, timeout=seconds)
         ending.is_closed = closing.done()
-        if closing.done():
-            closing.result()
+        if ending.is_closed:
+            try:
+                closing.result()
+            except BusError:
+                ending.is_bus_away = True
 
 
 async def drain(run: Run) -> None:
