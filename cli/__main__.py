@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError
 
 from gpuledger import __version__
 from gpuledger.errors import UnavailableError, UserError
+from gpuledger.settings.secret import mask_addresses
 
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = app(argv, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
-        sys.stderr.write(f"gpuledger: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
         return USER_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -14,4 +14,3 @@ def count_from_zero(counter: Counter, **values: Iterable[str]) -> None:
     """
     for combination in product(*values.values()):
         counter.labels(**dict(zip(values, combination, strict=True)))
-    return counter

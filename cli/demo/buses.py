@@ -1,11 +1,18 @@
 """The bus of a run; on a Kafka its topics are made first, and nobody's records are mixed with."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from cli.demo.groups import is_own, own_group
 from cli.demo.machine import DemoBus
 from cli.demo.plan import DemoPlan
-from gpuledger.bus.administration import check_topics, create_topics, refuse_other_partitions
+from enricher.join.settings import GROUP as JOIN_GROUP
+from gpuledger.bus.administration import (
+    check_topics,
+    create_topics,
+    find_groups,
+    refuse_other_partitions,
+)
 from gpuledger.bus.history import History, Span
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
@@ -29,8 +36,8 @@ async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBu
     found = await check_topics(settings)
     refuse_other_partitions(found)
     missing = [line.topic for line in found if line.status == "missing"]
-    if not reuse_topics:
-        await refuse_used_topics(bus, (one.topic for one in found if one.topic not in missing))
+    filled = await filled_topics(bus, (one.topic for one in found if one.topic not in missing))
+    refuse_topics_of_others(await find_groups(settings), filled=filled, reuse_topics=reuse_topics)
     if missing:
         _show(f"making {len(missing)} topics on {settings.bootstrap_servers} … ")
         done = "failed"
@@ -42,16 +49,41 @@ async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBu
     return bus
 
 
-async def refuse_used_topics(bus: History, topics: Iterable[str]) -> None:
-    """Raise `TopicsError` where a topic holds records, for the demo's would mix with them."""
+async def filled_topics(bus: History, topics: Iterable[str]) -> list[str]:
+    """Return those of the topics that hold records."""
     async with bus.reader() as reader:
-        for topic in topics:
-            if holds_records(await reader.spans(topic)):
-                raise TopicsError(
-                    f"{topic} holds records already, and the demo's would mix with them; name "
-                    "a broker without them, or, where they are an earlier demo's, add "
-                    "--reuse-topics"
-                )
+        return [topic for topic in topics if holds_records(await reader.spans(topic))]
+
+
+def refuse_topics_of_others(
+    groups: Mapping[str, Sequence[str]], *, filled: Sequence[str], reuse_topics: bool
+) -> None:
+    """Raise `TopicsError` where the demo's records would mix with those of somebody else.
+
+    `groups` are the consumer groups with the topics they read. A group that is no demo's would
+    take the demo's records for those of real GPUs. Records are taken for an earlier demo's where
+    its groups have read them, and `reuse_topics` must say so as well.
+    """
+    for group, topics in groups.items():
+        if not is_own(group):
+            raise TopicsError(
+                f"{topics[0]} is read by the consumer group {group}, which is not the demo's and"
+                " would take the demo's records for real ones; name a broker for demos alone"
+            )
+    if not filled:
+        return
+    if not reuse_topics:
+        raise TopicsError(
+            f"{filled[0]} holds records already, and the demo's would mix with them; name "
+            "a broker without them, or, where they are an earlier demo's, add "
+            "--reuse-topics"
+        )
+    if not groups:
+        raise TopicsError(
+            f"{filled[0]} holds records that are no demo's: the consumer group"
+            f" {own_group(JOIN_GROUP)} has read none of the topics; name a broker without them, or"
+            " delete the topics where nobody needs them"
+        )
 
 
 def holds_records(spans: Mapping[TopicPartition, Span]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -78,7 +78,8 @@ def demo(  # one parameter an option
     alertmanager_url
         An Alertmanager to alert; by default a receiver built in, which shows the alerts.
     reuse_topics
-        Write into topics that hold an earlier demo's records; never into those of anybody else.
+        Write into topics that hold an earlier demo's records; topics that hold records of anybody
+        else, or that anybody else reads, are refused all the same.
 
     """
     began_seconds = _process_start_seconds()
@@ -110,17 +111,28 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         async with frames:
             await run.stages.wait(stop)
         await drain(run)
-        ticks = await run.reader.count_ticks()
-    summary = _summarise(run, plan, ticks=ticks, began_seconds=began_seconds)
+    summary = _summarise(run, plan, began_seconds=began_seconds)
     if as_json:
         sys.stdout.write(encode(summary).decode() + "\n")
-        return exit_code(summary)
-    width = width_of(console)
-    if not is_live:
-        last = _header(run, plan, is_over=True)
-        show(console, [*draw(run.tally, last, width=width), Line("")])
-    show(console, draw_summary(summary, width=width))
+    else:
+        width = width_of(console)
+        if not is_live:
+            last = _header(run, plan, is_over=True)
+            show(console, [*draw(run.tally, last, width=width), Line("")])
+        show(console, draw_summary(summary, width=width))
+    if not run.ending.is_closed:
+        _leave(exit_code(summary))
     return exit_code(summary)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: what is left waits for a bus that is away, and has nothing to say.
+
+    The event loop would wait for it, and Python for its threads.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -157,13 +169,13 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     )
 
 
-def _summarise(run: Run, plan: DemoPlan, *, ticks: int, began_seconds: float) -> Summary:
+def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
     tally = run.tally
     truth = run.machine.truth(tally)
     own_writes, own_alerts = plan.remote_write_url is None, plan.alertmanager_url is None
     alerts = [describe(alert, tally.presence) for alert in run.received.alerts.values()]
     return Summary(
-        ticks=ticks,
+        ticks=run.ending.ticks,
         events=tally.events,
         entries=tally.entries,
         pods=pod_lines(tally.pods, truth, tally.unused_gpu_seconds),
@@ -176,8 +188,13 @@ def _summarise(run: Run, plan: DemoPlan, *, ticks: int, began_seconds: float) ->
         remote_write_requests=run.received.writes if own_writes else None,
         alerts=sorted(alerts, key=lambda alert: alert.started) if own_alerts else None,
         sinks=[sink.line() for sink in run.sinks],
+        bus_away=_servers(plan) if run.ending.is_bus_away else None,
         first_attributed_seconds=_since(began_seconds, tally.first_named_seconds),
     )
+
+
+def _servers(plan: DemoPlan) -> str:
+    return plan.kafka.bootstrap_servers if plan.kafka else "memory"
 
 
 def _since(began_seconds: float, at_seconds: float | None) -> float | None:

@@ -6,10 +6,11 @@ shown is the caller's.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from cli.demo.groups import own_group
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
@@ -18,21 +19,42 @@ from cli.demo.sending import SinkWatch
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
+from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.errors import BusError
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
+from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.store.service import GROUP as STORE_GROUP
 from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
+_ANSWER_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 5.0
+_CLOSING_SECONDS: Final = 15.0
+_CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
 _STORE_FLUSH_SECONDS: Final = 10.0
 _ALERT_FOR_SECONDS: Final = 5.0
 _SEND_TIMEOUT_SECONDS: Final = 5.0
+
+
+@dataclass
+class Ending:
+    """How a run came to its end."""
+
+    ticks: int | None = None
+    """Ticks that the nodes published; `None` where the bus could not be asked."""
+    is_bus_away: bool = False
+    """Whether the bus did not answer any more."""
+    is_closed: bool = True
+    """Whether every stage has ended; one that waits for a bus that is away may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +73,19 @@ class Run:
     """The tasks."""
     sinks: list[SinkWatch]
     """What becomes of the sinks' sends."""
+    ending: Ending
+    """How it came to its end."""
 
 
 @asynccontextmanager
 async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
-    """Run the pipeline while the context is open; leaving it ends every stage cleanly."""
+    """Run the pipeline while the context is open; leaving it ends every stage cleanly.
+
+    What has not ended in its time is left, as `Ending.is_closed` says.
+    """
     partitions = await bus.partitions(SAMPLES.name)
-    async with AsyncExitStack() as stack:
+    ending = Ending()
+    async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
         consumer = await stack.enter_async_context(bus.consumer(subscription()))
         tally = Tally()
@@ -78,21 +106,52 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             received=received,
             stages=stages,
             sinks=sinks,
+            ending=ending,
         )
 
 
-async def drain(run: Run) -> None:
-    """Let what was sampled reach the sinks: end the agents, then wait for the last events."""
-    await run.stages.end_agents()
+@asynccontextmanager
+async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
+    stack = AsyncExitStack()
     try:
+        yield stack
+    finally:
+        closing = asyncio.create_task(stack.aclose())
+        seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
+        await asyncio.wait({closing}, timeout=seconds)
+        ending.is_closed = closing.done()
+        if ending.is_closed:
+            try:
+                closing.result()
+            except BusError:
+                ending.is_bus_away = True
+
+
+async def drain(run: Run) -> None:
+    """Let what was sampled reach the sinks: end the agents, then wait for the last events.
+
+    A bus that does not answer is not waited for.
+    """
+    try:
+        await _count_ticks(run)
+        await run.stages.end_agents()
+        run.ending.ticks = await _count_ticks(run)
+    except (BusError, TimeoutError):
+        run.ending.is_bus_away = True
+        return
+    # What is missing afterwards shows in the summary: fewer events than ticks.
+    with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while run.tally.events < await run.reader.count_ticks():  # noqa: ASYNC110 - the bus has no event for this
+            while run.tally.events < run.ending.ticks:  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
-    except TimeoutError:
-        return  # what is missing shows in the summary: fewer events than ticks
 
 
-_JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
+async def _count_ticks(run: Run) -> int:
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        return await run.reader.count_ticks()
+
+
+_JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
 
 
 def _start_sinks(
@@ -108,13 +167,35 @@ def _start_sinks(
         busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    to_write = SinkWatch(sink="remote_write", receiver=write.url)
-    to_alert = SinkWatch(sink="alerts", receiver=alerts.urls[0])
-    to_store = SinkWatch(sink="store", receiver=store.uri)
+    to_write = SinkWatch(sink="remote_write", receiver=shown_url(write.url))
+    to_alert = SinkWatch(sink="alerts", receiver=shown_url(alerts.urls[0]))
+    to_store = SinkWatch(sink="store", receiver=shown_url(store.uri))
     clock = machine.clock
     stages.start(
-        run_remote_write(bus=bus, settings=write, readiness=to_write.readiness, clock=clock)
+        run_remote_write(
+            bus=bus,
+            settings=write,
+            readiness=to_write.readiness,
+            group=own_group(REMOTE_WRITE_GROUP),
+            clock=clock,
+        )
     )
-    stages.start(run_alerts(bus=bus, settings=alerts, readiness=to_alert.readiness, clock=clock))
-    stages.start(run_store(bus=bus, settings=store, readiness=to_store.readiness, clock=clock))
+    stages.start(
+        run_alerts(
+            bus=bus,
+            settings=alerts,
+            readiness=to_alert.readiness,
+            group=own_group(ALERTS_GROUP),
+            clock=clock,
+        )
+    )
+    stages.start(
+        run_store(
+            bus=bus,
+            settings=store,
+            readiness=to_store.readiness,
+            group=own_group(STORE_GROUP),
+            clock=clock,
+        )
+    )
     return [to_write, to_alert, to_store]

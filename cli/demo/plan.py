@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from gpuledger.addresses import shown_url
 from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
 
@@ -46,7 +47,7 @@ def find_scenario(given: Path | None) -> Path:
 def check_url(option: str, url: str | None) -> str | None:
     """Return the address of a receiver; raises `UserError` where it is none."""
     if url is not None and not url.startswith(_URL_SCHEMES):
-        raise UserError(f"{option} {url}: an address begins with http:// or https://")
+        raise UserError(f"{option} {shown_url(url)}: an address begins with http:// or https://")
     return url
 
 
@@ -55,6 +56,11 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     if bus == "memory":
         return None
     servers = bus.removeprefix(_KAFKA_SCHEME)
+    if "@" in bus:
+        raise UserError(
+            f"--bus {shown_url(bus)}: brokers are named without user and password;"
+            " the demo does not log in"
+        )
     if not bus.startswith(_KAFKA_SCHEME) or not all(map(_is_address, servers.split(","))):
         raise UserError(f"--bus {bus}: expected `memory` or `kafka://host:port[,host:port…]`")
     return KafkaSettings(bootstrap_servers=servers, client_id="gpuledger-demo")

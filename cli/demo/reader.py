@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from cli.demo.groups import own_group
 from cli.demo.tally import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
@@ -24,7 +25,7 @@ _TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
 
 def subscription() -> Subscription:
     """Give the subscription of one run."""
-    return Subscription(group=f"gpuledger-demo-{uuid.uuid4().hex[:8]}", topics=_TOPICS)
+    return Subscription(group=own_group(uuid.uuid4().hex[:8]), topics=_TOPICS)
 
 
 class EventReader:

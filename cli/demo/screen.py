@@ -28,8 +28,11 @@ PAGE_SECONDS: Final = 4.0
 _GIB: Final = 2**30
 _SECOND_NS: Final = 10**9
 _STANDSTILL_NS: Final = 5 * _SECOND_NS
-_MOST_ALERTS: Final = 4
-_LEAST_BODY: Final = 4
+_MOST_ALERT_LINES: Final = 5
+# Lines of the table below its titles: where there is room, and at least, a node's name and a row.
+_GOOD_BODY: Final = 4
+_LEAST_BODY: Final = 2
+_LEAST_SCREEN: Final = 3
 _STYLES: Final = {
     Account.POD: "",
     Account.HOST: "yellow",
@@ -99,7 +102,8 @@ def draw(
 ) -> list[Line]:
     """Return the lines of a screen; `seconds` since the first one turn the pages.
 
-    Without a `height` all lines are returned.
+    Without a `height` all lines are returned. Where it is too low for all of them, GPUs and the
+    number of the page come first, then what does not work, then alerts, then the facts.
     """
     head = _head(header, width)
     rows = {node: list(rows_of(event)) for node, event in sorted(tally.latest.items())}
@@ -114,22 +118,36 @@ def draw(
     ]
     if height is None or len(head) + 1 + _lines_of(blocks) <= height:
         return [*head, titles, *_body(blocks)]
-    room = max(_LEAST_BODY, height - len(head) - 2)
-    pages = _pages(blocks, room)
+    head = _head(header, width, most=_room_above(height))
+    above = [*head, titles] if height > _LEAST_SCREEN else []
+    pages = _pages(blocks, max(_LEAST_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
     more = f"page {number + 1} of {len(pages)}; a higher window shows more"
-    return [*head, titles, *_body(pages[number]), Line(shorten(more, width), "dim")]
+    return [*above, *_body(pages[number]), Line(shorten(more, width), "dim")]
 
 
-def _head(header: Header, width: int) -> list[Line]:
-    alerts = list(header.alerts[:_MOST_ALERTS])
-    if len(header.alerts) > _MOST_ALERTS:
-        alerts.append(f"and {len(header.alerts) - _MOST_ALERTS} more alerts")
-    return [
-        *(Line(text, "dim") for text in wrap(header.facts, width=width)),
-        *(Line(cut(problem, width), "bold red") for problem in header.problems),
-        *(Line(cut(f"! {alert}", width), "red") for alert in alerts),
-    ]
+def _room_above(height: int) -> int:
+    """Return for how many lines of a head there is room above titles, GPUs and the page's line."""
+    return max(height - _GOOD_BODY - 2, min(1, height - _LEAST_BODY - 2), 0)
+
+
+def _head(header: Header, width: int, *, most: int | None = None) -> list[Line]:
+    """Return the lines above the table, at most so many: of facts the last ones go first."""
+    facts = [Line(text, "dim") for text in wrap(header.facts, width=width)]
+    problems = [Line(cut(problem, width), "bold red") for problem in header.problems]
+    if most is None:
+        return [*facts, *problems, *_alert_lines(header.alerts, width, most=_MOST_ALERT_LINES)]
+    problems = problems[:most]
+    alerts = _alert_lines(header.alerts, width, most=min(most - len(problems), _MOST_ALERT_LINES))
+    return [*facts[: most - len(problems) - len(alerts)], *problems, *alerts]
+
+
+def _alert_lines(alerts: Sequence[str], width: int, *, most: int) -> list[Line]:
+    """Return a line for each alert; where there are too many, the last one counts the others."""
+    shown = list(alerts)
+    if len(alerts) > most:
+        shown = [*alerts[: most - 1], f"and {len(alerts) - most + 1} more alerts"] if most else []
+    return [Line(cut(f"! {alert}", width), "red") for alert in shown]
 
 
 def _body(blocks: Sequence[_Block]) -> list[Line]:

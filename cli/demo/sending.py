@@ -19,7 +19,7 @@ class SinkLine:
     sink: str
     """The kind of sink."""
     receiver: str
-    """Where it sends."""
+    """Where it sends, without user, password and query."""
     sent: int
     """What the receiver has acknowledged: samples, alerts or rows."""
     retries: int

@@ -15,8 +15,8 @@ from cli.demo.tally import PodTotal
 from gpuledger.records import AttributedIncident
 from gpuledger.records.base import record
 
-NOTHING_SENT: Final = 1
-"""The exit code where all sends of a sink have failed."""
+FAILED: Final = 1
+"""The exit code where all sends of a sink have failed, or the brokers were away at the end."""
 _GIB_HOUR: Final = 2**30 * 3600
 _COLUMNS: Final = (
     Column("Pod", "left", floor=30),
@@ -89,8 +89,8 @@ class StoreLine:
 class Summary:
     """The whole of `--format json`."""
 
-    ticks: int
-    """Ticks that the nodes published."""
+    ticks: int | None = None
+    """Ticks that the nodes published; absent where the brokers were away at the end."""
     events: int
     """Events that came of them."""
     entries: int
@@ -115,6 +115,8 @@ class Summary:
     """Alerts that the built-in receiver was sent; absent where a real one was named."""
     sinks: list[SinkLine]
     """What each sink has handed over."""
+    bus_away: str | None = None
+    """The brokers that were away at the end; absent where they answered."""
     first_attributed_seconds: float | None = None
     """From the start of the process to the first row with a pod's name."""
 
@@ -191,9 +193,9 @@ def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) 
 
 
 def exit_code(summary: Summary) -> int:
-    """Return 1 where all that a sink had to send has failed, else 0."""
+    """Return 1 where all that a sink had to send has failed, or the brokers were away; else 0."""
     failed = any(has_failed(sink, events=summary.events) for sink in summary.sinks)
-    return NOTHING_SENT if failed else 0
+    return FAILED if failed or summary.bus_away else 0
 
 
 def draw_summary(summary: Summary, *, width: int) -> list[Line]:
@@ -209,8 +211,17 @@ def draw_summary(summary: Summary, *, width: int) -> list[Line]:
         Line(""),
         *(Line(sentence) for sentence in _sentences(summary)),
         *(Line(f"! {said}", "red") for said in _happenings(summary)),
-        *(Line(sentence, "bold red") for sentence in problems if sentence),
+        *(Line(sentence, "bold red") for sentence in (_absence(summary), *problems) if sentence),
     ]
+
+
+def _absence(summary: Summary) -> str | None:
+    if summary.bus_away is None:
+        return None
+    return (
+        f"Kafka at {summary.bus_away} was away at the end: this is what was booked until then, and"
+        " what was not booked yet is missing."
+    )
 
 
 def _happenings(summary: Summary) -> list[str]:
@@ -235,11 +246,12 @@ def _cells(pod: PodLine) -> list[str]:
 
 def _sentences(summary: Summary) -> list[str]:
     truth = summary.truth_error_ratio
+    ticks = "An unknown number of" if summary.ticks is None else summary.ticks
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
     said = [
         f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod.",
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
-        f"{summary.ticks} ticks, {summary.events} events, {summary.entries} entries.",
+        f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",
         f"Entries sum to the device within {summary.conservation_error_max_ratio:.1e}.",
         f"Sent: {sent}.",

@@ -69,6 +69,16 @@ async def check_topics(settings: KafkaSettings, topics: Iterable[Topic] = TOPICS
         return await _check(admin, list(topics))
 
 
+async def find_groups(
+    settings: KafkaSettings, topics: Iterable[Topic] = TOPICS
+) -> dict[str, list[str]]:
+    """Return the consumer groups that read these topics, each with those that it reads, sorted."""
+    names = {topic.name for topic in topics}
+    async with open_admin(KafkaConnection(settings)) as admin:
+        found = await admin.groups()
+    return {group: sorted(read & names) for group, read in sorted(found.items()) if read & names}
+
+
 def refuse_other_partitions(lines: Iterable[Line]) -> None:
     """Raise `TopicsError` where a topic has another number of partitions than it must have."""
     other = [line for line in lines if line.status == "partitions differ"]

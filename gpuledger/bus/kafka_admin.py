@@ -1,16 +1,19 @@
-"""What administration needs of the brokers: how many there are, what topics there are, making some.
+"""What administration needs of the brokers: how many there are, topics, making some, their groups.
 
 The comparison with the topic table stands in `gpuledger.bus.administration`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError
 
 from gpuledger.bus.kafka_connection import KafkaConnection
@@ -19,6 +22,9 @@ from gpuledger.errors import TopicsError
 T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.1
+# Where things stand in a group that is described, which aiokafka hands over as a bare tuple.
+_MEMBERS: Final = 5
+_METADATA: Final = -2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,16 @@ class KafkaAdmin:
             for topic in present
         }
 
+    async def groups(self) -> dict[str, frozenset[str]]:
+        """Return, for each consumer group, the topics it has committed offsets of or subscribes to.
+
+        A group that this user may not describe is not among them.
+        """
+        listed = await self._repeated("listing groups", self._client.list_consumer_groups)
+        return {
+            name: await self._committed(name) | await self._subscribed(name) for name, *_ in listed
+        }
+
     async def create(self, topics: Sequence[WantedTopic]) -> None:
         """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
         made = [
@@ -107,6 +123,21 @@ class KafkaAdmin:
             for _, _, _, name, entries in answer.resources
         }
 
+    async def _committed(self, group: str) -> frozenset[str]:
+        offsets = await self._repeated(
+            f"reading the offsets of {group}",
+            lambda: self._client.list_consumer_group_offsets(group),
+        )
+        return frozenset(place.topic for place in offsets)
+
+    async def _subscribed(self, group: str) -> frozenset[str]:
+        # One at a time: aiokafka cannot read an answer on several.
+        answers = await self._repeated(
+            f"describing {group}", lambda: self._client.describe_consumer_groups([group])
+        )
+        members = [described[_MEMBERS] for answer in answers for described in answer.groups]
+        return subscribed_topics(chain.from_iterable(members))
+
     async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
         async with self._connection.asking(doing):
             while True:
@@ -116,6 +147,20 @@ class KafkaAdmin:
                     if not error.retriable:
                         raise
                 await asyncio.sleep(PAUSE_SECONDS)
+
+
+def subscribed_topics(members: Iterable[Sequence[Any]]) -> frozenset[str]:
+    """Return the topics to which members of a group subscribe, as the brokers describe them.
+
+    A member of a kind that subscribes in another form, or of a group that forms just now, counts
+    for nothing.
+    """
+    found: set[str] = set()
+    for member in members:
+        with suppress(ValueError, struct.error):
+            metadata = ConsumerProtocolMemberMetadata.decode(member[_METADATA])
+            found.update(metadata.subscription)
+    return frozenset(found)
 
 
 @asynccontextmanager

@@ -42,14 +42,6 @@ def mask_address(value: str) -> str:
     return _QUERY_AT_END.sub(rf"\1{MASK}", value)
 
 
-def shown_url(url: str) -> str:
-    """Return a URL without what may be a secret: user, password, query, fragment; or a path."""
-    found = _USER_AT_BEGIN.match(url)
-    if found:
-        url = f"{found['scheme'] or ''}{url[found.end() :]}"
-    return re.split(r"[?#]", url, maxsplit=1)[0] if found or "://" in url else url
-
-
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value
     """Return a setting's value for people, each text in it masked as an address is."""
     if isinstance(value, dict):

@@ -14,8 +14,8 @@ import aiohttp
 import orjson
 
 from gpuledger import __version__
+from gpuledger.addresses import shown_url
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.receivers import shown_url
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})

@@ -13,6 +13,7 @@ from typing import Any, Final
 import aiohttp
 import structlog
 
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
@@ -30,7 +31,6 @@ from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.receivers import shown_url
 from sinks.retrying import until_answered
 from sinks.timelines import Place
 
@@ -52,6 +52,7 @@ async def run_alerts(
     settings: AlertsSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
@@ -59,7 +60,7 @@ async def run_alerts(
     receiver = readiness.check("alerts.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={
             EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),

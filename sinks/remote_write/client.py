@@ -18,9 +18,9 @@ import aiohttp
 import cramjam
 
 from gpuledger import __version__
+from gpuledger.addresses import shown_url
 from gpuledger.errors import SettingsError
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.receivers import shown_url
 from sinks.remote_write.settings import RemoteWriteSettings
 
 _PROTOCOL_HEADERS: Final = {

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
@@ -23,7 +24,6 @@ from sinks.consuming import consume
 from sinks.errors import RejectedError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.receivers import shown_url
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
 from sinks.remote_write.live import LiveSeries
@@ -49,6 +49,7 @@ async def run_remote_write(
     settings: RemoteWriteSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Send every event's samples to the receiver until cancelled."""
@@ -56,7 +57,7 @@ async def run_remote_write(
     receiver = readiness.check("remote_write.receiver", severity=Severity.WARNING)
     receiver.ok("nothing sent yet")
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,

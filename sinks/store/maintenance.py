@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import structlog
 
+from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
-from sinks.receivers import shown_url
 from sinks.store.settings import StoreSettings
 from sinks.store.table import StreamTable
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Gap, GapReason, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
@@ -23,7 +24,6 @@ from sinks.duplicates import SeenTicks
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
 from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.receivers import shown_url
 from sinks.retrying import until_answered
 from sinks.store.gaps import recorded_up_to, row_of, stream_of
 from sinks.store.identity import is_same_topic, number_of, other_topic, refuse_shorter_topic
@@ -45,6 +45,7 @@ async def run_store(
     settings: StoreSettings,
     readiness: Readiness,
     member: str | None = None,
+    group: str = GROUP,
     clock: Clock | None = None,
 ) -> None:
     """Append every event's entries to the store until cancelled.
@@ -65,7 +66,7 @@ async def run_store(
         bus_check=bus_check,
     )
     how = Consuming(
-        group=GROUP,
+        group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
         poll_records=settings.poll_records,

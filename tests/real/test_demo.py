@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from enricher.join.settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Subscription
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, TOPICS
+from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from tests.real.parts.kcat import KcatError
 
 if TYPE_CHECKING:
@@ -82,6 +88,59 @@ def test_a_topic_that_holds_somebody_s_record_is_refused_and_nothing_is_made_or_
     assert [kept.value for kept in kcat.consume(broker.bootstrap_servers, topic)] == [b"somebody's"]
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_topics_of_somebody_else_are_refused_with_reuse_topics_too(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, *, is_committed: bool
+) -> None:
+    """Those that another group reads, as the join of a deployment does, and those nobody reads."""
+    broker, topic = start_kafka(), SAMPLES.name
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    asyncio.run(create_topics(settings))
+    kcat.produce(broker.bootstrap_servers, topic, b"somebody's")
+    if is_committed:
+        asyncio.run(commit_some(settings, group=JOIN_GROUP, topic=topic))
+    refused = run_demo(broker, "--reuse-topics")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    group = JOIN_GROUP if is_committed else "gpuledger-demo-join"
+    assert topic in line
+    assert f"consumer group {group}" in line
+    kept = [
+        found.value
+        for each in TOPICS
+        for found in kcat.consume(broker.bootstrap_servers, each.name)
+    ]
+    assert kept == [b"somebody's"]
+
+
+def test_topics_that_a_deployment_waits_on_are_refused_before_their_first_record(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    """Its join has committed nothing yet, and would take the demo's ticks for real ones."""
+    broker = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+
+    async def refuse_beside_a_member() -> subprocess.CompletedProcess[str]:
+        await create_topics(settings)
+        subscription = Subscription(group=JOIN_GROUP, topics=[SAMPLES.name])
+        async with KafkaBus(settings).consumer(subscription) as consumer:
+            while not consumer.assignment():
+                await consumer.poll(timeout_seconds=0.2, max_records=1)
+            return await asyncio.to_thread(run_demo, broker)
+
+    refused = asyncio.run(refuse_beside_a_member())
+    assert refused.returncode == 2
+    assert f"{SAMPLES.name} is read by the consumer group {JOIN_GROUP}" in refused.stderr
+
+
+async def commit_some(settings: KafkaSettings, *, group: str, topic: str) -> None:
+    """Read as a group does, up to its first commit, and leave."""
+    async with KafkaBus(settings).consumer(Subscription(group=group, topics=[topic])) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(timeout_seconds=0.2, max_records=1)
+        await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
+
+
 def test_ctrl_c_ends_it_cleanly_with_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
@@ -102,6 +161,34 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
         running.kill()
     assert running.returncode == 0
     assert json.loads(out)["events"] > 0
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT])
+def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
+) -> None:
+    """By `--for` and by Ctrl-C: what was booked until then is told, and that Kafka was away."""
+    broker = start_kafka()
+    arguments = ["--bus", f"kafka://{broker.bootstrap_servers}", "--store", str(tmp_path / "store")]
+    running = subprocess.Popen(
+        [*COMMAND, *arguments, "--for", "600" if number else "12"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_events(broker, kcat)
+        broker.kill()
+        if number:
+            time.sleep(2)
+            running.send_signal(number)
+        out, _ = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 1
+    assert f"Kafka at {broker.bootstrap_servers} was away at the end" in out
+    assert "serving/embeddings-0" in out
+    assert re.search(r"^An unknown number of ticks, [1-9]\d* events", out, re.MULTILINE)
 
 
 def wait_for_events(broker: Kafka, kcat: Kcat) -> None:

@@ -55,6 +55,31 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["topics", "check", "--bootstrap-servers", "usr:hunter2@host:9092"],
+        ["topics", "create", "--bootstrap-servers", "one:9092,usr:hunter2@host:9092"],
+        ["replay", "--from", "-1h", "--compare", "--bootstrap-servers", "usr:hunter2@host:9092"],
+        ["demo", "--bus", "kafka://usr:hunter2@host:9092"],
+        ["demo", "--bus", "usr:hunter2@host:9092"],
+        ["demo", "--remote-write-url", "usr:hunter2@host:9090/w"],
+        ["demo", "--alertmanager-url", "htp://usr:hunter2@host:9090/w"],
+        ["demo", "--format", "http://usr:hunter2@host:9090/w"],
+    ],
+)
+def test_a_mistake_is_told_without_the_password_in_it(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+
+    said = capsys.readouterr().err
+    assert argv[-2] in said or "kafka.bootstrap_servers" in said
+    assert "host:909" in said or "********" in said
+    assert "hunter" not in said
+    assert said.count("\n") == 1
+
+
 def test_help_loads_no_stage() -> None:
     code = "import sys; from cli.__main__ import main; main(['--help']); print(*sys.modules)"
     ran = subprocess.run(

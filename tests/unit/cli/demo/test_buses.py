@@ -2,24 +2,52 @@
 
 import pytest
 
-from cli.demo.buses import refuse_used_topics
+from cli.demo.buses import filled_topics, refuse_topics_of_others
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import TopicsError
 from gpuledger.topics import EVENTS, SAMPLES, TOPICS
 
-NAMES = [topic.name for topic in TOPICS]
+OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
 
 
-async def test_topics_without_records_are_taken() -> None:
-    await refuse_used_topics(MemoryBus(), NAMES)
-
-
-async def test_one_record_in_one_of_them_is_somebody_s() -> None:
-    """The line names the topic and both remedies."""
+async def test_a_topic_with_one_record_is_filled() -> None:
     bus = MemoryBus()
+    names = [topic.name for topic in TOPICS]
+    assert await filled_topics(bus, names) == []
     async with bus.producer() as producer:
         await producer.publish(EVENTS.name, 3, [Message(b"node", b"{}", 0)])
-    await refuse_used_topics(bus, [SAMPLES.name])
+    assert await filled_topics(bus, names) == [EVENTS.name]
+
+
+@pytest.mark.parametrize("reuse_topics", [False, True])
+def test_topics_without_records_and_readers_are_taken(*, reuse_topics: bool) -> None:
+    refuse_topics_of_others({}, filled=[], reuse_topics=reuse_topics)
+    refuse_topics_of_others(OWN, filled=[], reuse_topics=reuse_topics)
+
+
+def test_what_an_earlier_demo_left_is_taken_only_where_the_option_says_so() -> None:
+    """The line names the topic and both remedies."""
+    refuse_topics_of_others(OWN, filled=[EVENTS.name], reuse_topics=True)
     with pytest.raises(TopicsError, match=rf"{EVENTS.name} holds records .*--reuse-topics"):
-        await refuse_used_topics(bus, NAMES)
+        refuse_topics_of_others(OWN, filled=[EVENTS.name], reuse_topics=False)
+
+
+@pytest.mark.parametrize("reuse_topics", [False, True])
+@pytest.mark.parametrize("filled", [[], [EVENTS.name]])
+@pytest.mark.parametrize("group", ["gpuledger-join", "billing", "gpuledger-demo"])
+def test_a_topic_that_another_group_reads_is_refused_whatever_the_option_says(
+    group: str, filled: list[str], *, reuse_topics: bool
+) -> None:
+    """The line names the topic and the group."""
+    groups = {**OWN, group: [SAMPLES.name]}
+    with pytest.raises(TopicsError, match=rf"{SAMPLES.name} is read by the .* group {group},"):
+        refuse_topics_of_others(groups, filled=filled, reuse_topics=reuse_topics)
+
+
+def test_records_that_no_demo_has_read_are_somebody_else_s() -> None:
+    """Agents may be there before any reader."""
+    with pytest.raises(
+        TopicsError, match=rf"{SAMPLES.name} holds .* group gpuledger-demo-join has"
+    ):
+        refuse_topics_of_others({}, filled=[SAMPLES.name], reuse_topics=True)

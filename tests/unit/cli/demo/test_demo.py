@@ -82,6 +82,17 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
         assert re.search(said, ran.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("format_", ["table", "json"])
+def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
+    secret = "http://user:hunter2@127.0.0.1:9/{}?token=hunter3".format
+    urls = ["--remote-write-url", secret("write"), "--alertmanager-url", secret("am")]
+    ran = run_demo(*urls, "--source", "simulated", "--for", "3", "--format", format_)
+    assert ran.returncode == 1, ran.stderr
+    assert "http://127.0.0.1:9/write" in ran.stdout
+    assert "hunter" not in ran.stdout + ran.stderr
+    assert "user:" not in ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -157,3 +157,54 @@ def test_a_low_screen_shows_every_row_in_one_of_its_pages(height: int) -> None:
 def test_a_high_screen_has_one_page_and_does_not_say_so() -> None:
     assert draw_on(80, *MANY, height=84) == draw_on(80, *MANY)
     assert draw_on(80, *MANY, height=83)[-1].startswith("page 1 of 2")
+
+
+FULL = Header(
+    facts=["gpuledger demo", "scenario x", "3 events", "3 remote writes", "Ctrl-C ends"],
+    problems=["a problem"],
+    alerts=[f"alert {number}" for number in range(9)],
+)
+
+
+@pytest.mark.parametrize("width", [30, 40, 80])
+@pytest.mark.parametrize("height", range(3, 20))
+def test_the_smallest_screen_shows_every_row_and_names_the_page(width: int, height: int) -> None:
+    """However much fails and fires: what stands above the table gives way first."""
+    pages = [
+        draw_on(width, *MANY, header=FULL, height=height, seconds=PAGE_SECONDS * number)
+        for number in range(100)
+    ]
+    assert max(map(len, pages)) <= height
+    for page in pages:
+        assert page[-1].startswith("page ")
+        assert any("train-0" in line or "(idle)" in line for line in page)
+    rows = [line for page in dict.fromkeys(map(tuple, pages)) for line in page if "train-0" in line]
+    assert len(rows) == 40
+
+
+@pytest.mark.parametrize(
+    ("height", "head"),
+    [
+        (3, []),
+        (4, []),
+        (5, ["a problem"]),
+        (8, ["a problem", "! and 9 more alerts"]),
+        (9, ["a problem", "! alert 0", "! and 8 more alerts"]),
+        (
+            13,
+            [
+                "gpuledger demo  scenario x",
+                "a problem",
+                *(f"! alert {one}" for one in range(4)),
+                "! and 5 more alerts",
+            ],
+        ),
+    ],
+)
+def test_on_a_low_screen_what_fails_comes_before_what_fires_and_both_before_the_facts(
+    height: int, head: list[str]
+) -> None:
+    """Alerts that have no line are counted."""
+    lines = draw_on(30, *MANY, header=FULL, height=height)
+    titles = [number for number, line in enumerate(lines) if line.startswith("GPU")]
+    assert lines[: titles[0] if titles else 0] == head

@@ -179,3 +179,14 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
     assert "true" not in title
     assert "research/llm-finetune-worker-0" in row
     assert len(row) <= width
+
+
+@pytest.mark.parametrize("width", [40, 160])
+def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width: int) -> None:
+    """How many ticks there were, nobody knows then: absent is not zero."""
+    summary = replace(SUMMARY, bus_away="one:9092", ticks=None)
+    shown = [line.text for line in draw_summary(summary, width=width)]
+    assert exit_code(summary) == 1
+    assert any(line.startswith("Kafka at one:9092 was away at the end: ") for line in shown)
+    assert "An unknown number of ticks, 4 events, 9 entries." in shown
+    assert any("n/p" in line for line in shown)
