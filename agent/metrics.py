@@ -16,7 +16,8 @@ TICKS_FAILED: Final = Counter(
 )
 TICKS_DROPPED: Final = Counter(
     "gpuledger_agent_ticks_dropped",
-    "Ticks dropped, oldest first, as the queue was full: the broker did not answer for too long.",
+    "Ticks and other messages dropped, oldest first, as the queue was full: the broker did not"
+    " answer for too long.",
 )
 TICKS_PUBLISHED: Final = Counter(
     "gpuledger_agent_ticks_published", "Ticks that the broker has acknowledged."
@@ -35,7 +36,9 @@ INCIDENTS_PUBLISHED: Final = Counter(
 INVENTORIES_PUBLISHED: Final = Counter(
     "gpuledger_agent_inventories_published", "Inventories that the broker has acknowledged."
 )
-QUEUE_TICKS: Final = Gauge("gpuledger_agent_queue_ticks", "Ticks that wait to be published.")
+QUEUE_TICKS: Final = Gauge(
+    "gpuledger_agent_queue_ticks", "Ticks and other messages that wait to be published."
+)
 TICK_SECONDS: Final = Histogram(
     "gpuledger_agent_tick_seconds",
     "Time that taking one tick took.",
@@ -195,12 +198,13 @@ SPOOL_OLDEST_SECONDS: Final = Gauge(
     "Event time of the oldest that waits on the disk, seconds since the epoch; 0 where none does.",
 )
 SPOOL_WRITTEN: Final = Counter(
-    "gpuledger_agent_spool_ticks_written", "Ticks that were written to the disk."
+    "gpuledger_agent_spool_ticks_written",
+    "Ticks and other messages (incidents, inventories) that were written to the disk.",
 )
 SPOOL_DROPPED: Final = Counter(
     "gpuledger_agent_spool_ticks_dropped",
-    "Ticks that were on the disk and will never be sent, by reason: bytes or age (the bounds),"
-    " damaged (a file that could not be read), hung (a disk that does not answer).",
+    "Ticks and other messages that were on the disk and will never be sent, by reason: bytes or age"
+    " (the bounds), damaged (a file that could not be read), hung (a disk that does not answer).",
     ["reason"],
 )
 count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung"))

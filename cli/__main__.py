@@ -1,61 +1,22 @@
-"""`gpuledger`: the command for people. Each subcommand stands in a module of its own.
-
-The modules are named by their paths, so that one command does not load what another needs.
-"""
+"""`gpuledger`: heeds Ctrl-C, then imports and runs `cli.command`."""
 
 import sys
-from collections.abc import Sequence
-from typing import Final
 
-from cyclopts import App, CycloptsError
+from gpuledger.early import end_on_interrupt, raise_on_interrupt
 
-from gpuledger import __version__
-from gpuledger.errors import UnavailableError, UserError
-from gpuledger.settings.secret import mask_addresses
-
-USER_ERROR: Final = 2
-INTERRUPTED: Final = 130
-
-app = App(
-    name="gpuledger",
-    version=__version__,
-    help="For every GPU and every second: who used it, how much, and how we know.",
-    result_action="return_value",
-)
-# The help stands here as well, because asking the module for it would load it.
-app.command(
-    "cli.demo.command:demo", name="demo", help="Watch the whole pipeline at work on one screen."
-)
-app.command(
-    "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."
-)
-app.command(
-    "cli.replay.command:app",
-    name="replay",
-    help="Join the ticks of a time range again, and compare with the first run.",
-)
-app.command(
-    "cli.cgroup:cgroup",
-    name="cgroup",
-    help="Show the container and the pod that cgroup lines mean.",
-)
-app.command(
-    "cli.record_nvml:record_nvml",
-    name="record-nvml",
-    help="Write down what this machine's NVML answers, to play it elsewhere.",
-)
+INTERRUPTED = 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give the exit code: 2, with one line, for what its user can put right."""
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; return the exit code, which is 130 after Ctrl-C."""
+    end_on_interrupt(INTERRUPTED)
+    from cli.command import main as run  # noqa: PLC0415  # takes long enough for Ctrl-C to come
+
     try:
-        result = app(argv, exit_on_error=False, print_error=False)
-    except (CycloptsError, UserError, UnavailableError) as error:
-        sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
-        return USER_ERROR
+        raise_on_interrupt()
+        return run(argv)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return result if isinstance(result, int) else 0
 
 
 if __name__ == "__main__":

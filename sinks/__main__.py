@@ -1,13 +1,13 @@
-"""`gpuledger-sink`: heeds SIGTERM, then imports and runs `sinks.command`."""
+"""`gpuledger-sink`: heeds signals, then imports and runs `sinks.command`."""
 
 import sys
 
-from gpuledger.early import end_on_sigterm
+from gpuledger.early import end_on_signals
 
 
 def main() -> int:
     """Run the sink that the command line names until a signal; return the exit code."""
-    end_on_sigterm()
+    end_on_signals()
     from sinks.command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 
     return run()

@@ -1,13 +1,13 @@
-"""`gpuledger-podwatch`: heeds SIGTERM, then imports and runs `enricher.podwatch.command`."""
+"""`gpuledger-podwatch`: heeds signals, then imports and runs `enricher.podwatch.command`."""
 
 import sys
 
-from gpuledger.early import end_on_sigterm
+from gpuledger.early import end_on_signals
 
 
 def main() -> int:
     """Run podwatch until a signal; return the exit code."""
-    end_on_sigterm()
+    end_on_signals()
     from enricher.podwatch.command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 
     return run()

@@ -91,9 +91,11 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
         patch.setattr(os, "environ", dict(environ))
         patch.setattr(sys, "argv", list(command))
         with redirect_stdout(printed), redirect_stderr(complaint):
-            sigterm = signal.getsignal(signal.SIGTERM)
+            numbers = (signal.SIGTERM, signal.SIGINT)
+            handlers = [(number, signal.getsignal(number)) for number in numbers]
             code = _exit_code(main)
-            signal.signal(signal.SIGTERM, sigterm)  # the tests' own, not the deployable's
+            for number, handler in handlers:
+                signal.signal(number, handler)  # the tests' own, not the deployable's
     assert code == 0, f"{' '.join(command)}: {complaint.getvalue()}"
     return printed.getvalue()
 

@@ -1,11 +1,13 @@
-"""SIGTERM is heeded from a deployable's first instruction on: asked of real processes."""
+"""Signals are heeded from a program's first instruction on: asked of real processes."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
 DEPLOYABLES = ("agent", "enricher.podwatch", "enricher.join", "sinks")
+INTERRUPTED = 130
 # Raises the signal in the process itself, just as the first of what takes long is imported.
 SIGNALLED = """
 import os, runpy, signal, sys
@@ -13,7 +15,7 @@ import os, runpy, signal, sys
 class Signals:
     def find_spec(self, name, path=None, target=None):
         if name == {first!r}:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), {number})
         return None
 
 sys.meta_path.insert(0, Signals())
@@ -25,20 +27,36 @@ STARTS = {
 }
 
 
+def signalled(
+    number: signal.Signals, *, module: str, start: str, at: str, argv: tuple[str, ...] = ()
+) -> tuple[int, bytes]:
+    """Give exit code and standard error of a program that is signalled as it imports `at`."""
+    begun = STARTS[start].format(module=module)
+    code = SIGNALLED.format(first=at, number=int(number), start=begun)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, check=False, timeout=60
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("module", DEPLOYABLES)
-def test_sigterm_before_the_work_ends_with_zero(module: str, start: str) -> None:
-    begun = STARTS[start].format(module=module)
-    code = SIGNALLED.format(first=f"{module}.command", start=begun)
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False, timeout=60
-    )
-
-    assert (ended.returncode, ended.stderr) == (0, b"")
+def test_a_signal_before_the_work_ends_a_deployable_with_zero(
+    module: str, start: str, number: signal.Signals
+) -> None:
+    assert signalled(number, module=module, start=start, at=f"{module}.command") == (0, b"")
 
 
-@pytest.mark.parametrize("module", DEPLOYABLES)
-def test_nothing_but_our_own_empty_packages_is_imported_before_sigterm_is_heeded(
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("at", ["cli.command", "cyclopts", "cli.demo.command", "asyncio"])
+def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start: str) -> None:
+    ended = signalled(signal.SIGINT, module="cli", start=start, at=at, argv=("demo",))
+    assert ended == (INTERRUPTED, b"")
+
+
+@pytest.mark.parametrize("module", [*DEPLOYABLES, "cli"])
+def test_nothing_but_our_own_empty_packages_is_imported_before_signals_are_heeded(
     module: str,
 ) -> None:
     code = (

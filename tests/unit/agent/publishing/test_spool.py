@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.metrics import SPOOL_BYTES, SPOOL_DROPPED, SPOOL_OLDEST_SECONDS, SPOOL_TORN
+from agent.metrics import (
+    QUEUE_TICKS,
+    SPOOL_BYTES,
+    SPOOL_DROPPED,
+    SPOOL_OLDEST_SECONDS,
+    SPOOL_TICKS,
+    SPOOL_TORN,
+    SPOOL_WRITTEN,
+    TICKS_DROPPED,
+)
 from agent.publishing.frames import DamagedError, pack_frame, unpack_frame
 from agent.publishing.segment import START
 from agent.publishing.spool import Spool
+from gpuledger.bus.protocol import Message
+from gpuledger.topics import INCIDENTS
 from tests.unit.agent.publishing.given import (
     BOOT,
     NOW_SECONDS,
@@ -354,3 +365,18 @@ def test_no_node_name_leads_out_of_the_folder(tmp_path: Path, node: str, name: s
     settings = spool_in(tmp_path)._settings
     Spool(settings, node=node, boot_id="b", boottime_ns=lambda: 0).open()
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Path) -> None:
+    incident = Message(key=b"node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
+    spool, before = spool_in(tmp_path), written()
+    spool.append([parcel_of(1), ((INCIDENTS.name, incident),), parcel_of(2)])
+    assert written() - before == 3
+    for metric in (SPOOL_WRITTEN, SPOOL_TICKS, SPOOL_DROPPED, QUEUE_TICKS, TICKS_DROPPED):
+        (family,) = metric.collect()
+        assert family.documentation.startswith("Ticks and other messages "), family.name
+
+
+def written() -> float:
+    (family,) = SPOOL_WRITTEN.collect()
+    return next(one.value for one in family.samples if one.name.endswith("_total"))

@@ -1,0 +1,55 @@
+"""`gpuledger`: the command for people. Each subcommand stands in a module of its own.
+
+The modules are named by their paths, so that one command does not load what another needs.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cyclopts import App, CycloptsError
+
+from gpuledger import __version__
+from gpuledger.errors import UnavailableError, UserError
+from gpuledger.settings.secret import mask_addresses
+
+USER_ERROR: Final = 2
+
+app = App(
+    name="gpuledger",
+    version=__version__,
+    help="For every GPU and every second: who used it, how much, and how we know.",
+    result_action="return_value",
+)
+# The help stands here as well, because asking the module for it would load it.
+app.command(
+    "cli.demo.command:demo", name="demo", help="Watch the whole pipeline at work on one screen."
+)
+app.command(
+    "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."
+)
+app.command(
+    "cli.replay.command:app",
+    name="replay",
+    help="Join the ticks of a time range again, and compare with the first run.",
+)
+app.command(
+    "cli.cgroup:cgroup",
+    name="cgroup",
+    help="Show the container and the pod that cgroup lines mean.",
+)
+app.command(
+    "cli.record_nvml:record_nvml",
+    name="record-nvml",
+    help="Write down what this machine's NVML answers, to play it elsewhere.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give the exit code: 2, with one line, for what its user can put right."""
+    try:
+        result = app(argv, exit_on_error=False, print_error=False)
+    except (CycloptsError, UserError, UnavailableError) as error:
+        sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
+        return USER_ERROR
+    return result if isinstance(result, int) else 0
