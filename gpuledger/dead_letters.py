@@ -26,8 +26,8 @@ T = TypeVar("T")
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and were put aside for the dead-letter topic, by topic and"
-    " reason: `undecodable`, `invalid`, `too_large`, `foreign_pod`, `future`, `out_of_order`,"
-    " `rejected`.",
+    " reason: `undecodable`, `invalid`, `too_large`, `foreign_pod`, `foreign_key`, `future`,"
+    " `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )
 _log = structlog.get_logger(__name__)

@@ -116,6 +116,9 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._office.decode(_SAMPLES, records):
+            if record.key != sample.node.encode():
+                self._refuse_key(record, sample.node)
+                continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
@@ -127,13 +130,19 @@ class JoinStage:
 
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
-        for _, process in self._office.decode(_PROCESSES, records):
+        for record, process in self._office.decode(_PROCESSES, records):
+            if record.key != process.node.encode():
+                self._refuse_key(record, process.node)
+                continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found = []
         for record, incident in self._office.decode(_INCIDENTS, records):
+            if record.key != incident.node.encode():
+                self._refuse_key(record, incident.node)
+                continue
             if foreign := self._foreign_in(incident):
                 self._refuse(record, incident.node, foreign)
                 continue
@@ -194,6 +203,12 @@ class JoinStage:
         )
         self._office.bury(record, reason="foreign_pod", detail=detail)
         return ()
+
+    def _refuse_key(self, record: Record, node: str) -> None:
+        """Put aside what stands under another key than its node's: others write there."""
+        key = "none" if record.key is None else repr(record.key.decode(errors="replace"))
+        detail = f"{record.topic}: the record is of node {node}, its key is {key}"
+        self._office.bury(record, reason="foreign_key", detail=detail)
 
     def _foreign_in(self, incident: Incident) -> PodRecord | None:
         identities = map(identity_of, incident.processes)

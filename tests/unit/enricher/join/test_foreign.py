@@ -5,7 +5,15 @@ import pytest
 from gpuledger.records import ContainerRef, PodState
 from tests.unit.enricher.join.given import Given, value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
+from tests.unit.enricher.join.ticks import (
+    CONTAINER_IDS,
+    SECOND_NS,
+    UIDS,
+    pod,
+    process,
+    record,
+    sample,
+)
 
 HASH = "a" * 32
 NAMED = [
@@ -85,3 +93,24 @@ async def test_an_incident_that_names_another_nodes_pod_is_put_aside(given: Give
     assert given.stage.take_incidents([incident_record(incident())]) == []
     assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
     assert value_of(name) == before
+
+
+@pytest.mark.parametrize("key", [b"node-b", b"", None])
+async def test_a_tick_under_another_key_than_its_nodes_is_put_aside_and_moves_no_mark(
+    given: Given, key: bytes | None
+) -> None:
+    """So whoever may write under one key alone cannot speak for another node."""
+    given.take(seq=1000)
+    assert given.stage.take_samples([record(sample(seq=9000), offset=9)._replace(key=key)]) == []
+    assert given.take(seq=2000).seq == 2000
+    (letter,) = await given.letters()
+    assert letter.reason == "foreign_key"
+    assert "node-a" in letter.detail
+
+
+async def test_incidents_and_processes_stand_under_their_nodes_key_too(given: Given) -> None:
+    """Those of another are neither attributed nor counted."""
+    assert given.stage.take_incidents([incident_record(incident())._replace(key=b"node-b")]) == []
+    assert len(given.stage.take_incidents([incident_record(incident())])) == 1
+    (letter,) = await given.letters()
+    assert letter.reason == "foreign_key"

@@ -103,8 +103,9 @@ def pod(number: int = 0, **changes: object) -> PodRecord:
 
 
 def record(
-    value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "node-a"
+    value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str | None = None
 ) -> Record:
-    """Give a value as a consumer reads it; bytes and None as they are."""
+    """Give a value as a consumer reads it, under its node's key; bytes and None as they are."""
+    key = key or getattr(value, "node", "node-a")
     data = value if isinstance(value, bytes) or value is None else encode(value)
     return Record(topic, 3, offset, 1_790_000_000_000, key.encode(), data)
