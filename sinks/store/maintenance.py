@@ -5,6 +5,7 @@ Here lives when it is done and that it disturbs nobody; how is `sinks.store.tabl
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -14,6 +15,7 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.store.settings import StoreSettings
 from sinks.store.table import StreamTable
+from sinks.store.threads import in_daemon_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -43,7 +45,9 @@ class Maintenance:
         hours = self._settings.orphan_age_hours
         for table in self._tables:
             try:
-                removed = await asyncio.to_thread(table.remove_orphans, older_than_hours=hours)
+                removed = await in_daemon_thread(
+                    partial(table.remove_orphans, older_than_hours=hours)
+                )
             except ReceiverUnavailableError as error:
                 _log.warning("maintenance_failed", url=shown_url(table.uri), error=str(error))
                 return

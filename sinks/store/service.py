@@ -6,6 +6,7 @@ faster. Rows are made in `rows`, written in `table`; the consume loop is `sinks.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -32,6 +33,7 @@ from sinks.store.pending import Pending
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
+from sinks.store.threads import in_daemon_thread
 
 GROUP: Final = "gpuledger-store"
 NAME: Final = "store"
@@ -183,7 +185,9 @@ class StoreSink:
     async def _must_be_of_topic(self, wanted: Partitions) -> None:
         """Load what the table has of partitions; see that it is of the topic that there is now."""
         streams = [name for at in wanted for name in (self._stream(at), self._identity(at))]
-        stored = await self._until_answered(lambda _: asyncio.to_thread(self._load, streams))
+        stored = await self._until_answered(
+            lambda _: in_daemon_thread(partial(self._load, streams))
+        )
         others: list[TopicPartition] = []
         for partition in sorted(wanted):
             self._stored.pop(partition, None)
@@ -231,7 +235,7 @@ class StoreSink:
         """Give each gap its row; where another consumer does the same, look again."""
         for gap in gaps:
             try:
-                await asyncio.to_thread(self._record_gap, gap)
+                await in_daemon_thread(partial(self._record_gap, gap))
             except StaleTableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
             self._gaps = [each for each in self._gaps if each != gap]
@@ -341,12 +345,14 @@ class StoreSink:
             offsets = {self._stream(at): last for at, last in pending.last_offsets.items()}
             time_ms = self._clock.time_ns() // 1_000_000
             self._writing = asyncio.create_task(
-                asyncio.to_thread(
-                    self._table.append,
-                    pending.rows,
-                    offsets,
-                    time_ms=time_ms,
-                    facts=self._new_identities(pending),
+                in_daemon_thread(
+                    partial(
+                        self._table.append,
+                        pending.rows,
+                        offsets,
+                        time_ms=time_ms,
+                        facts=self._new_identities(pending),
+                    )
                 )
             )
             self._writing.add_done_callback(_look_at)

@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
 from sinks.store.maintenance import Maintenance
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable
+from sinks.store.threads import in_daemon_thread
 from tests.unit.sinks.given import SECOND_NS, HandClock, event, eventually
 
 HOUR_SECONDS = 3600
@@ -76,3 +80,42 @@ async def test_it_is_done_at_the_start_and_then_at_its_interval(tmp_path: Path) 
         assert parts(tmp_path) != stored
         table.remove_orphans(older_than_hours=168)
         clock.now_ns += 1
+
+
+class Slow(EntriesTable):
+    """A table whose orphans take until the test says so to look for."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__(store_uri=str(store))
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    @override
+    def remove_orphans(self, *, older_than_hours: int) -> int:
+        self.begun.set()
+        self.goes_on.wait()
+        return 0
+
+
+def test_the_end_of_a_sink_does_not_wait_for_its_maintenance(tmp_path: Path) -> None:
+    table = Slow(tmp_path)
+    settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
+    maintenance = Maintenance(tables=[table], settings=settings, clock=HandClock())
+
+    async def begin_and_end() -> None:
+        maintenance.begin_if_due()
+        await eventually(table.begun.is_set)
+
+    # Where the loop did wait, the test would for ever.
+    emergency = threading.Timer(10, table.goes_on.set)
+    emergency.start()
+    asyncio.run(begin_and_end())
+    emergency.cancel()
+
+    assert not table.goes_on.is_set()
+    table.goes_on.set()
+
+
+async def test_what_a_thread_returns_or_raises_comes_back() -> None:
+    assert await in_daemon_thread(lambda: 42) == 42
+    with pytest.raises(ZeroDivisionError):
+        await in_daemon_thread(lambda: 1 // 0)
