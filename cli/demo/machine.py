@@ -18,9 +18,9 @@ from cli.demo.plan import DemoPlan
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.podwatch.api import open_api
+from enricher.podwatch.known import PodBus
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from gpuledger.bus.history import History
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
@@ -34,7 +34,7 @@ _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 _NO_SPOOL: Final = SpoolSettings(folder="")
 
 
-class DemoBus(TransactionalBus, History, Protocol):
+class DemoBus(TransactionalBus, PodBus, Protocol):
     """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 
