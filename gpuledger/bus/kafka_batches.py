@@ -1,9 +1,11 @@
 """What publishing clients of Kafka share: how they are opened, and messages packed in batches."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
@@ -11,6 +13,13 @@ from gpuledger.bus.kafka_internals import pack_at_least_cost, stop_producer
 from gpuledger.bus.limits import MAX_BATCH_BYTES
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import TopicsError
+from gpuledger.tasks import end_tasks
+
+_CHECK_SECONDS: Final = 2.0
+"""How often it is asked whether topics are still there, while what was sent is not acknowledged."""
+_ABSENT_CHECKS: Final = 2
+"""So many answers in a row that a topic does not exist are believed; a broker that has just started
+may not have heard of it yet."""
 
 
 async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaProducer:  # noqa: ANN401  # aiokafka's own keywords
@@ -49,6 +58,43 @@ class KnownPartitions:
                     f"there is no partition {partition} of {topic} on {self._servers}: "
                     f"it has {self._counts[topic]}"
                 )
+
+    async def send(
+        self,
+        client: AIOKafkaProducer,
+        places: Sequence[TopicPartition],
+        sending: Coroutine[Any, Any, None],
+    ) -> None:
+        """Send to these partitions; raise `TopicsError` where one is deleted meanwhile.
+
+        aiokafka tries again for ever, so that the brokers would be blamed for not answering.
+        """
+        task = asyncio.create_task(sending)
+        absent_checks = 0
+        try:
+            while True:
+                await asyncio.wait({task}, timeout=_CHECK_SECONDS)
+                if task.done():
+                    return task.result()
+                absence = await self._absence(client, places)
+                absent_checks = absent_checks + 1 if absence else 0
+                if absence and absent_checks >= _ABSENT_CHECKS:
+                    raise absence
+        finally:
+            await end_tasks(task)
+
+    async def _absence(
+        self, client: AIOKafkaProducer, places: Sequence[TopicPartition]
+    ) -> TopicsError | None:
+        """Ask again; return what is missing, and nothing where the brokers do not answer."""
+        self.forget()
+        try:
+            await self.must_have(client, places)
+        except TopicsError as error:
+            return error
+        except (KafkaError, OSError):
+            pass  # what is sent fails with that, or does not
+        return None
 
     def forget(self) -> None:
         """Ask again, for the brokers may be others."""

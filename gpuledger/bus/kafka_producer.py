@@ -38,16 +38,17 @@ class KafkaProducer:
         refuse_too_large(topic, messages)
         if not messages:
             return
-        client = self._client
+        client, place, has_begun = self._client, TopicPartition(topic, partition), False
         try:
             async with self._connection.asking(f"publishing to {topic}-{partition}"):
                 client = await self._opened()
-                await self._partitions.must_have(client, [TopicPartition(topic, partition)])
-                await _send(client, topic, partition, messages)
-        except TopicsError:
-            raise
-        except GpuledgerError:
-            self._retire(client)
+                await self._partitions.must_have(client, [place])
+                has_begun = True
+                sending = _send(client, topic, partition, messages)
+                await self._partitions.send(client, [place], sending)
+        except GpuledgerError as error:
+            if has_begun or not isinstance(error, TopicsError):
+                self._retire(client)
             raise
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.errors import BusUnavailableError, GpuledgerError
+from gpuledger.errors import BusUnavailableError, GpuledgerError, TopicsError
 
 TRANSACTION_SECONDS: Final = 15.0
 """After so long the brokers abort what a writer left open; until then its readers wait."""
@@ -124,8 +124,21 @@ class KafkaTransactions:
                 named(place): (offset, commit_metadata(topic_ids, place.topic))
                 for place, offset in offsets.items()
             }
-            await _fill(client, messages, told, group)
+            await self._fill(client, messages, told, group)
             await client.commit_transaction()
+
+    async def _fill(
+        self,
+        client: AIOKafkaProducer,
+        messages: Batches,
+        offsets: Mapping[Any, tuple[int, str]],
+        group: str,
+    ) -> None:
+        filling = _fill(client, messages, offsets, group)
+        try:
+            await self._partitions.send(client, list(messages), filling)
+        except TopicsError as error:  # something was begun, which only closing ends
+            raise BusUnavailableError(str(error)) from error
 
     def _usable(self) -> AIOKafkaProducer:
         if self._over is not None:
