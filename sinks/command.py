@@ -31,7 +31,12 @@ def main() -> int:
     settings = load_settings(
         SinkSettings, prog="gpuledger-sink", description=_DESCRIPTION, options=[_KIND]
     )
-    return run_service(run_sink, settings=settings)
+    about = {
+        "sink": settings.kind,
+        "member": settings.kafka.group_member or None,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+    return run_service(run_sink, settings=settings, about=about)
 
 
 async def run_sink(settings: SinkSettings, readiness: Readiness) -> None:

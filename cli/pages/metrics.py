@@ -68,9 +68,14 @@ def collectors_of(module: ModuleType) -> list[MetricWrapperBase]:
     return [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
 
 
+def label_names_of(collector: MetricWrapperBase) -> tuple[str, ...]:
+    """Return the names of a metric's labels, in their order."""
+    return tuple(collector._labelnames)  # noqa: SLF001  # the client has no other way to ask
+
+
 def _own_rows(module: ModuleType) -> Iterator[_Row]:
     for collector in collectors_of(module):
-        labels = collector._labelnames  # noqa: SLF001  # the client has no other way to ask
+        labels = label_names_of(collector)
         for family in collector.describe():
             suffix = "_total" if family.type == "counter" else ""
             yield code(f"{family.name}{suffix}"), family.type, code(*labels), family.documentation

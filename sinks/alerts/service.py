@@ -178,7 +178,9 @@ class AlertsSink:
 
     def _watch(self, partition: TopicPartition) -> Watch:
         # Equally numbered partitions of both topics come to the same consumer.
-        return self._watches.setdefault(partition.partition, Watch(rules=self._rules))
+        if (watch := self._watches.get(partition.partition)) is None:
+            watch = self._watches[partition.partition] = Watch(rules=self._rules)
+        return watch
 
     def _take_incident(self, watch: Watch, taken: AttributedIncident, now: Now) -> None:
         """Alert of an incident, unless it is long past.

@@ -101,7 +101,7 @@ class StandingAlerts:
         now: Now,
     ) -> Labels:
         """Let an alert begin, or one that has ended begin again; return its identity."""
-        key = tuple(sorted((name, value) for name, value in labels.items() if value))
+        key = _identity(labels)
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
         self._standing[key] = Standing(
@@ -134,11 +134,9 @@ class StandingAlerts:
         now: Now,
     ) -> None:
         """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on."""
-        before = dict(self._standing)
-        key = self.fire(labels, annotations, since_ns=at_ns, now=now)
-        alert = self._standing[key]
+        known = self._standing.get(_identity(labels))
+        alert = self._standing[self.fire(labels, annotations, since_ns=at_ns, now=now)]
         alert.ends_ns, alert.over_ns = now.time_ns + hold_ns, now.monotonic_ns + hold_ns
-        known = before.get(key)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
 
@@ -157,6 +155,10 @@ class StandingAlerts:
         for alert in over:
             del self._standing[alert.labels]
         return over
+
+
+def _identity(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((name, value) for name, value in labels.items() if value))
 
 
 def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:

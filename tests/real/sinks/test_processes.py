@@ -107,6 +107,9 @@ async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag
 
     assert "secret" not in sink.log_tail()
     lines = [json.loads(line) for line in sink.log_tail().splitlines()]
+    first = lines[0]
+    assert (first["event"], first["sink"]) == ("service_started", "remote_write")
+    assert first["brokers"] == broker.bootstrap_servers
     (started,) = [line for line in lines if line["event"] == "sink_started"]
     assert (started["sink"], started["group"]) == ("remote_write", "gpuledger-remote-write")
     assert started["receiver"] == url.replace("user:secret@", "")

@@ -11,7 +11,7 @@ from agent.exposition import own_facts, processes
 from agent.exposition.own import LABELS, own_families
 from agent.exposition.own_facts import Constant
 from agent.exposition.settings import ExpositionSettings
-from cli.pages.metrics import DEPLOYABLES, collectors_of
+from cli.pages.metrics import DEPLOYABLES, collectors_of, label_names_of
 from sinks.remote_write.families import FAMILIES
 from tests.unit.agent.exposition.given import GIB, allocation, gpu, node, process, sample
 
@@ -51,8 +51,7 @@ def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
     for collector in collectors_of(module):
-        labels = tuple(collector._labelnames)  # the client has no other way to ask
-        yield str(collector), labels
+        yield str(collector), label_names_of(collector)
 
 
 def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:

@@ -1,9 +1,9 @@
 """Ready means: there are checks, and no critical one fails. A failure is said twice: begin, end."""
 
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.service import Check, Readiness, Severity
-from gpuledger.service.metrics import CHECK_OK
 
 
 def test_nothing_is_ready_before_anything_was_checked() -> None:
@@ -117,10 +117,14 @@ def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> Non
 def test_a_check_is_a_metric() -> None:
     readiness = Readiness()
     check = readiness.check("test_metric", severity=Severity.WARNING)
-    gauge = CHECK_OK.labels(check="test_metric", severity="warning")._value
-    values = [gauge.get()]
+
+    def shown() -> float | None:
+        labels = {"check": "test_metric", "severity": "warning"}
+        return REGISTRY.get_sample_value("gpuledger_check_ok", labels)
+
+    values = [shown()]
     check.ok()
-    values.append(gauge.get())
+    values.append(shown())
     check.failed("gone")
 
-    assert [*values, gauge.get()] == [0, 1, 0]
+    assert [*values, shown()] == [0, 1, 0]
