@@ -8,7 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.day import Day
 from benchmarks.figure import Figure
@@ -30,26 +30,38 @@ def run(*, seconds: float = _DAY_SECONDS) -> Iterator[Figure]:
     spent = time.process_time() - began
     grown = _resident_bytes() - early_bytes
     yield Figure(name="agent_day_rss_growth_bytes", value=grown, unit="bytes")
-    yield Figure(name="agent_day_traced_growth_bytes", value=traced_growth(), unit="bytes")
+    yield Figure(
+        name="agent_day_traced_growth_bytes", value=traced_growth().size_bytes, unit="bytes"
+    )
     per_tick = spent / (seconds - warm_up)
     yield Figure(name="agent_day_cpu_seconds", value=per_tick, unit="seconds/tick")
     yield Figure(name="agent_day_processes", value=day.started, unit="processes")
 
 
-def traced_growth(seconds: int = _TRACED_SECONDS) -> int:
-    """Give by how much the live Python objects of another day grow in its second half."""
+class Growth(NamedTuple):
+    """What was left behind, and by how many at most."""
+
+    size_bytes: int
+    """By how much the live Python objects grew."""
+    processes: int
+    """How many processes came and went meanwhile."""
+
+
+def traced_growth(seconds: int = _TRACED_SECONDS) -> Growth:
+    """Return what the second half of another day leaves behind."""
     tracemalloc.start()
     try:
         day = Day()
         day.pass_seconds(seconds // 2)
         gc.collect()
+        started = day.started
         before, _ = tracemalloc.get_traced_memory()
         day.pass_seconds(seconds // 2)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    return after - before
+    return Growth(size_bytes=after - before, processes=day.started - started)
 
 
 def _resident_bytes() -> int:

@@ -26,6 +26,22 @@ def test_every_link_within_the_repository_leads_to_a_file(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    named = re.findall(r"`((?:k8s|deploy|docs|scenarios)/[^`\s]*)`", page.read_text())
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_one_window_for_late_samples_is_recommended_everywhere() -> None:
+    texts = [page.read_text() for page in PAGES]
+    texts += [file.read_text() for file in (ROOT / "deploy").rglob("*.yml")]
+    windows = re.findall(r"out_of_order_time_window: (\w+)", "\n".join(texts))
+
+    assert len(windows) > 2
+    assert set(windows) == {"6h"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
 
