@@ -66,7 +66,9 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
     except (msgspec.ValidationError, ValueError, yaml.YAMLError) as error:
         shown = MASK if setting.may_hold_secrets else repr(mask_value(given.value))
         expected = describe(setting.type)
-        said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else error
+        said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
+        if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
+            said = f"expected a mapping, {{name: value}}: {said}"
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
 

@@ -51,11 +51,14 @@ class Setting:
         return Secret in alternatives(self.type)
 
     @property
+    def is_mapping(self) -> bool:
+        """Whether it is a free mapping, such as headers."""
+        return any(get_origin(part) is dict for part in alternatives(self.type))
+
+    @property
     def may_hold_secrets(self) -> bool:
-        """Whether its values are not to be shown: a secret, or a free mapping, such as headers."""
-        return self.is_secret or any(
-            get_origin(part) is dict or part is dict for part in alternatives(self.type)
-        )
+        """Whether its values are not to be shown: people put passwords into headers, too."""
+        return self.is_secret or self.is_mapping
 
     @property
     def file_path(self) -> Path:

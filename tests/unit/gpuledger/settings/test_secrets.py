@@ -145,8 +145,11 @@ def test_secrets_are_compared_by_their_text() -> None:
         ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "url 'ftp://********@host' must begin"),
         ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "url 'ftp://host/w?********' must begin"),
         ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "url '********@b' must begin"),
-        ({"RECEIVER__HEADERS": "Authorization=Bearer hunter2"}, "RECEIVER__HEADERS: Expected"),
-        ({"RECEIVER__HEADERS": "{X: hunter2: x}"}, "RECEIVER__HEADERS: while parsing"),
+        (
+            {"RECEIVER__HEADERS": "Authorization=Bearer hunter2"},
+            "HEADERS: expected a mapping, {",
+        ),
+        ({"RECEIVER__HEADERS": "{X: hunter2: x}"}, "HEADERS: expected a mapping, {"),
         ({"RECEIVER__PORTS": "usr:hunter2@host"}, "got '********@host'"),
     ],
 )
