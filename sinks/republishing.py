@@ -96,7 +96,9 @@ class RepublishingSink:
         self._seen = SeenTicks(clock=clock)
         self._backoff = Backoff()
         self._partitions = 0
-        self._has_undelivered = False
+        self._undelivered: dict[TopicPartition, int] = {}
+        """Partitions of which a delivery was undone, and the offset that it was to commit."""
+        self._cannot_take_over = False
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be taken over."""
@@ -110,12 +112,13 @@ class RepublishingSink:
                 await self._take_over(wanted, desk)
         except BusError as error:
             # What was polled of these is let go, and what is left of them is taken over next time.
+            self._cannot_take_over = True
             await self._pause([error])
         except NotAssignedError:
             pass
         else:
-            if not self._has_undelivered:
-                self._check.ok(f"topic {self._how.topic}")
+            self._cannot_take_over = False
+            self._pass_check()
         return wanted
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
@@ -123,12 +126,9 @@ class RepublishingSink:
         errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
-            # One that was shut out has nothing to deliver: another one has it.
-            self._has_undelivered = not all(isinstance(error, FencedError) for error in undone)
             await self._pause(undone)
         elif batches:
-            self._has_undelivered = False
-            self._check.ok(f"topic {self._how.topic}")
+            self._pass_check()
             self._backoff.reset()
             if sum(len(batch.items) for batch in batches) < self._how.poll_records:
                 await self._clock.sleep(self._how.commit_interval_seconds)
@@ -136,9 +136,15 @@ class RepublishingSink:
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let commits under way end; who holds these next goes on from there."""
         self._unopened -= partitions
-        self._has_undelivered = False
+        for partition in partitions:
+            self._undelivered.pop(partition, None)
         await self._writers.close({each.partition for each in partitions})
         self._seen.forget(partitions)
+
+    def _pass_check(self) -> None:
+        """Pass the check, unless there is a partition of which nothing can be delivered."""
+        if not self._undelivered and not self._cannot_take_over:
+            self._check.ok(f"topic {self._how.topic}")
 
     async def _take_over(self, wanted: Partitions, desk: Desk) -> None:
         self._partitions = await self._count_partitions()
@@ -148,6 +154,9 @@ class RepublishingSink:
             offset = await desk.consumer.committed(partition) or 0
             if partition in desk.consumer.assignment():
                 await desk.consumer.seek(partition, offset)
+            # The answer to a commit may have been all that was lost.
+            if offset >= self._undelivered.get(partition, 0):
+                self._undelivered.pop(partition, None)
         self._seen.forget(wanted)
         # One that was given up meanwhile has no writer, and may have come back since.
         self._unopened -= {each for each in wanted if each.partition in self._writers}
@@ -181,7 +190,11 @@ class RepublishingSink:
             )
         except (FencedError, BusError) as error:
             self._unopened.add(partition)
+            # One that was shut out has nothing to deliver: another one has it.
+            if not isinstance(error, FencedError):
+                self._undelivered[partition] = batch.next_offset
             return error
+        self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
         newest_ns = batch.items[-1][1].time_ns if batch.items else None
         desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns, is_committed=True)

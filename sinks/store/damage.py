@@ -3,12 +3,16 @@
 A table whose newest commit or checkpoint was cut short (a full disk, a machine that lost power) can
 be neither read nor written until that file is gone; docs/store.md says under "Repair" how. The
 error names no file, so where the store is a folder it is looked for here.
+
+A commit that was cut right behind a line is no error to deltalake: it has rows without their
+offsets, which would be appended again. Therefore each commit announces in `commitInfo`, its first
+line, the offsets of its last lines, and they are compared with those that the table has.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 _SIGNS: Final = (
@@ -21,6 +25,10 @@ _SIGNS: Final = (
     "Invalid Checkpoint",
 )
 """What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
+ANNOUNCEMENT: Final = "gpuledger.offsets"
+"""What of a commit's `commitInfo` names the streams that it moves, and their offsets, in JSON."""
+ANNOUNCED_COMMITS: Final = 10
+"""How many of the newest commits are compared with what they announced: each is a file to read."""
 _NEWEST_COMMITS: Final = 100
 _PARQUET: Final = b"PAR1"
 
@@ -30,11 +38,46 @@ def explain(error: Exception, uri: str) -> str:
     first = first_line_of(error)
     if not any(sign in first for sign in _SIGNS):
         return first
-    files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
-    return (
-        f"its log is damaged ({files}): repair it as docs/store.md says under Repair;"
-        f" deltalake says: {first[:300]}"
+    return f"{_damaged(uri)}; deltalake says: {first[:300]}"
+
+
+def announce(offsets: Mapping[str, int]) -> dict[str, str]:
+    """Return what a commit's `commitInfo` says of the offsets that the same commit ends with."""
+    return {ANNOUNCEMENT: json.dumps(dict(sorted(offsets.items())))}
+
+
+def is_complete(
+    history: Iterable[Mapping[str, Any]], offset_of: Callable[[str], int | None]
+) -> bool:
+    """Return whether the table has the offsets that the commits of its history announce.
+
+    Offsets only grow, so that of a later commit will do. A commit that announces nothing, as a
+    compaction or one of an earlier version, is taken for whole.
+    """
+    return not any(
+        _is_before(offset_of(stream), offset)
+        for commit in history
+        for stream, offset in _announced(commit).items()
     )
+
+
+def explain_incomplete(uri: str) -> str:
+    """Return what to do where the history of a table is not complete."""
+    return f"{_damaged(uri)}; its last lines, the offsets of its rows, are missing"
+
+
+def _announced(commit_info: Mapping[str, Any]) -> dict[str, int]:
+    announced: dict[str, int] = json.loads(commit_info.get(ANNOUNCEMENT, "{}"))
+    return announced
+
+
+def _is_before(stored: int | None, announced: int) -> bool:
+    return stored is None or stored < announced
+
+
+def _damaged(uri: str) -> str:
+    files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
+    return f"its log is damaged ({files}): repair it as docs/store.md says under Repair"
 
 
 def first_line_of(error: Exception) -> str:
@@ -73,11 +116,15 @@ def _damaged_in(log: Path) -> Iterator[str]:
 
 def _is_whole_commit(path: Path) -> bool:
     try:
-        for line in path.read_bytes().splitlines():
-            json.loads(line)
+        actions = [json.loads(line) for line in path.read_bytes().splitlines()]
     except ValueError:
         return False
-    return True
+    if not all(isinstance(action, dict) for action in actions):
+        return False
+    announced: set[str] = set()
+    for action in actions:
+        announced |= _announced(action.get("commitInfo", {})).keys()
+    return announced <= {action["txn"]["appId"] for action in actions if "txn" in action}
 
 
 def _is_whole_parquet(path: Path) -> bool:

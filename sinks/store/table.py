@@ -28,7 +28,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from gpuledger.errors import GpuledgerError, UserError
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.columns import ENTRIES, GAPS, PARTITION_COLUMN, Shape
-from sinks.store.damage import explain, first_line_of
+from sinks.store.damage import (
+    ANNOUNCED_COMMITS,
+    announce,
+    explain,
+    explain_incomplete,
+    first_line_of,
+    is_complete,
+)
 
 _log = structlog.get_logger(__name__)
 _NO_FACTS: Final[Mapping[str, int]] = {}
@@ -65,6 +72,7 @@ class StreamTable:
         """
         with self._answering():
             table = self._open()
+            self._must_be_complete(table)
             self._add_columns(table)
             versions = {stream: table.transaction_version(stream) for stream in streams}
         self._table = table
@@ -99,7 +107,9 @@ class StreamTable:
                     data,
                     mode="append",
                     writer_properties=self._writer,
-                    commit_properties=CommitProperties(app_transactions=transactions),
+                    commit_properties=CommitProperties(
+                        app_transactions=transactions, custom_metadata=announce(offsets)
+                    ),
                 )
             except CommitFailedError as error:
                 raise StaleTableError(f"store {self.uri}: {error}") from error
@@ -149,6 +159,15 @@ class StreamTable:
             if stored != known or (stored is not None and offset <= stored):
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
+
+    def _must_be_complete(self, table: DeltaTable) -> None:
+        """Raise ReceiverUnavailableError where a commit has lost its offsets."""
+        history = table.history(ANNOUNCED_COMMITS)
+        # The history may have commits that came after the table was loaded.
+        table.update_incremental()
+        if not is_complete(history, table.transaction_version):
+            damage = explain_incomplete(self.uri)
+            raise ReceiverUnavailableError(f"store {self.uri}: {damage}")
 
     def _open(self) -> DeltaTable:
         try:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -206,6 +207,40 @@ async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
     assert sorted(texts(on)) == sorted(expected(events))
     assert [letter.value_base64 for letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
     assert sum(clock.slept) > 0
+
+
+class Deaf(MemoryBus):
+    """A bus that commits nothing of one partition."""
+
+    number: int | None
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        plan = ["before"] if transactional_id.endswith(f"-{self.number}") else []
+        async with super().transactions(transactional_id) as inner:
+            yield ShakenTransactions(inner, plan)
+
+
+async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_delivered() -> None:
+    on, readiness = Deaf(), Readiness()
+    on.number = AT.partition
+    on._partitions, on._logs = bus()._partitions, bus()._logs
+    other = next(node for node in NODES if place_of(node) != AT)
+    check = readiness.check("rows.receiver")
+    with capture_logs() as logged:
+        async with running(republishing(on, readiness=readiness)):
+            await publish(on, event(0))
+            await eventually(lambda: check.has_failed)
+            for tick in range(1, 8):
+                await publish(on, event(tick, node=other))
+                await eventually(lambda: len(texts(on)) == 2 * tick)  # noqa: B023  # called at once
+                assert check.has_failed
+            on.number = None
+            await eventually(lambda: check.is_ok and committed(on, GROUP, AT) == 1)
+
+    changes = [line["event"] for line in logged if line["event"].startswith("check_")]
+    assert changes.count("check_failed") == 1
 
 
 async def test_who_was_shut_out_waits_and_then_goes_on_from_what_is_committed() -> None:

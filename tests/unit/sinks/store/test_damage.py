@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 
 from gpuledger.bus.protocol import Record
 from sinks.errors import ReceiverUnavailableError
+from sinks.store.damage import announce, is_complete
 from sinks.store.reading import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable
@@ -56,6 +57,21 @@ def zero_newest_commit(log: Path) -> str:
     return newest.name
 
 
+def keep_lines(log: Path, count: int) -> str:
+    """Cut the newest commit right behind a line, so that what is left is JSON."""
+    newest = max(log.glob("*.json"))
+    newest.write_bytes(b"".join(newest.read_bytes().splitlines(keepends=True)[:count]))
+    return newest.name
+
+
+def keep_commit_info(log: Path) -> str:
+    return keep_lines(log, 1)
+
+
+def keep_commit_info_and_rows(log: Path) -> str:
+    return keep_lines(log, 2)
+
+
 def cut_newest_checkpoint(log: Path) -> str:
     DeltaTable(str(log.parent)).create_checkpoint()
     return cut(max(log.glob("*.checkpoint.parquet")))
@@ -69,7 +85,14 @@ def empty_newest_checkpoint(log: Path) -> str:
 
 @pytest.mark.parametrize(
     "damage",
-    [cut_newest_commit, zero_newest_commit, cut_newest_checkpoint, empty_newest_checkpoint],
+    [
+        cut_newest_commit,
+        zero_newest_commit,
+        keep_commit_info,
+        keep_commit_info_and_rows,
+        cut_newest_checkpoint,
+        empty_newest_checkpoint,
+    ],
 )
 def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_page_says(
     tmp_path: Path, damage: Callable[[Path], str]
@@ -114,6 +137,41 @@ def test_a_log_that_is_damaged_while_a_sink_runs_is_named_as_well(
         one.append(rows_of_one, {"of another partition": 0}, time_ms=1)
     with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\)"):
         one.remove_orphans(older_than_hours=1)
+
+
+def test_a_commit_that_lacks_the_offsets_of_one_stream_of_several_is_damaged(
+    tmp_path: Path,
+) -> None:
+    """Also where another sink has appended behind it, as it has read the table before."""
+    log = filled(tmp_path)
+    table = EntriesTable(store_uri=str(tmp_path))
+    table.load(["a", "b"])
+    rows_of_both = list(rows_of(event(0), Record("topic", 1, 0, 1, None, b"")))
+    table.append(rows_of_both, {"a": 0, "b": 0}, time_ms=1)
+    name = keep_lines(log, 3)
+    other = DeltaTable(str(tmp_path / "entries"))
+    other.alter.set_table_properties({"delta.logRetentionDuration": "interval 30 days"})
+
+    with pytest.raises(ReceiverUnavailableError, match=rf"is damaged \({name}\).*offsets"):
+        EntriesTable(store_uri=str(tmp_path)).load(["a"])
+
+
+def test_an_empty_commit_is_one_that_did_not_happen(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    keep_lines(log, 0)
+
+    table = EntriesTable(store_uri=str(tmp_path))
+    assert table.load([STREAM]) == {STREAM: COMMITS - 2}
+    append(table, COMMITS - 1)
+    assert rows(tmp_path) == dict.fromkeys(range(COMMITS), 2)
+
+
+def test_commits_of_an_earlier_version_announce_nothing_and_are_taken_for_whole() -> None:
+    history: list[dict[str, str]] = [{"operation": "WRITE"}, announce({STREAM: 7})]
+    assert is_complete(history, {STREAM: 7}.get)
+    assert is_complete(history, {STREAM: 8}.get)
+    assert not is_complete(history, {STREAM: 6}.get)
+    assert not is_complete(history, {"another": 7}.get)
 
 
 def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
