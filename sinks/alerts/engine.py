@@ -3,10 +3,8 @@
 Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
 that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
 makes an alert fire early, late or not at all; a tick from the future is judged like any other, and
-time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts,
-but for a node that rebooted with a clock that is behind: when its new boot is believed depends on
-when its ticks arrive (`sinks.timelines`). Pure; this machine's time is given, and used for that and
-for sending alone.
+time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
+Pure; this machine's time is given, and used for sending alone.
 """
 
 from collections.abc import Sequence
@@ -51,7 +49,11 @@ class _Condition:
 
 
 class Watch:
-    """The rules' state for the nodes of one partition."""
+    """The rules' state for the nodes of one partition.
+
+    A replay gives other alerts in one case: of a node that rebooted with a clock that is behind,
+    the new boot is believed by when its ticks arrive (`sinks.timelines`).
+    """
 
     def __init__(self, *, rules: Sequence[Rule]) -> None:
         self._rules = rules

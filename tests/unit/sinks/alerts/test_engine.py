@@ -1,6 +1,5 @@
 """Rules over event time, and what Alertmanager is told of them."""
 
-import tracemalloc
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -340,25 +339,6 @@ def test_the_same_incident_again_prolongs_one_alert() -> None:
     (sent,) = held(incident(), incident(time_ns=at(100)), now=100)
 
     assert (sent["startsAt"], sent["endsAt"]) == (rfc3339(at(0)), rfc3339(at(400)))
-
-
-def test_an_incident_costs_the_same_however_many_alerts_stand() -> None:
-    watched = watch()
-    alone = bytes_to_take(incident(gpu_uuid="GPU-alone"), watched)
-    for number in range(2000):
-        bytes_to_take(incident(gpu_uuid=f"GPU-{number}"), watched)
-
-    assert bytes_to_take(incident(gpu_uuid="GPU-0"), watched) < 2 * alone
-
-
-def bytes_to_take(taken: AttributedIncident, by: Watch) -> int:
-    """Return how much memory an incident takes at most while it is made an alert."""
-    tracemalloc.start()
-    try:
-        by.take_incident(taken, hold_ns=300 * SECOND_NS, now=now_at(0))
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_times_are_written_as_rfc_3339_in_utc() -> None:
