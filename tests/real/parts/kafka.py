@@ -38,6 +38,7 @@ log.cleaner.min.cleanable.ratio=0.01
 log.cleaner.dedupe.buffer.size=8388608
 log.cleaner.threads=1
 log.retention.check.interval.ms=1000
+log.retention.ms=-1
 log.segment.delete.delay.ms=1000
 num.recovery.threads.per.data.dir=2
 unclean.leader.election.enable=false
