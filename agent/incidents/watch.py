@@ -99,6 +99,8 @@ class IncidentWatch:
         if len(self._hanging) >= _MOST_HANGING:
             EVENT_SET_FAILURES.labels(reason="hang").inc()
             return
+        if not gpus:
+            return  # a set without a GPU cannot be waited for; the next start brings some
         self._events = EventThread(
             self._library,
             gpus,

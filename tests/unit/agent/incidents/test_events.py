@@ -8,6 +8,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from structlog.testing import capture_logs
 
 from agent.incidents.event_set import Device
 from agent.incidents.events import EventThread
@@ -189,4 +190,21 @@ def test_threads_that_hang_are_bounded_in_number(clock: HandClock) -> None:
     assert len(hanging) == 4
     watch.opened(gpus)
     assert watch._hanging == []
+    watch.closing()
+
+
+def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
+    clock: HandClock,
+) -> None:
+    driver = bursting(clock)
+    watch = IncidentWatch(
+        node="node-a", boot_id="boot-1", library=driver, clock=clock, tell=lambda _one: None
+    )
+    with capture_logs() as logs:
+        watch.opened([])
+        # Closing joins the thread: what it would have done is done.
+        watch.closing()
+    assert (driver.sets, logs) == (0, [])
+    watch.opened(gpus_of(driver.node))
+    assert driver.created.get(timeout=SOON_SECONDS) == 1
     watch.closing()
