@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from itertools import product
 
-from prometheus_client import Counter
+from prometheus_client.metrics import MetricWrapperBase
 
 
-def count_from_zero(counter: Counter, **values: Iterable[str]) -> None:
+def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None:
     """Make a series at 0 for each combination of the known values of a counter's labels.
 
     Done at a process's start: Prometheus sees no increase where a series first appears at 1, so a
@@ -14,4 +14,3 @@ def count_from_zero(counter: Counter, **values: Iterable[str]) -> None:
     """
     for combination in product(*values.values()):
         counter.labels(**dict(zip(values, combination, strict=True)))
-    return counter
