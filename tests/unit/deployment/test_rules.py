@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from cli.pages.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
 from sinks.metrics import DROP_REASONS
 from sinks.settings import KINDS
@@ -37,7 +39,7 @@ COME_LATER: Final = {
 }
 """Gauges that come with what they tell of, as the page says."""
 FRESH: Final = (
-    *("import agent.metrics", "import enricher.podwatch.metrics", "import enricher.join.metrics"),
+    *("import agent.metrics", "import enricher.podwatch.events", "import enricher.join.metrics"),
     *(f"import sinks.metrics; sinks.metrics.count_sink_from_zero({kind!r})" for kind in KINDS),
 )
 """What the processes of each deployable do before their work begins."""
@@ -101,6 +103,19 @@ def test_what_a_row_selects_is_there_at_the_start_or_the_page_says_that_it_comes
         comes_later = selector.metric in COME_LATER
         assert comes_later or selected(selector), selector
         assert not comes_later or f"`{selector.metric}`" in SAID
+
+
+def test_a_counter_begins_at_zero_or_the_page_says_that_it_does_not() -> None:
+    counters = {
+        family.name + "_total"
+        for module in DEPLOYABLES.values()
+        for collector in collectors_of(module)
+        if isinstance(collector, Counter)
+        for family in collector.describe()
+    }
+    shown = {sample.name for sample in fresh_samples()}
+
+    assert [name for name in sorted(counters - shown) if f"`{name}`" not in SAID] == []
 
 
 def test_an_incident_of_each_kind_is_counted_from_zero_by_agent_and_join() -> None:
