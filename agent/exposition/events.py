@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 from agent.incidents.making import severities_of
 from gpuledger.records import Incident
-from gpuledger.records.incidents import INCIDENT_KINDS
 
 K = TypeVar("K")
 _MOST_RECENT: Final = 1000
@@ -25,8 +24,10 @@ CLOCK_EVENTS: Final = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
+# Of the others a page would carry a dozen lines for each GPU that hardly ever change.
+COUNTED_FROM_ZERO: Final = ("xid", "gpu_lost")
 _NO_INCIDENTS: Final = {
-    (kind, severity.value): 0 for kind in INCIDENT_KINDS for severity in severities_of(kind)
+    (kind, severity.value): 0 for kind in COUNTED_FROM_ZERO for severity in severities_of(kind)
 }
 
 
@@ -39,8 +40,8 @@ class GpuEvents:
         self.xids: Counter[int] = Counter()
         """How often each XID came."""
         self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
-        """How many incidents of each kind and severity there were; from 0, so that a rule over the
-        increase sees the first."""
+        """How many incidents of each kind and severity there were; XIDs and losses from 0, so that a
+        rule over the increase sees the first."""
         self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._reasons = 0

@@ -124,7 +124,8 @@ def test_the_documented_lines_give_the_agent_a_user_of_its_own(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / OVERLAY
-    (lines,) = re.findall(r"```yaml\n(.*?)```", documented(), re.DOTALL)
+    blocks = re.findall(r"```yaml\n(.*?)```", documented(), re.DOTALL)
+    (lines,) = [block for block in blocks if "kind: Component" in block]
     agents, login = overlay / "agent" / "kustomization.yaml", overlay / "agent" / "login"
     login.mkdir()
     (login / "kustomization.yaml").write_text(lines)

@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
+from agent.exposition.events import COUNTED_FROM_ZERO
 from agent.exposition.settings import ExpositionSettings
 from agent.incidents.making import make_incident
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
-from gpuledger.records.incidents import INCIDENT_KINDS
 from tests.unit.agent.exposition.given import (
     GIB,
     Node,
@@ -115,16 +115,16 @@ def test_incidents_are_counted_for_ever() -> None:
     assert told(it, "kind", "severity") == {("xid", "warning"): 2, ("gpu_lost", "warning"): 1}
 
 
-def test_incidents_of_each_kind_are_counted_from_zero_on_each_gpu_of_the_inventory() -> None:
+def test_xids_and_losses_are_counted_from_zero_on_each_gpu_of_the_inventory() -> None:
     it = node()
     it.show(sample(gpu(0)), inventory=inventory(0, 1))
     labels = ("gpu_index", "kind")
     shown = it.values(INCIDENTS, *labels, "severity")
     assert set(shown.values()) == {0}
-    assert {key[:2] for key in shown} == set(product("01", INCIDENT_KINDS))
+    assert {key[:2] for key in shown} == set(product("01", COUNTED_FROM_ZERO))
 
 
-@pytest.mark.parametrize("kind", INCIDENT_KINDS)
+@pytest.mark.parametrize("kind", COUNTED_FROM_ZERO)
 def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> None:
     it = node()
     it.show(sample(gpu(0)), inventory=inventory(0))
