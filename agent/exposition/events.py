@@ -40,8 +40,8 @@ class GpuEvents:
         self.xids: Counter[int] = Counter()
         """How often each XID came."""
         self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
-        """How many incidents of each kind and severity there were; XIDs and losses from 0, so that a
-        rule over the increase sees the first."""
+        """How many incidents of each kind and severity there were; XIDs and losses from 0, so that
+        a rule over the increase sees the first."""
         self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
         self._reasons = 0

@@ -57,7 +57,6 @@ async def run_store(
     clock = clock or SystemClock()
     where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
     table, gaps = EntriesTable(**where), GapsTable(**where)
-    bus_check = readiness.check("store.bus")
     sink = StoreSink(
         table=table,
         gaps=gaps,
@@ -65,7 +64,6 @@ async def run_store(
         settings=settings,
         clock=clock,
         check=readiness.check("store.receiver", severity=Severity.WARNING),
-        bus_check=bus_check,
     )
     how = Consuming(
         group=group,
@@ -79,7 +77,7 @@ async def run_store(
         bus=bus,
         sink=sink,
         how=how,
-        check=bus_check,
+        check=readiness.check("store.bus"),
         gaps=readiness.check("store.gaps", severity=Severity.WARNING),
         clock=clock,
     )
@@ -99,10 +97,9 @@ class StoreSink:
         settings: StoreSettings,
         clock: Clock,
         check: Check,
-        bus_check: Check,
     ) -> None:
         self._table, self._settings, self._clock = table, settings, clock
-        self._check, self._bus_check = check, bus_check
+        self._check = check
         self._gaps_table, self._maintenance = gaps, maintenance
         self._unsought: set[TopicPartition] = set()
         self._pending = Pending()
@@ -326,9 +323,9 @@ class StoreSink:
         """
         if self._topic_id is None:
             return
-        # Brokers that do not answer are no failure of the table: their own check says so.
+        # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
         topic_id = await until_answered(
-            lambda _: _topic_id(desk), sink=NAME, check=self._bus_check, clock=self._clock
+            lambda _: _topic_id(desk), sink=NAME, check=Check(), clock=self._clock
         )
         if topic_id == self._topic_id:
             return

@@ -84,12 +84,15 @@ def dropped(agent: Deployable) -> float:
     return agent.metric("gpuledger_agent_ticks_dropped_total")
 
 
+PUBLISHED = "gpuledger_agent_ticks_published_total"
+
+
 async def until_published(agent: Deployable, *, more_than: float) -> float:
     """Return how many ticks the broker has acknowledged, once they are more than so many."""
     async with asyncio.timeout(60):
-        while (count := agent.metric("gpuledger_agent_ticks_published_total")) <= more_than:
+        while (count := agent.metric(PUBLISHED)) <= more_than:  # noqa: ASYNC110  # a process
             await asyncio.sleep(0.1)
-    return count
+        return count
 
 
 async def test_a_broker_that_was_away_gets_every_tick_in_order(
@@ -99,11 +102,12 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
     await create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
     agent = agent_of(kafka, tmp_path, TICK_SECONDS="0.25")
     agent.start()
-    before = await until_published(agent, more_than=0)
+    agent.wait_until_ready()
+    published = await until_published(agent, more_than=0)
     kafka.kill()
     await asyncio.sleep(4)
     kafka.start()
-    await until_published(agent, more_than=before + 4 / 0.25)
+    await until_published(agent, more_than=published + 4 / 0.25)
     assert dropped(agent) == 0
     assert agent.stop() == 0, agent.log_tail()
     read = await read_all(kafka)
