@@ -21,6 +21,7 @@ from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
+from gpuledger.tasks import end_tasks
 from gpuledger.topics import DEAD_LETTERS
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS
 from sinks.progress import Progress
@@ -302,7 +303,4 @@ def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
 async def _end(task: asyncio.Task[None]) -> None:
     """Give the task a moment, so that what is on its way is answered, then cancel it."""
     await asyncio.wait({task}, timeout=_GRACE_SECONDS)
-    if not task.done():
-        task.cancel()
-        # Not awaited itself: its cancellation could not be told from our own, which must go on.
-        await asyncio.wait({task})
+    await end_tasks(task)
