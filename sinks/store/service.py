@@ -23,7 +23,7 @@ from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.errors import ReceiverUnavailableError
-from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.retrying import until_answered
 from sinks.store.gaps import recorded_up_to, row_of, stream_of
@@ -270,12 +270,11 @@ class StoreSink:
         pending = self._pending
         for record, event in batch.items:
             if not self._seen.is_new(batch.partition, event):
-                _drop("duplicate")
+                count_dropped(NAME, "duplicate")
                 continue
             try:
                 rows = list(rows_of(event, record))
             except ValueError as error:
-                _drop("invalid")
                 desk.office.bury(record, reason="invalid", detail=str(error))
             else:
                 pending.add(rows, time_ns=event.time_ns)
@@ -376,10 +375,6 @@ async def _topic_id(desk: Desk) -> str | None:
         return await desk.consumer.topic_id(EVENTS.name)
     except BusUnavailableError as error:
         raise ReceiverUnavailableError(str(error)) from error
-
-
-def _drop(reason: str) -> None:
-    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()
 
 
 def _acknowledge(pending: Pending, desk: Desk) -> None:
