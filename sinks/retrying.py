@@ -5,6 +5,7 @@ caller's business: `ReceiverUnavailableError` means later, everything else ends 
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -46,3 +47,19 @@ async def until_answered(
             on_answer()
             return answer
     raise AssertionError  # count() never ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrying:
+    """`until_answered` for all that is asked of one receiver."""
+
+    sink: str
+    check: Check
+    clock: Clock
+    receiver: str = ""
+
+    async def __call__(self, attempt: Callable[[int], Awaitable[T]]) -> T:
+        """Return the answer to the first attempt that has one."""
+        return await until_answered(
+            attempt, sink=self.sink, check=self.check, clock=self.clock, receiver=self.receiver
+        )
