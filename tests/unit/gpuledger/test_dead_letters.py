@@ -192,10 +192,11 @@ def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_
         partitions=1,
         count=lambda reason, count: told.append((reason, count)),
     )
-    for _ in range(2):  # the transaction of the first reading was undone
-        deadly.bury(record(b""), reason="invalid", detail="why")
-        drained = deadly.drain(3)
-        assert (counted("invalid"), told) == (before, [])
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    deadly.drain(3)  # of a transaction that was undone: the record is read again
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    drained = deadly.drain(3)
+    assert (counted("invalid"), told) == (before, [])
 
     deadly.acknowledge(drained)
 
