@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tests.real.parts.kcat import Kcat
 
 LOOK_SECONDS = 60.0
+LETTERS = "gpuledger_dead_letters_total"
 COMMANDS = {
     "exactly_once": ["gpuledger-join"],
     "at_least_once": ["gpuledger-join"],
@@ -73,6 +75,10 @@ def total(of: Deployable, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
+def has_counted(of: Deployable, name: str, *, least: float) -> bool:
+    return total(of, name) >= least
+
+
 def buried(of: Deployable) -> list[int]:
     lines = [line for line in of.log.read_text().splitlines() if '"records_buried"' in line]
     return [json.loads(line)["count"] for line in lines]
@@ -87,10 +93,10 @@ def says_that_letters_wait(one: Deployable) -> bool:
     )
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], bool], one: Deployable) -> None:
     end = time.monotonic() + LOOK_SECONDS
     while not await asyncio.to_thread(holds):
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"{one.name}: {one.readyz()}"
         await asyncio.sleep(0.2)
 
 
@@ -109,17 +115,17 @@ async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_t
             await producer.publish(topic.name, 0, [Message(b"x", b"no json", 0)])
 
     for name, one in running.items():
-        await until(lambda one=one: says_that_letters_wait(one))  # type: ignore[misc]
+        await until(partial(says_that_letters_wait, one), one)
         if name in UNDONE:
-            await until(lambda one=one, at=UNDONE[name]: total(one, at) >= 3)  # type: ignore[misc]
+            await until(partial(has_counted, one, UNDONE[name], least=3), one)
     for one in running.values():
-        assert (total(one, "gpuledger_dead_letters_total"), buried(one)) == (0, [])
+        assert (total(one, LETTERS), buried(one)) == (0, [])
 
     await create_topics(settings, [DEAD_LETTERS])
     for one in running.values():
-        await until(lambda one=one: total(one, "gpuledger_dead_letters_total") > 0)  # type: ignore[misc]
+        await until(partial(has_counted, one, LETTERS, least=1), one)
         one.wait_until_ready()
     letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
     assert len(letters) == len(running)
     for one in running.values():
-        assert (total(one, "gpuledger_dead_letters_total"), buried(one)) == (1, [1])
+        assert (total(one, LETTERS), buried(one)) == (1, [1])

@@ -174,3 +174,15 @@ async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_ch
         await rebuilding(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
 
     assert told == [False, True]
+
+
+async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back() -> None:
+    told: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    check.ok("9 pods")
+    consumer = TwoPartitions()
+
+    async with asyncio.timeout(5):
+        await rebuilding(consumer, check=check).run(cast("Consumer", consumer))
+
+    assert told == [(True, False), (False, False), (True, False)]
