@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
@@ -23,7 +24,7 @@ from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.tasks import end_tasks
 from gpuledger.topics import DEAD_LETTERS
-from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS
+from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
 from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Partitions, Sink
 
@@ -125,6 +126,7 @@ class _Session:
                 producer=await stack.enter_async_context(bus.producer()),
                 partitions=await bus.partitions(DEAD_LETTERS.name),
                 time_ns=self._clock.time_ns,
+                count=partial(count_dropped, self._sink.name),
             )
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
             while True:

@@ -56,6 +56,15 @@ DROP_REASONS: Final = {
 _NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_old"}
 
 
+def count_dropped(sink: str, reason: str, count: int = 1) -> None:
+    """Count what was not handed on; what is put aside is counted once its letter is published.
+
+    What did not decode is a dead letter alone: it was no event.
+    """
+    if reason in DROP_REASONS.get(sink, ()):
+        DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
+
+
 def count_sink_from_zero(sink: str) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     for counter in (SENT_TOTAL, RETRIES_TOTAL):

@@ -28,7 +28,7 @@ from gpuledger.topics import BY_NAME, EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
-from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
+from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 
 _FENCED_SECONDS: Final = 3.0
@@ -181,19 +181,21 @@ class RepublishingSink:
             return None
         messages = self._messages(batch, desk)
         place = TopicPartition(self._how.topic, partition.partition % self._partitions)
-        letters = desk.office.drain(partition.partition)
+        drained = desk.office.drain(partition.partition)
         try:
             await self._writers.commit(
                 partition.partition,
-                {place: messages, **letters},
+                {place: messages, **drained.messages},
                 offsets={partition: batch.next_offset},
             )
         except (FencedError, BusError) as error:
             self._unopened.add(partition)
             # One that was shut out has nothing to deliver: another one has it.
-            if not isinstance(error, FencedError):
-                self._undelivered[partition] = batch.next_offset
-            return error
+            if isinstance(error, FencedError):
+                return error
+            self._undelivered[partition] = batch.next_offset
+            return drained.explain(error)
+        desk.office.acknowledge(drained)
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
         newest_ns = batch.items[-1][1].time_ns if batch.items else None
@@ -205,12 +207,11 @@ class RepublishingSink:
         messages: list[Message] = []
         for record, event in batch.items:
             if not self._seen.is_new(batch.partition, event):
-                self._drop("duplicate")
+                count_dropped(self.name, "duplicate")
                 continue
             try:
                 messages += self._made_of(event, newest_ns)
             except _UnfitError as error:
-                self._drop(error.reason)
                 desk.office.bury(record, reason=error.reason, detail=str(error))
         return messages
 
@@ -241,9 +242,6 @@ class RepublishingSink:
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
-
-    def _drop(self, reason: str) -> None:
-        DROPPED_TOTAL.labels(sink=self.name, reason=reason).inc()
 
 
 class _UnfitError(Exception):

@@ -160,15 +160,16 @@ class ExactlyOnce:
         return undone.keys()
 
     async def _commit(self, made: Slice) -> Exception | None:
-        letters = self._office.drain(made.number)
-        messages = made.messages | {made.marks_place: made.marks} | letters
+        drained = self._office.drain(made.number)
+        messages = {**made.messages, made.marks_place: made.marks, **drained.messages}
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:
             cause = _cause_of(error)
             metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
             _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
-            return error
+            return drained.explain(error) if isinstance(error, BusError) else error
+        self._office.acknowledge(drained)
         count_events(made)
         return None
 

@@ -1,15 +1,16 @@
-"""Tries again until the bus answers: the one retry loop of the join.
+"""Tries again until the bus answers, for all that the join asks of it.
 
-Here lives waiting and trying again. What is tried is the caller's business.
+Here lives who is told of a failure. What is tried is the caller's business.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from enricher.join import metrics
 from gpuledger.errors import BusError
-from gpuledger.service import Backoff, Check
+from gpuledger.service import Backoff, Check, until_done
 
 T = TypeVar("T")
 
@@ -27,17 +28,23 @@ class Insistence:
 
     async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what the call returns, once it succeeds; every `BusError` is waited out."""
-        while True:
-            try:
-                given = await call()
-            except BusError as error:
-                self._check.failed(str(error))
-                metrics.RETRIES_TOTAL.inc()
-                await asyncio.sleep(self._backoff.next_seconds())
-            else:
-                self._backoff.reset()
-                if self._passes_check:
-                    self._check.ok()
-                return given
-            finally:
-                self.attempts += 1
+        given = await until_done(
+            partial(self._attempt, call),
+            error=BusError,
+            failed=self._failed,
+            backoff=self._backoff,
+            sleep=asyncio.sleep,
+        )
+        if self._passes_check:
+            self._check.ok()
+        return given
+
+    async def _attempt(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await call()
+        finally:
+            self.attempts += 1
+
+    def _failed(self, error: BusError) -> None:
+        self._check.failed(str(error))
+        metrics.RETRIES_TOTAL.inc()

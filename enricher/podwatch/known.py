@@ -21,6 +21,7 @@ from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
 from gpuledger.service.repeats import Repeats
+from gpuledger.service.retrying import until_done
 from gpuledger.topics import PODS
 from gpuledger.twins import twin_of
 
@@ -92,18 +93,21 @@ class KnownPods:
 
 async def read_known(*, bus: PodBus, check: Check, clock: Clock) -> KnownPods:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
-    backoff = Backoff()
+
+    def failed(error: BusError) -> None:
+        metrics.READ_FAILURES.inc()
+        check.failed(f"reading which pods are known: {error}")
+
     check.waits("reading which pods are known")
-    while True:
-        try:
-            known = await _read_once(bus)
-        except BusError as error:
-            metrics.READ_FAILURES.inc()
-            check.failed(f"reading which pods are known: {error}")
-            await clock.sleep(backoff.next_seconds())
-        else:
-            _tell(known, check)
-            return known
+    known = await until_done(
+        lambda: _read_once(bus),
+        error=BusError,
+        failed=failed,
+        backoff=Backoff(),
+        sleep=clock.sleep,
+    )
+    _tell(known, check)
+    return known
 
 
 async def _read_once(bus: PodBus) -> KnownPods:

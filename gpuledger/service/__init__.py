@@ -5,6 +5,7 @@ from gpuledger.service.health import serve_health
 from gpuledger.service.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.service.logs import configure_logs
 from gpuledger.service.readiness import Check, Readiness, Severity
+from gpuledger.service.retrying import until_done
 from gpuledger.service.run import ServiceSettings, run_service
 from gpuledger.service.stall import end_where_stalled
 
@@ -20,4 +21,5 @@ __all__ = [
     "run_service",
     "run_until_signalled",
     "serve_health",
+    "until_done",
 ]

@@ -29,7 +29,7 @@ from sinks.alerts.settings import AlertsSettings
 from sinks.alerts.standing import SECOND_NS, Now, Standing, mark_refused, mark_told
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.retrying import until_answered
 from sinks.timelines import Place
@@ -171,7 +171,7 @@ class AlertsSink:
             if batch.partition.topic == EVENTS.name:
                 newest_ns = value.time_ns
                 if reason := _UNJUDGED.get(watch.judge(value, now=now)):
-                    _drop(reason)
+                    count_dropped(NAME, reason)
             else:
                 self._take_incident(watch, value, now)
         return newest_ns
@@ -190,7 +190,7 @@ class AlertsSink:
         """
         age_ns = watch.age_ns(taken, now=now)
         if self._settings.incident_age_seconds * 1e9 < age_ns <= _KEPT_NS:
-            _drop("too_old")
+            count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
         watch.take_incident(taken, hold_ns=hold_ns, now=now)
@@ -254,14 +254,10 @@ class AlertsSink:
         self._refusals.note(shown, now_ns=now.monotonic_ns)
         receiver.refusals.note(error, now_ns=now.monotonic_ns)
         if mark_refused(alert, url, now=now):
-            _drop("rejected")
+            count_dropped(NAME, "rejected")
         if count := _repeats.count(url):
             _log.warning("alerts_rejected", url=shown_url(url), count=count, error=error)
 
 
 def _check_of(url: str, readiness: Readiness) -> Check:
     return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=Severity.WARNING)
-
-
-def _drop(reason: str) -> None:
-    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()

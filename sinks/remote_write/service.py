@@ -22,7 +22,7 @@ from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.errors import RejectedError
-from sinks.metrics import DROPPED_TOTAL, SENT_TOTAL
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
@@ -158,10 +158,11 @@ class RemoteWriteSink:
             max_ahead_ns=round(self._settings.newest_ahead_seconds * 1e9),
         ):
             if refusal is not None:
-                _drop(refusal)
                 if refusal == FUTURE:
                     detail = _ahead(event, time_ns)
                     desk.office.bury(record, reason=refusal, detail=detail)
+                else:
+                    count_dropped(NAME, refusal)
                 continue
             try:
                 encoded = (
@@ -170,7 +171,6 @@ class RemoteWriteSink:
                     else series.encode(event, now_ns=now_ns)
                 )
             except ValueError as error:
-                _drop("invalid")
                 desk.office.bury(record, reason="invalid", detail=str(error))
                 continue
             if encoded.samples:
@@ -206,12 +206,7 @@ class RemoteWriteSink:
                 _log.warning("samples_rejected", count=count, error=message)
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         reason = "out_of_order" if is_order else "rejected"
-        _drop(reason)
         desk.office.bury(tick.record, reason=reason, detail=message)
-
-
-def _drop(reason: str) -> None:
-    DROPPED_TOTAL.labels(sink=NAME, reason=reason).inc()
 
 
 def _ahead(event: GpuEvent, time_ns: int) -> str:

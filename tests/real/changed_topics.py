@@ -29,10 +29,15 @@ async def remove_before(settings: KafkaSettings, place: TopicPartition, offset: 
         await admin.delete_records({named(place): RecordsToDelete(before_offset=offset)})
 
 
+async def delete(settings: KafkaSettings, *topics: Topic) -> None:
+    """Delete topics."""
+    async with _admin(settings) as admin:
+        await admin.delete_topics([topic.name for topic in topics])
+
+
 async def recreate(settings: KafkaSettings, topic: Topic) -> None:
     """Delete a topic and make it anew."""
-    async with _admin(settings) as admin:
-        await admin.delete_topics([topic.name])
+    await delete(settings, topic)
     async with asyncio.timeout(DEADLINE_SECONDS):
         # Kafka deletes in its own time.
         while (await create_topics(settings, [topic]))[0].status != "created":  # noqa: ASYNC110  # no event

@@ -16,19 +16,18 @@ import aiokafka
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import node_name
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, Subscription
-from gpuledger.codec import encode
-from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, partition_of_node
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from gpuledger.topics import DEAD_LETTERS, SAMPLES
+from tests.real.join_workers import PLACES, JoinWorkers, committed_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.real.end_to_end.deployables import Deployable
     from tests.real.parts.kafka import Kafka
 
 NODES = 2
@@ -37,51 +36,25 @@ MORE = 50
 ROUND_SECONDS = 4.0
 LOOK_SECONDS = 40.0
 FENCED = 'gpuledger_join_transactions_undone_total{cause="fenced"}'
-PLACES = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
 Id = tuple[str, int]
 Event = dict[str, Any]
 Ends = dict[aiokafka.TopicPartition, int]
 
 
-class Scene:
+class Scene(JoinWorkers):
     """A broker with ticks to be joined, and the workers of a test."""
 
     def __init__(self, *, kafka: Kafka, folder: Path, guarantee: str) -> None:
-        self.settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-        self._folder = folder
-        self._guarantee = guarantee
-        self._fleet = Fleet(nodes=NODES)
-        self.workers: list[Deployable] = []
-
-    def start_worker(self) -> Deployable:
-        """Start one more worker."""
-        name = f"join-{len(self.workers)}"
-        worker = Deployable(
-            name=name,
-            command=["gpuledger-join"],
-            folder=self._folder / name,
+        super().__init__(
+            servers=kafka.bootstrap_servers,
+            folder=folder,
+            nodes=NODES,
+            guarantee=guarantee,
             environment={
-                "KAFKA__BOOTSTRAP_SERVERS": self.settings.bootstrap_servers,
-                "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
-                "JOIN__PROCESSING_GUARANTEE": self._guarantee,
                 "JOIN__COMMIT_INTERVAL_SECONDS": "1",
                 "JOIN__RECORDS_PER_COMMIT": "100000",
             },
         )
-        self.workers.append(worker)
-        worker.start()
-        return worker
-
-    async def publish(self, seqs: range) -> None:
-        """Publish ticks of all nodes."""
-        async with KafkaBus(self.settings).producer() as producer:
-            for node in range(NODES):
-                name = node_name(node)
-                place = partition_of_node(name, partitions=SAMPLES.partitions)
-                ticks = [encode(self._fleet.tick(node, seq)) for seq in seqs]
-                now_ms = time.time_ns() // 1_000_000
-                messages = [Message(name.encode(), tick, now_ms) for tick in ticks]
-                await producer.publish(SAMPLES.name, place, messages)
 
     async def publish_poison(self) -> None:
         """Publish a record that can only be put aside."""
@@ -129,7 +102,7 @@ class Scene:
         published = 0
         async with asyncio.timeout(LOOK_SECONDS):
             while True:
-                await self.publish(range(published, published + TICKS))
+                await self.publish_ticks(range(published, published + TICKS))
                 published += TICKS
                 if await self._is_met_within(ROUND_SECONDS):
                     worker.pause()
@@ -158,29 +131,20 @@ class Scene:
         self._found: dict[Id, list[Event]] = defaultdict(list)
         self._every = AIOKafkaConsumer(bootstrap_servers=servers)
         # On connections of their own: an answer waits behind a fetch that waits for records.
-        self._ends, self._committed = [
-            AIOKafkaConsumer(
-                bootstrap_servers=servers,
-                isolation_level="read_committed",
-                auto_offset_reset="earliest",
-            )
-            for _ in range(2)
-        ]
+        self._ends, self._committed = [committed_consumer(servers) for _ in range(2)]
         for consumer in (self._every, self._ends, self._committed):
             await consumer.start()
         self._committed.assign(PLACES)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.kill()
+        self.end()
         for consumer in (self._every, self._ends, self._committed):
             await consumer.stop()
 
 
 @pytest.fixture
 def scene(start_kafka: Callable[[], Kafka], tmp_path: Path) -> Callable[[str], Scene]:
-    refuse_stray_settings()
     return lambda guarantee: Scene(kafka=start_kafka(), folder=tmp_path, guarantee=guarantee)
 
 
@@ -197,29 +161,29 @@ async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
 ) -> None:
     async with scene("exactly_once") as it:
         await it.publish_poison()
-        zombie = it.start_worker()
+        zombie = it.start()
         ticks = await it.pause_in_transaction(zombie)
-        it.start_worker().wait_until_ready()
+        it.start().wait_until_ready()
         assert most_often(await it.await_events(ticks)) == 1
 
         zombie.resume()
         async with asyncio.timeout(LOOK_SECONDS):
             while FENCED not in zombie.metrics():  # noqa: ASYNC110  # it tells nobody else
                 await asyncio.sleep(0.1)
-        await it.publish(range(ticks, ticks + MORE))
+        await it.publish_ticks(range(ticks, ticks + MORE))
         assert most_often(await it.await_events(ticks + MORE)) == 1
         assert await it.count_dead_letters() == 1
-        assert [worker.stop() for worker in it.workers] == [0, 0]
+        assert [worker.stop() for worker in it.started] == [0, 0]
 
 
 async def test_a_worker_killed_in_a_transaction_loses_and_doubles_nothing(
     scene: Callable[[str], Scene],
 ) -> None:
     async with scene("exactly_once") as it:
-        worker = it.start_worker()
+        worker = it.start()
         ticks = await it.pause_in_transaction(worker)
         worker.kill()
-        it.start_worker()
+        it.start()
 
         assert most_often(await it.await_events(ticks)) == 1
 
@@ -229,16 +193,16 @@ async def test_at_least_once_loses_nothing_and_repeats_under_the_same_id(
     scene: Callable[[str], Scene], blow: str
 ) -> None:
     async with scene("at_least_once") as it:
-        await it.publish(range(TICKS))
-        worker = it.start_worker()
+        await it.publish_ticks(range(TICKS))
+        worker = it.start()
         await it.await_first_events()
         getattr(worker, blow)()
-        it.start_worker().wait_until_ready()
+        it.start().wait_until_ready()
         await it.await_events(TICKS)
         if blow == "pause":
             worker.resume()
             await asyncio.sleep(3)  # it publishes what it had in hand, if anything
-        await it.publish(range(TICKS, TICKS + MORE))
+        await it.publish_ticks(range(TICKS, TICKS + MORE))
 
         for events in (await it.await_events(TICKS + MORE)).values():
             assert all(event["gpus"] == events[0]["gpus"] for event in events)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic
+from tests.real.changed_topics import delete
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.real.parts import web
 
@@ -137,15 +137,6 @@ def everything(
     found.end()
 
 
-async def delete_topics(servers: str, *topics: Topic) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        await admin.delete_topics([topic.name for topic in topics])
-    finally:
-        await admin.close()
-
-
 async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     start_kafka: Callable[[], Kafka], everything: Everything
 ) -> None:
@@ -159,7 +150,7 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     await create_topics(settings, [*TOPICS, OTLP])
     await everything.until_ready()
 
-    await delete_topics(servers, EVENTS, SAMPLES, OTLP)
+    await delete(settings, EVENTS, SAMPLES, OTLP)
     await everything.until_said(EVENTS.name, by=READERS_OF_EVENTS)
     await everything.until_said(SAMPLES.name, by={"agent", "join"})
     # It waits no longer where a topic is made anew: what it has stored is of another one.

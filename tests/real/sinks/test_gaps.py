@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pytest
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.settings import KafkaSettings
@@ -20,11 +21,13 @@ from tests.real.parts import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.real.parts.kafka import Kafka
     from tests.real.sinks.running_sinks import Sink
+
+    Begin = Callable[..., Awaitable[Sink]]
 
 NODE = NODES[0]
 AT = TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
@@ -61,15 +64,28 @@ def await_exit(sink: Sink, *, deadline_seconds: float) -> None:
         time.sleep(0.1)
 
 
+@pytest.fixture
+def begin(broker: Kafka, start_sink: Callable[..., Sink]) -> Begin:
+    """Start a sink on a broker with a few events, and wait until its receiver has them."""
+
+    async def begin(kind: str, **settings: str) -> Sink:
+        await make_topics(broker)
+        await publish(broker, of_one_node(FEW))
+        sink = start_sink(kind, broker, **settings)
+        sink.wait_until(
+            lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30
+        )
+        return sink
+
+    return begin
+
+
 async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_writes(
-    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+    broker: Kafka, tmp_path: Path, begin: Begin, start_sink: Callable[..., Sink]
 ) -> None:
     """The new topic has grown beyond what is stored, so that no offset looks wrong."""
     folder = tmp_path / "store"
-    await make_topics(broker)
-    await publish(broker, of_one_node(FEW))
-    sink = start_sink("store", broker, **store_into(folder))
-    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+    sink = await begin("store", **store_into(folder))
     assert sink.stop(deadline_seconds=10) == 0
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
@@ -89,13 +105,10 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
 
 
 async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
-    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+    broker: Kafka, tmp_path: Path, begin: Begin
 ) -> None:
     folder = tmp_path / "store"
-    await make_topics(broker)
-    await publish(broker, of_one_node(FEW))
-    sink = start_sink("store", broker, **store_into(folder))
-    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+    sink = await begin("store", **store_into(folder))
 
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
@@ -107,13 +120,10 @@ async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
 
 
 async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_shown_and_stored(
-    broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
+    broker: Kafka, tmp_path: Path, begin: Begin
 ) -> None:
     folder = tmp_path / "store"
-    await make_topics(broker)
-    await publish(broker, of_one_node(FEW))
-    sink = start_sink("store", broker, **store_into(folder))
-    sink.wait_until(lambda: count_rows(str(folder)) >= FEW, deadline_seconds=30)
+    sink = await begin("store", **store_into(folder))
     assert sink.stop(deadline_seconds=10) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     await remove_before(settings_of(broker), AT, FEW + 12)
@@ -137,12 +147,9 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
 
 
 async def test_what_is_removed_while_a_sink_stands_still_is_said(
-    broker: Kafka, start_sink: Callable[..., Sink]
+    broker: Kafka, begin: Begin
 ) -> None:
-    await make_topics(broker)
-    await publish(broker, of_one_node(FEW))
-    sink = start_sink("rows", broker)
-    sink.wait_until(lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30)
+    sink = await begin("rows")
     sink.send(signal.SIGSTOP)
     await publish(broker, of_one_node(MANY, first=FEW))
     # What the brokers were asked for before it stood still may still come.
@@ -160,16 +167,12 @@ async def test_what_is_removed_while_a_sink_stands_still_is_said(
     )
 
 
-async def test_what_retention_removes_is_said(
-    broker: Kafka, start_sink: Callable[..., Sink]
-) -> None:
+async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> None:
     """Also to a sink whose records are gone to the last one."""
     short = {**EVENTS.extra, "retention.ms": "2000", "segment.ms": "300"}
     await make_topics(broker)
     await recreate(settings_of(broker), replace(EVENTS, extra=short))
-    await publish(broker, of_one_node(FEW))
-    sink = start_sink("rows", broker)
-    sink.wait_until(lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30)
+    sink = await begin("rows")
     assert sink.stop(deadline_seconds=10) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     deadline = time.monotonic() + 60

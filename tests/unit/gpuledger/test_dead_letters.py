@@ -10,7 +10,7 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Message, Record, TopicPartition
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
-from gpuledger.errors import BusUnavailableError
+from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
@@ -130,6 +130,18 @@ async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> 
     assert [letter.offset for letter in letters(producer)] == [1, 2]
 
 
+class FullProducer(KeepingProducer):
+    """A second partition takes nothing."""
+
+    is_full = True
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if partition == 1 and self.is_full:
+            raise BusUnavailableError("full")
+        await super().publish(topic, partition, messages)
+
+
 class BusyProducer(KeepingProducer):
     """A letter comes while the batch before it is on its way."""
 
@@ -157,14 +169,64 @@ async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
     assert [letter.offset for letter in letters(producer)] == [1, 2]
 
 
-def test_each_letter_is_counted_by_topic_and_reason() -> None:
+async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it() -> None:
     before = counted("undecodable"), counted("invalid")
-    deadly = office(KeepingProducer())
-
+    deadly = office(KeepingProducer(refusals=1))
     list(deadly.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
     deadly.bury(record(GOOD), reason="invalid", detail="")
 
+    with capture_logs() as lines, pytest.raises(BusUnavailableError):
+        await deadly.flush()
+    assert (counted("undecodable"), counted("invalid")) == before
+    assert lines == []
+
+    await deadly.flush()
     assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)
+
+
+def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
+    before, told = counted("invalid"), list[tuple[str, int]]()
+    deadly = DeadLetterOffice(
+        consumer="a-group",
+        producer=KeepingProducer(),
+        partitions=1,
+        count=lambda reason, count: told.append((reason, count)),
+    )
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    deadly.drain(3)  # of a transaction that was undone: the record is read again
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    drained = deadly.drain(3)
+    assert (counted("invalid"), told) == (before, [])
+
+    deadly.acknowledge(drained)
+
+    assert (counted("invalid"), told) == (before + 1, [("invalid", 1)])
+
+
+async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_again() -> None:
+    producer = FullProducer()
+    deadly = office(producer)
+    for partition in (0, 1, 3):
+        deadly.bury(record(b"", partition=partition), reason="invalid", detail="")
+
+    with pytest.raises(BusUnavailableError, match=r"^2 dead letters wait to be published: full"):
+        await deadly.flush()
+    producer.is_full = False
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [0, 1, 3]
+
+
+def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
+    deadly = office(KeepingProducer())
+    deadly.bury(record(b""), reason="invalid", detail="")
+    error = TopicsError("there is no topic")
+
+    explained = deadly.drain(3).explain(error)
+
+    assert isinstance(explained, TopicsError)
+    assert str(explained) == "1 dead letter waits to be published: there is no topic"
+    assert deadly.drain(3).explain(error) is error
 
 
 def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
@@ -172,11 +234,11 @@ def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhe
     for offset, partition in enumerate((3, 4, 3)):
         deadly.bury(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
 
-    ((place, messages),) = deadly.drain(3).items()
+    ((place, messages),) = deadly.drain(3).messages.items()
 
     assert place == TopicPartition(DEAD_LETTERS.name, 3 % 2)
     assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
-    assert deadly.drain(3) == {}
+    assert deadly.drain(3).messages == {}
     assert deadly.waiting() == {4}
 
 
@@ -207,7 +269,7 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
                 deadly.bury(record(b""), reason="invalid", detail="why")
             await deadly.flush()
             deadly.bury(record(b""), reason="future", detail="ahead")
-            deadly.drain(3)
+            deadly.acknowledge(deadly.drain(3))
 
     told = [(line["event"], line["reason"], line["count"]) for line in lines]
     assert told == [

@@ -1,7 +1,7 @@
 """The consume loop: what is committed, what is put aside, and what waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
@@ -444,3 +444,129 @@ def test_the_tests_topics_have_the_partitions_that_they_say() -> None:
     assert {place.partition for place in bus()._logs if place.topic == EVENTS.name} == set(
         range(PARTITIONS)
     )
+
+
+class ScriptedConsumer:
+    """A consumer each of whose polls is a step of the test's; after the last nothing comes."""
+
+    def __init__(self, subscription: Subscription, script: "Script") -> None:
+        self._subscription, self._script = subscription, script
+        self._held: Partitions = frozenset()
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        await asyncio.sleep(0)
+        step = next(self._script, None)
+        return {} if step is None else await step(self)
+
+    async def gain(self, partition: TopicPartition) -> None:
+        self._held |= {partition}
+        await self._subscription.on_assigned(frozenset({partition}))
+
+    async def lose(self, partition: TopicPartition) -> None:
+        await self._subscription.on_revoked(frozenset({partition}))
+        self._held -= {partition}
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        assert offsets.keys() <= self._held
+
+    def assignment(self) -> Partitions:
+        return self._held
+
+    def pause(self, partitions: Partitions) -> None:
+        pass
+
+    def resume(self, partitions: Partitions) -> None:
+        pass
+
+
+Step = Callable[[ScriptedConsumer], Awaitable[Mapping[TopicPartition, Sequence[Record]]]]
+Script = Iterator[Step]
+
+
+class ScriptedBus(MemoryBus):
+    script: Script
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        yield cast("Consumer", ScriptedConsumer(subscription, self.script))
+
+
+def scripted(*steps: Step) -> ScriptedBus:
+    made = ScriptedBus()
+    made.script = iter(steps)
+    return made
+
+
+def first_of(partition: TopicPartition) -> Mapping[TopicPartition, Sequence[Record]]:
+    made = event(0)
+    return {partition: [Record(*partition, 0, made.time_ns // 1_000_000, b"key", encode(made))]}
+
+
+KEPT, LOST = (TopicPartition(EVENTS.name, number) for number in range(2))
+
+
+async def test_what_came_of_a_partition_beside_the_work_is_dropped_where_it_is_given_up() -> None:
+    sink = Recorder()
+    sink.gate.clear()
+
+    async def begins(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.gain(KEPT)
+        return first_of(KEPT)
+
+    async def another_comes(
+        consumer: ScriptedConsumer,
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.gain(LOST)
+        return first_of(LOST)
+
+    async def it_goes(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.lose(LOST)
+        sink.gate.set()
+        return {}
+
+    async def the_work_is_over(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        over.set()
+        return {}
+
+    over = asyncio.Event()
+    on = scripted(begins, another_comes, it_goes, *[the_work_is_over] * 3)
+    async with running(consuming(on, sink)):
+        await asyncio.wait_for(over.wait(), 10)
+        await eventually(lambda: sink.taken)
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+    assert sink.taken == [(KEPT, 0)]
+
+
+async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_lag() -> None:
+    sink, clock, check = Recorder(), HandClock(), Check()
+    sink.acknowledges = False
+
+    async def begins(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.gain(KEPT)
+        await consumer.gain(LOST)
+        return first_of(LOST)
+
+    async def it_is_behind(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        clock.advance(42)
+        details.append(check.detail)
+        return {}
+
+    async def it_goes(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        await consumer.lose(LOST)
+        return {}
+
+    async def shown(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
+        details.append(check.detail)
+        return {}
+
+    details: list[str] = []
+    on = scripted(begins, it_is_behind, it_goes, shown)
+    async with running(consuming(on, sink, clock=clock, check=check)):
+        await eventually(lambda: len(details) == 2)
+
+    assert details == ["2 partitions held, 42 s behind", "1 partitions held, 0 s behind"]

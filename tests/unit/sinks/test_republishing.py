@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
@@ -207,6 +208,50 @@ async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
     assert sorted(texts(on)) == sorted(expected(events))
     assert [letter.value_base64 for letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
     assert sum(clock.slept) > 0
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again() -> None:
+    def so_far() -> tuple[float, float]:
+        letters = counted("gpuledger_dead_letters_total", topic=EVENTS.name, reason="future")
+        return letters, counted("gpuledger_sink_dropped_total", sink="rows", reason="future")
+
+    on, clock, readiness, before = shaken("before", "before"), Held(), Readiness(), so_far()
+    check = readiness.check("rows.receiver")
+    await publish(on, event(0, time_ns=AHEAD_NS))
+    async with running(republishing(on, clock=clock, readiness=readiness)):
+        for _ in range(2):
+            await eventually(lambda: clock.waiting)
+            assert check.detail.startswith("1 dead letter waits to be published: failed before")
+            assert so_far() == before
+            clock.go_on()
+        await eventually(lambda: committed(on, GROUP, AT) == 1)
+
+    assert so_far() == (before[0] + 1, before[1] + 1)
+
+
+class Held(HandClock):
+    """A clock whose waits end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._goes_on = asyncio.Event()
+        self.waiting = False
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        if seconds:
+            self.waiting = True
+            await self._goes_on.wait()
+
+    def go_on(self) -> None:
+        """End the wait that is under way."""
+        self.waiting = False
+        self._goes_on.set()
+        self._goes_on = asyncio.Event()
 
 
 class Deaf(MemoryBus):

@@ -10,7 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
+from enricher.join.delivery import AtLeastOnce, ExactlyOnce
+from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinSettings, JoinTuning
+from enricher.join.slices import Slice
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -20,9 +23,12 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     Transactions,
 )
+from gpuledger.bus.writers import Writers
 from gpuledger.codec import Decoder, encode
+from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import NodeMark
+from gpuledger.service import Backoff, Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, SAMPLES
 from tests.unit.enricher.join.test_service import (
@@ -337,3 +343,42 @@ def _event(seq: int) -> Message:
 
 def _marked(seq: int) -> Message:
     return Message(b"node-a", encode(mark(seq, offset=1)), 0)
+
+
+async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:
+    bus, check = BrittleBus(before=1), Check()
+    async with (
+        Writers(bus=bus, group=GROUP, finish_seconds=0) as writers,
+        bus.producer() as producer,
+        bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
+    ):
+        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
+        await delivery.take_over([PLACE])
+        made = Slice(number=PLACE)
+        made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
+        assert set(await delivery.deliver(consumer, [made])) == {PLACE}
+        assert check.has_failed
+
+        await delivery.give_up([PLACE + 1])
+        assert check.has_failed
+        await delivery.give_up([PLACE])
+        assert check.is_ok
+
+
+async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_given_up() -> None:
+    bus, check = BrittleBus(refused=1), Check()
+    subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
+    async with bus.producer() as producer, bus.consumer(subscription) as consumer:
+        await consumer.poll(timeout_seconds=0, max_records=1)
+        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        insist = Insistence(check=check, backoff=Backoff(), passes_check=False)
+        delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
+        offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
+        await delivery.deliver(consumer, [Slice(number=PLACE, offsets=offsets)])
+        assert check.has_failed
+
+        await delivery.give_up([PLACE + 1])
+        assert check.has_failed
+        await delivery.give_up([PLACE])
+        assert check.is_ok

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
 from enricher.podwatch.client import Client, _load
@@ -97,6 +98,37 @@ async def test_a_refused_request_leaves_a_watch_that_is_open_its_connection(
         await _list(api)
         go_on.set()
         assert b'"2"' in await anext(chunks)
+
+
+async def test_a_late_refusal_of_a_replaced_token_says_nothing_of_the_new_one(
+    server: MisbehavingServer, tmp_path: Path
+) -> None:
+    file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first")
+    asked, refuse = asyncio.Event(), asyncio.Event()
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await refuse.wait()
+        return await status(401)(request)
+
+    server.lists += [late, status(401)]
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        open_api(KubernetesSettings(kubeconfig=str(file))) as api,
+    ):
+        slow = asyncio.ensure_future(_list(api))
+        await asked.wait()
+        with pytest.raises(KubernetesError, match="401"):
+            await _list(api)
+        write_kubeconfig(file, url=server.url, token="second")
+        await _list(api)
+        refuse.set()
+        with pytest.raises(KubernetesError, match="401"):
+            await slow
+        # It would be read where the new one were taken for refused.
+        write_kubeconfig(file, url=server.url, token="third")
+        await _list(api)
+    assert server.tokens == [f"Bearer {token}" for token in ("first", "first", "second", "second")]
 
 
 async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silence(

@@ -68,6 +68,20 @@ def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
     assert check.detail == "1 pods"
 
 
+def test_a_check_that_waits_has_not_failed_and_a_failure_after_it_is_one_more() -> None:
+    told: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    check.failed("gone")
+    check.waits("reading")
+    assert (check.is_ok, check.has_failed, check.detail) == (False, False, "reading")
+    check.failed("gone")
+    check.ok()
+    check.waits("reading again")
+    check.waits("reading on")
+
+    assert told == [(False, True), (False, True), (True, False), (False, False)]
+
+
 def test_the_password_of_an_address_is_not_shown() -> None:
     check = Check()
     check.failed("https://ada:hunter2@receiver:9093: refused")

@@ -108,6 +108,24 @@ def test_only_time_that_ticks_cover_counts_and_a_long_gap_begins_anew(
     assert [alert.ends_ns for alert in watched.alerts] == [None] * alerts
 
 
+@pytest.mark.parametrize("first_seq", [2_500, 20_000], ids=["up less long", "up longer"])
+def test_a_condition_that_has_not_fired_begins_anew_with_a_boot(first_seq: int) -> None:
+    """`seq` of one boot and of another one differ by nothing that has lasted."""
+    watched = watch(for_seconds=3)
+    for second in range(3):
+        watched.judge(
+            replace(tick(second, host_seconds=BUSY), seq=2_000 + 1000 * second), now=now_at(second)
+        )
+    for second in range(3, 7):
+        assert list(watched.alerts) == []
+        booted = replace(
+            tick(second, host_seconds=BUSY), boot_id="boot-2", seq=first_seq + 1000 * second
+        )
+        watched.judge(booted, now=now_at(second))
+
+    assert [alert.starts_ns for alert in watched.alerts] == [at(6)]
+
+
 def test_a_tick_covers_no_more_than_the_time_since_the_one_before() -> None:
     watched = watch()
     for second in (0, 1):
@@ -312,6 +330,17 @@ def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -
         watched.judge(made, now=now_at(number))
     taken = incident(time_ns=at(5 - back_seconds))
     assert watched.age_ns(taken, now=now_at(7)) == 2 * SECOND_NS
+
+
+def test_how_far_a_clock_is_behind_after_a_reboot_is_no_age_of_an_incident() -> None:
+    """But for the time since the last tick of the boot before."""
+    watched, back_seconds = watch(), 3600
+    watched.judge(event(5), now=now_at(5))
+    booted = event(boot_id="boot-2", seq=20_000, time_ns=at(70 - back_seconds))
+    assert watched.judge(booted, now=now_at(70)) is Place.CURRENT
+
+    taken = incident(boot_id="boot-2", time_ns=at(70 - back_seconds))
+    assert watched.age_ns(taken, now=now_at(72)) == (2 + 70 - 20 - 5) * SECOND_NS
 
 
 def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock() -> None:

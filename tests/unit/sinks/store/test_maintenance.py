@@ -96,6 +96,25 @@ class Slow(EntriesTable):
         return 0
 
 
+async def test_one_that_takes_longer_than_its_interval_is_not_begun_twice(tmp_path: Path) -> None:
+    table, clock = Slow(tmp_path), HandClock()
+    settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=60)
+    maintenance = Maintenance(tables=[table], settings=settings, clock=clock)
+    maintenance.begin_if_due()
+    await eventually(table.begun.is_set)
+    running = asyncio.all_tasks()
+
+    clock.advance(61)
+    maintenance.begin_if_due()
+    assert asyncio.all_tasks() == running
+
+    table.goes_on.set()
+    await eventually(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    table.begun.clear()
+    maintenance.begin_if_due()
+    await eventually(table.begun.is_set)
+
+
 def test_the_end_of_a_sink_does_not_wait_for_its_maintenance(tmp_path: Path) -> None:
     table = Slow(tmp_path)
     settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)

@@ -1,0 +1,91 @@
+"""Workers of one join as processes, ticks for them, and the consumers that look at their events."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import aiokafka
+from aiokafka import AIOKafkaConsumer
+
+from benchmarks.ticks import Fleet, node_name
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, SAMPLES, partition_of_node
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+PLACES = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(EVENTS.partitions)]
+"""Every partition of the events."""
+
+
+class JoinWorkers:
+    """The workers of a test, all with the same settings, on a broker of its own."""
+
+    def __init__(
+        self,
+        *,
+        servers: str,
+        folder: Path,
+        nodes: int,
+        guarantee: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        refuse_stray_settings()
+        self.settings = KafkaSettings(bootstrap_servers=servers)
+        self.fleet = Fleet(nodes=nodes)
+        self.started: list[Deployable] = []
+        self._folder, self._nodes = folder, nodes
+        self._environment = {
+            "KAFKA__BOOTSTRAP_SERVERS": servers,
+            "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+            "JOIN__PROCESSING_GUARANTEE": guarantee,
+            **environment,
+        }
+
+    def start(self) -> Deployable:
+        """Start one more worker."""
+        name = f"join-{len(self.started)}"
+        worker = Deployable(
+            name=name,
+            command=["gpuledger-join"],
+            folder=self._folder / name,
+            environment=self._environment,
+        )
+        self.started.append(worker)
+        worker.start()
+        return worker
+
+    def end(self) -> None:
+        """End all, a stopped one too."""
+        for worker in self.started:
+            worker.kill()
+
+    async def publish_ticks(self, seqs: Iterable[int]) -> None:
+        """Publish these ticks of each node."""
+        wanted = list(seqs)
+        async with KafkaBus(self.settings).producer() as producer:
+            for node in range(self._nodes):
+                now_ms, key = time.time_ns() // 1_000_000, node_name(node).encode()
+                ticks = [encode(self.fleet.tick(node, seq)) for seq in wanted]
+                messages = [Message(key, tick, now_ms) for tick in ticks]
+                await producer.publish(SAMPLES.name, partition_of(node), messages)
+
+
+def partition_of(node: int) -> int:
+    """Return a node's partition."""
+    return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
+
+
+def committed_consumer(servers: str) -> AIOKafkaConsumer:
+    """Return a consumer from the beginning on, to be started, that sees what is committed."""
+    return AIOKafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+    )

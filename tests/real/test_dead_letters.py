@@ -1,0 +1,131 @@
+"""Dead letters whose topic is gone for a while: nothing is counted or told before it has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
+from tests.real.changed_topics import delete
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
+
+LOOK_SECONDS = 60.0
+LETTERS = "gpuledger_dead_letters_total"
+COMMANDS = {
+    "exactly_once": ["gpuledger-join"],
+    "at_least_once": ["gpuledger-join"],
+    "rows": ["gpuledger-sink", "rows"],
+    "store": ["gpuledger-sink", "store"],
+}
+UNDONE = {
+    "exactly_once": "gpuledger_join_transactions_undone_total",
+    "rows": "gpuledger_sink_retries_total",
+}
+"""What those count who read a record again where it could not be put aside."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
+    refuse_stray_settings()
+    started: list[Deployable] = []
+
+    def start(name: str, kafka: Kafka) -> Deployable:
+        own = {
+            "exactly_once": {"JOIN__COMMIT_INTERVAL_SECONDS": "0.1"},
+            "at_least_once": {
+                "JOIN__PROCESSING_GUARANTEE": "at_least_once",
+                "JOIN__GROUP": "another-join",
+            },
+            "store": {"STORE__URI": str(tmp_path / "table"), "STORE__FLUSH_SECONDS": "0.1"},
+        }
+        servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+        one = Deployable(
+            name=name,
+            command=COMMANDS[name],
+            folder=tmp_path / name,
+            environment=servers | own.get(name, {}),
+        )
+        started.append(one)
+        one.start()
+        return one
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+def total(of: Deployable, name: str) -> float:
+    lines = of.metrics().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def has_counted(of: Deployable, name: str, *, least: float) -> bool:
+    return total(of, name) >= least
+
+
+def buried(of: Deployable) -> list[int]:
+    lines = [line for line in of.log.read_text().splitlines() if '"records_buried"' in line]
+    return [json.loads(line)["count"] for line in lines]
+
+
+def says_that_letters_wait(one: Deployable) -> bool:
+    failed = [check for check in one.readyz()["checks"].values() if not check["ok"]]
+    return any(
+        "1 dead letter waits to be published: " in check["detail"]
+        and DEAD_LETTERS.name in check["detail"]
+        for check in failed
+    )
+
+
+async def until(holds: Callable[[], bool], one: Deployable) -> None:
+    end = time.monotonic() + LOOK_SECONDS
+    while not await asyncio.to_thread(holds):
+        assert time.monotonic() < end, f"{one.name}: {one.readyz()}"
+        await asyncio.sleep(0.2)
+
+
+async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_the_topic(
+    start_kafka: Callable[[], Kafka], start: Callable[[str, Kafka], Deployable], kcat: Kcat
+) -> None:
+    kafka = await asyncio.to_thread(start_kafka)
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    await create_topics(settings, TOPICS)
+    running = {name: start(name, kafka) for name in COMMANDS}
+    for one in running.values():
+        one.wait_until_ready()
+    await delete(settings, DEAD_LETTERS)
+    async with KafkaBus(settings).producer() as producer:
+        for topic in (SAMPLES, EVENTS):
+            await producer.publish(topic.name, 0, [Message(b"x", b"no json", 0)])
+
+    for name, one in running.items():
+        await until(partial(says_that_letters_wait, one), one)
+        if name in UNDONE:
+            await until(partial(has_counted, one, UNDONE[name], least=3), one)
+    for one in running.values():
+        assert (total(one, LETTERS), buried(one)) == (0, [])
+
+    await create_topics(settings, [DEAD_LETTERS])
+    for one in running.values():
+        await until(partial(has_counted, one, LETTERS, least=1), one)
+        one.wait_until_ready()
+    letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
+    assert len(letters) == len(running)
+    for one in running.values():
+        assert (total(one, LETTERS), buried(one)) == (1, [1])
