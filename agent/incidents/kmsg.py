@@ -145,7 +145,8 @@ class KmsgReader:
         return True
 
     def _read_record(self, record: bytes) -> None:
-        for line in record.decode(errors="replace").splitlines():
+        # The kernel ends lines with \n alone; any other separator is of the message.
+        for line in record.decode(errors="replace").split("\n"):
             head, _, text = line.partition(";")
             stamp_us, found = _kernels_stamp_us(head), read_xid_line(text)
             if found and stamp_us is not None:

@@ -38,8 +38,8 @@ class XidLine(NamedTuple):
 
 
 def read_xid_line(text: str) -> XidLine | None:
-    """Read a line; `None` where it is not about an XID."""
-    found = _LINE.search(text)
+    """Return what a line says; `None` where it does not begin as the driver's of an XID do."""
+    found = _LINE.match(text)
     bus = found and read_bus(found["bus"])
     if not found or not bus:
         return None

@@ -17,8 +17,10 @@ MOST_NAMES: Final = 4096
 """A node runs some hundreds of containers; their predecessors' logs are linked too."""
 _FIRST_WAIT_NS: Final = 1_000_000_000
 _MOST_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
+# Kubernetes' names are of these characters; other files may have any, and need not be UTF-8.
 _NAME: Final = re.compile(
-    r"(?P<pod>[^_]+)_(?P<namespace>[^_]+)_(?P<container>[^_]+)-(?P<id>[0-9a-f]{64})\.log"
+    r"(?P<pod>[-.a-z0-9]+)_(?P<namespace>[-a-z0-9]+)_(?P<container>[-a-z0-9]+)"
+    r"-(?P<id>[0-9a-f]{64})\.log"
 )
 
 ListNames = Callable[[], Iterable[str]]

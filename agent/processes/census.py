@@ -11,7 +11,7 @@ from agent.processes.closing import Closing
 from agent.processes.endings import Endings
 from agent.processes.entries import Containers, describe_all
 from agent.processes.past import Covered
-from agent.processes.procfs import Procfs
+from agent.processes.procfs import ProcessReader, Procfs
 from agent.processes.table import ProcessTable, Roll
 from agent.reading.gpu import GpuTick
 from gpuledger.records import (
@@ -37,8 +37,9 @@ class Census:
     def __init__(self, *, node: str, boot_id: str, procfs: Procfs, reads_processes: bool) -> None:
         """With `reads_processes` off, nobody is ever there."""
         self.reads_processes = reads_processes
-        self._table = ProcessTable(procfs=procfs, node=node, boot_id=boot_id)
-        self._endings = Endings(procfs=procfs, node=node, boot_id=boot_id)
+        processes = ProcessReader(procfs)
+        self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
+        self._endings = Endings(processes=processes, node=node, boot_id=boot_id)
         self._closing = Closing()
         self._accounted: Collection[str] = ()
         self._untold: list[ProcessRecord] = []

@@ -6,11 +6,17 @@ here opens a file, and nothing here knows a pod by name.
 A path is cut into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into one
 path element), and a segment means something only as a whole: `libpod-<64 hex>` holds the letters
 `pod`, a desktop's scope holds a UUID, and neither is a pod.
+
+Of several pods in a path the outermost counts: the kubelet made that one, and what lies below it
+may be of the pod's own making, with another pod's UID in its name. Where the node is itself a
+container in a pod (kind in a cluster), all paths begin with that pod; how a path of such a node
+begins is taken from the agent's own, and left out.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 _HEX_ID: Final = "[0-9a-f]{64}"
@@ -21,7 +27,7 @@ _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
 _CONTAINER: Final = re.compile(
     rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
 )
-_PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.DOTALL)
+_PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel adds this to the path of a process that outlived its cgroup.
 _DELETED: Final = " (deleted)"
 _CONTROLLERS: Final = ("name=systemd", "", "memory", "pids", "devices", "cpu,cpuacct")
@@ -50,21 +56,61 @@ class _Line(NamedTuple):
     path: str
 
 
-def locate(lines: str | Iterable[str]) -> Location:
-    """Read the lines of one `/proc/<pid>/cgroup`, or of one bare path.
+NodePaths = Mapping[str, tuple[str, ...]]
+"""By controllers, the segments with which the paths of a node begin that is itself in a pod."""
+
+
+def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
+    """Return where the process of one `/proc/<pid>/cgroup`, or of one bare path, runs.
 
     Of several lines one with a pod wins, then one with a container: in a hybrid hierarchy some
     controllers may stop at an outer container.
     """
-    texts = lines.splitlines() if isinstance(lines, str) else lines
-    parsed = [_parse(text) for text in map(str.strip, texts) if text]
-    found = [(_locate_path(line.path), line) for line in parsed]
+    parsed = _parse_all(text)
+    found = [
+        (_locate_path(line.path, node_paths.get(line.controllers, ())), line) for line in parsed
+    ]
     if not found:
         return Location()
     (container_id, pod_uid), line = min(found, key=lambda one: _rank(*one))
     if container_id is None and pod_uid is None:
         line = parsed[0]
     return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
+
+
+def find_node_paths(agents_text: str) -> NodePaths:
+    """Return how the node's paths begin where it is itself in a pod, from the agent's own cgroup.
+
+    The agent's innermost pod is the one that the node's kubelet made; what stands before it is the
+    node's. A node on its own machine has no pod there, and nothing is left out.
+    """
+    paths = {}
+    for line in _parse_all(agents_text):
+        segments = _cut(line.path)
+        pods = [place for place, segment in enumerate(segments) if _POD.fullmatch(segment)]
+        if len(pods) > 1:
+            innermost = pods[-1]
+            last_of_node = _last_of_node(segments[:innermost])
+            paths[line.controllers] = tuple(segments[: last_of_node + 1])
+    return paths
+
+
+def _parse_all(text: str) -> list[_Line]:
+    # The kernel ends lines with \n alone; any other separator can stand in a cgroup's name.
+    return [_parse(line) for line in text.split("\n") if line.strip()]
+
+
+def _cut(path: str) -> list[str]:
+    return re.split("[/:]", path)
+
+
+def _last_of_node(segments: Sequence[str]) -> int:
+    """Return the place of the last pod or container: the node is in it, with all its slices."""
+    return max(
+        place
+        for place, segment in enumerate(segments)
+        if _POD.fullmatch(segment) or _CONTAINER.fullmatch(segment)
+    )
 
 
 def _parse(text: str) -> _Line:
@@ -80,15 +126,16 @@ def _rank(found: tuple[str | None, str | None], line: _Line) -> tuple[bool, bool
     return (pod_uid is None, container_id is None, preference)
 
 
-def _locate_path(path: str) -> tuple[str | None, str | None]:
-    """Take the last pod and the first container within it.
+def _locate_path(path: str, node_path: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Return the container and the pod: the outermost pod, and the first container within it.
 
-    The last pod, because a cluster in a container (kind, minikube) has its pods innermost; the
-    first container, because Docker in a pod is still that pod's container.
+    The first container, because Docker in a pod is still that pod's container.
     """
-    segments = re.split("[/:]", path)
-    pods = [(place, found) for place, found in enumerate(map(_POD.fullmatch, segments)) if found]
-    place, pod = pods[-1] if pods else (-1, None)
+    segments = _cut(path)
+    if tuple(segments[: len(node_path)]) == node_path:
+        segments = segments[len(node_path) :]
+    pods = ((place, found) for place, found in enumerate(map(_POD.fullmatch, segments)) if found)
+    place, pod = next(pods, (-1, None))
     containers = (_CONTAINER.fullmatch(segment) for segment in segments[place + 1 :])
     container = next(filter(None, containers), None)
     return (container and container[1], pod and pod[1].replace("_", "-"))

@@ -13,7 +13,7 @@ from typing import Final
 from agent.metrics import ACCOUNTS_LATE
 from agent.processes.cgroup import Location
 from agent.processes.lives import SLACK_NS, Account, Closed, Life
-from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
+from agent.processes.procfs import UNREADABLE, ProcessFacts, ProcessReader
 from agent.processes.sightings import Sightings
 from agent.processes.table import Roll
 from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
@@ -43,7 +43,7 @@ class _Waiting:
 class Endings:
     """The ends of one node's processes."""
 
-    procfs: Procfs
+    processes: ProcessReader
     """Where a process that was never listed is looked up."""
     node: str
     """The node's name, for the records."""
@@ -57,7 +57,7 @@ class Endings:
     _closed: list[Closed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sightings = Sightings(procfs=self.procfs)
+        self.sightings = Sightings(processes=self.processes)
         """Who was seen between the ticks."""
 
     def drain(self) -> list[Closed]:
@@ -179,7 +179,7 @@ class Endings:
 
     def _look(self, pid: int, opened_boottime_ns: int) -> ProcessFacts:
         """Look the process up, which may live on; one that started later has only its pid."""
-        facts = read_process(self.procfs, pid)
+        facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
         return facts if started_ns is not None and started_ns <= opened_boottime_ns else UNREADABLE
 

@@ -10,9 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.processes.cgroup import Location, locate
+from agent.processes.cgroup import Location, NodePaths, find_node_paths, locate
 
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_OWN_CGROUP: Final = "/proc/self/cgroup"
 _ATTEMPTS: Final = 3
 _AT_ONCE_BYTES: Final = 65_536
 _START_FIELD: Final = (
@@ -64,19 +65,30 @@ class ProcessFacts:
 UNREADABLE: Final = ProcessFacts()
 
 
-def read_process(procfs: Procfs, pid: int) -> ProcessFacts:
-    """Read a process; gives `UNREADABLE` where it is gone, hidden, or another one meanwhile."""
-    try:
-        for _ in range(_ATTEMPTS):
-            command, started_ns = _parse_stat(procfs.read(f"/proc/{pid}/stat"))
-            cgroup = procfs.read(f"/proc/{pid}/cgroup")
-            if _parse_stat(procfs.read(f"/proc/{pid}/stat"))[1] == started_ns:
-                return ProcessFacts(
-                    started_boottime_ns=started_ns, command=command, location=_locate(cgroup)
-                )
-    except (OSError, ValueError, IndexError):
+class ProcessReader:
+    """Reads the processes of one node."""
+
+    def __init__(self, procfs: Procfs) -> None:
+        self._procfs = procfs
+        node_paths = _read_node_paths(procfs)
+        self._locate = lru_cache(maxsize=256)(lambda cgroup: _locate(cgroup, node_paths))
+
+    def read(self, pid: int) -> ProcessFacts:
+        """Return what a process shows: `UNREADABLE` if it is gone, hidden, or another one now."""
+        read = self._procfs.read
+        try:
+            for _ in range(_ATTEMPTS):
+                command, started_ns = _parse_stat(read(f"/proc/{pid}/stat"))
+                cgroup = read(f"/proc/{pid}/cgroup")
+                if _parse_stat(read(f"/proc/{pid}/stat"))[1] == started_ns:
+                    return ProcessFacts(
+                        started_boottime_ns=started_ns,
+                        command=command,
+                        location=self._locate(cgroup),
+                    )
+        except (OSError, ValueError, IndexError):
+            return UNREADABLE
         return UNREADABLE
-    return UNREADABLE
 
 
 def read_boot_id(procfs: Procfs) -> str:
@@ -92,6 +104,12 @@ def _parse_stat(stat: bytes) -> tuple[str, int]:
     return command, ticks * _NS // _CLOCK_TICKS
 
 
-@lru_cache(maxsize=256)
-def _locate(cgroup: bytes) -> Location:
-    return locate(cgroup.decode("utf-8", "replace"))
+def _read_node_paths(procfs: Procfs) -> NodePaths:
+    try:
+        return find_node_paths(procfs.read(_OWN_CGROUP).decode("utf-8", "replace"))
+    except OSError:
+        return {}  # so no pod's path is shortened
+
+
+def _locate(cgroup: bytes, node_paths: NodePaths) -> Location:
+    return locate(cgroup.decode("utf-8", "replace"), node_paths=node_paths)

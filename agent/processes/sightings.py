@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.processes.lives import Account, Life
-from agent.processes.procfs import ProcessFacts, Procfs, read_process
+from agent.processes.procfs import ProcessFacts, ProcessReader
 
 _MOST: Final = 1024
 
@@ -19,14 +19,14 @@ _MOST: Final = 1024
 class Sightings:
     """The latest processes that were seen between ticks; bounded."""
 
-    procfs: Procfs
+    processes: ProcessReader
     """Where they are looked up."""
     _seen: dict[int, tuple[Life, ProcessFacts]] = field(default_factory=dict)
 
     def see(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
         """Look processes up that had a GPU open at that time, or a moment before."""
         for pid in sorted(pids):
-            facts = read_process(self.procfs, pid)
+            facts = self.processes.read(pid)
             started_ns = facts.started_boottime_ns
             # One that started later has only the pid of the one that was seen.
             if started_ns is not None and started_ns <= seen_boottime_ns:

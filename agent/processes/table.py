@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from agent.metrics import PROCESSES_UNREADABLE
-from agent.processes.procfs import UNREADABLE, ProcessFacts, Procfs, read_process
+from agent.processes.procfs import UNREADABLE, ProcessFacts, ProcessReader
 from gpuledger.records import IncidentProcess, ProcessChange, ProcessRecord
 
 
@@ -56,7 +56,7 @@ class Roll:
 class ProcessTable:
     """The processes on a node's GPUs."""
 
-    procfs: Procfs
+    processes: ProcessReader
     """Where they are looked up."""
     node: str
     """The node's name, for the records."""
@@ -103,7 +103,7 @@ class ProcessTable:
 
     def _know(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:
         cached = self._known.get(pid)
-        facts = read_process(self.procfs, pid)
+        facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
         is_confirmed = started_ns is not None and started_ns <= listed_boottime_ns
         if not is_confirmed:

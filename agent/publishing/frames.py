@@ -69,5 +69,6 @@ def unpack_frame(data: bytes) -> list[Parcel]:
         raise DamagedError("its checksum does not fit")
     try:
         return _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
-    except (cramjam.DecompressionError, msgspec.DecodeError) as error:
+    # Text that is not UTF-8 is a ValueError, and a body that asks for too much a MemoryError.
+    except (cramjam.DecompressionError, msgspec.DecodeError, ValueError, MemoryError) as error:
         raise DamagedError(f"it holds what this version does not know: {error}") from error

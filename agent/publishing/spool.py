@@ -113,8 +113,8 @@ class Spool:
     def read(self, *, at_most: int) -> tuple[list[Parcel], Mark] | None:
         """Give the oldest parcels without forgetting them; `None` where there are none.
 
-        They are at most `at_most`, and not many bytes, or one frame. A file that cannot be read is
-        left out, counted.
+        They are at most `at_most`, and not many bytes, or one frame. A frame that is damaged, and a
+        file that cannot be read, are left out, counted.
         """
         self.open()
         self._drop_old()
@@ -170,17 +170,21 @@ class Spool:
                     break
                 parcels += segment.read(frame)
                 end = frame.end
-        except (DamagedError, OSError) as error:
+        except DamagedError as error:
             if not parcels:
-                self._skip(segment, error)
+                self._tell_damage(segment, segment.frames[0].head.parcels, error)
+                self._drop_first_frame(segment, reason="damaged")
+                return None
+        except OSError as error:
+            if not parcels:
+                count_failure(error)
+                self._tell_damage(segment, segment.parcels, error)
+                self._drop(segment, reason="damaged")
                 return None
         return parcels, Mark(segment.number, end)
 
-    def _skip(self, segment: Segment, error: Exception) -> None:
-        if isinstance(error, OSError):
-            count_failure(error)
-        _log.error("spool_damaged", file=segment.path.name, count=segment.parcels, error=str(error))
-        self._drop(segment, reason="damaged")
+    def _tell_damage(self, segment: Segment, count: int, error: Exception) -> None:
+        _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ms() - self._settings.most_age_seconds * 1000
@@ -188,11 +192,14 @@ class Spool:
             segment = self._segments[0]
             if self._spooled_ms(segment, segment.frames[0]) >= oldest_ms:
                 break
-            frame = segment.frames.popleft()
-            if not self._is_lent(segment, frame.end):
-                SPOOL_DROPPED.labels(reason="age").inc(frame.head.parcels)
-            if not segment.frames:
-                self._remove(segment)
+            self._drop_first_frame(segment, reason="age")
+
+    def _drop_first_frame(self, segment: Segment, *, reason: str) -> None:
+        frame = segment.frames.popleft()
+        if not self._is_lent(segment, frame.end):
+            SPOOL_DROPPED.labels(reason=reason).inc(frame.head.parcels)
+        if not segment.frames:
+            self._remove(segment)
 
     def _spooled_ms(self, segment: Segment, frame: Frame) -> int:
         """Return when a frame was written, milliseconds since this boot, or the latest it was."""

@@ -12,6 +12,7 @@ from typing import IO, Annotated, Any, Final, TypeVar
 import msgspec
 import orjson
 
+from agent.recorded.values import find_unknown
 from gpuledger.errors import UserError
 
 T = TypeVar("T")
@@ -121,8 +122,18 @@ def read_tape(file: Path) -> tuple[Header, list[Line]]:
             f"{file}: expected format {FORMAT} up to version {VERSION}, got {header.format}"
             f" version {header.version}"
         )
-    read = [_decode(line, Line, f"{file}, line {at}") for at, line in enumerate(lines, start=2)]
+    read = [_decode_line(line, f"{file}, line {at}") for at, line in enumerate(lines, start=2)]
     return header, [line for line in read if not line.is_probe]
+
+
+def _decode_line(text: bytes, where: str) -> Line:
+    line = _decode(text, Line, where)
+    unknown = find_unknown([line.arguments, line.filled, line.result])
+    if unknown is not None:
+        raise UserError(
+            f"{where}: {unknown!r} is no struct of nvidia-ml-py; record-nvml makes them"
+        )
+    return line
 
 
 def _read_lines(file: Path) -> Iterator[bytes]:

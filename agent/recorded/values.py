@@ -124,8 +124,31 @@ def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) ->
     return _READERS[kind](value, handles, move)
 
 
+def find_unknown(value: Json) -> str | None:
+    """Return what of a recorded value is no struct of the library; `None` where all is known.
+
+    A recording may come from anybody, and the library's other names are functions.
+    """
+    if isinstance(value, list):
+        return next(filter(None, map(find_unknown, value)), None)
+    if not isinstance(value, dict):
+        return None
+    if "struct" in value and _struct_of(value["struct"]) is None:
+        return str(value["struct"])
+    return find_unknown(list(value.values()))
+
+
+def _struct_of(name: object) -> type[ctypes.Structure] | None:
+    found = getattr(pynvml, name, None) if isinstance(name, str) else None
+    is_struct = isinstance(found, type) and issubclass(found, ctypes.Structure)
+    return found if is_struct else None
+
+
 def _read_struct(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
-    made = getattr(pynvml, value["struct"])()
+    struct = _struct_of(value["struct"])
+    if struct is None:
+        raise ValueError(f"{value['struct']} is no struct of the library")
+    made = struct()
     fill(made, value["fields"], handles, move)
     return made
 
@@ -136,22 +159,26 @@ def fill(
     handles: Handles,
     move: Callable[[str, int], int],
 ) -> None:
-    """Write recorded fields into a struct."""
+    """Write recorded fields into a struct; one that it does not have is left out."""
     if type(struct).__name__ == _METRICS:
         _fill_metrics(struct, fields["metrics"])
         return
-    for name, given in fields.items():
+    for name in (name for name, *_ in struct._fields_ if name in fields):
+        given = fields[name]
         if isinstance(given, dict) and "bits" in given:
-            union = getattr(struct, name)
-            ctypes.memmove(
-                ctypes.byref(union), given["bits"].to_bytes(8, "little"), ctypes.sizeof(union)
-            )
+            _fill_union(getattr(struct, name), int(given["bits"]))
         elif isinstance(given, dict) and "fields" in given:
             fill(getattr(struct, name), given["fields"], handles, move)
         elif isinstance(given, dict) and "array" in given:
             _fill_array(getattr(struct, name), given["array"], handles, move)
         elif given is not None:
             setattr(struct, name, _named(name, given, handles, move))
+
+
+def _fill_union(union: Any, bits: int) -> None:  # noqa: ANN401  # as above
+    """Write a union's bits; raises OverflowError where they are more than it has."""
+    size = ctypes.sizeof(union)
+    ctypes.memmove(ctypes.byref(union), bits.to_bytes(size, "little"), size)
 
 
 def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
@@ -208,7 +235,7 @@ def _address(handle: Any) -> Any:  # noqa: ANN401  # a key for a dictionary
 
 
 def _make_handle(number: int, kind: str | None) -> Any:  # noqa: ANN401  # the library's own
-    struct = getattr(pynvml, kind, None) if kind else None
+    struct = _struct_of(kind)
     if struct is None:
         return Played(number)
     return ctypes.cast(_FIRST_ADDRESS + number, ctypes.POINTER(struct))

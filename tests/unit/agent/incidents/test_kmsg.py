@@ -110,6 +110,9 @@ def test_an_xid_of_a_gpu_that_never_answered_is_told_by_its_slot() -> None:
         b"4,512," + b"9" * 5000 + b",-;" + LINE.encode() + b"\n",
         b"NVRM: Xid (PCI:0000:1b:00): 79\n",
         b"4,512,7,-;NVRM: Xid \xff\xfe\n",
+        b"4,512,7,-;audit: comm='" + LINE.encode() + b"'\n",
+        b"4,512,7,-;audit: x\r4,512,7,-;" + LINE.encode() + b"\n",
+        b"4,512,7,-;audit: x\x0b4,512,7,-;" + LINE.encode() + b"\n",
         b"",
     ],
 )

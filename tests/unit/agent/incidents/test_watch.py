@@ -11,6 +11,7 @@ from agent.incidents.kmsg import Kmsg
 from agent.incidents.sighting import Sighting
 from agent.incidents.watch import IncidentWatch
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from agent.processes.procfs import ProcessReader
 from agent.processes.table import ProcessTable
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.service import Check
@@ -257,7 +258,7 @@ def test_the_table_of_processes_tells_who_is_on_a_gpu_or_its_instances() -> None
     procfs = FakeProcfs()
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")
     procfs.start(9, started_ticks=5, cgroup="/system.slice/ssh.service", command="other")
-    table = ProcessTable(procfs=procfs, node="node-a", boot_id="boot-1")
+    table = ProcessTable(processes=ProcessReader(procfs), node="node-a", boot_id="boot-1")
     table.call(
         {"GPU-1": [], "MIG-1": [7], "GPU-2": [9]}, listed_boottime_ns=10**12, time_ns=EPOCH_NS
     )

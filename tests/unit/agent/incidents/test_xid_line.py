@@ -45,6 +45,13 @@ def test_a_line_is_read_in_every_shape(
 
 
 @pytest.mark.parametrize(
+    "before", [" ", "python[7]: ", "audit: comm=", "program said 'NVRM: loading' ", "NVRM: "]
+)
+def test_a_line_that_is_quoted_in_another_message_is_none(before: str) -> None:
+    assert read_xid_line(f"{before}NVRM: Xid (PCI:0000:1b:00): 79, pid=7") is None
+
+
+@pytest.mark.parametrize(
     ("where", "instances"),
     [("GPU-I:05", (5, None)), ("GPU-I:01 GPU-CI:02", (1, 2)), ("GPU-I:00 GPU-CI:00", (0, 0))],
 )

@@ -29,7 +29,11 @@ def test_a_log_names_pod_namespace_and_container() -> None:
 
 
 def test_what_is_no_log_of_a_container_names_nobody() -> None:
-    strange = ("", "x.log", f"a_b-{OTHER_ID}.log", f"a_b_c-{OTHER_ID[:63]}.log", f"{CHAT}.1")
+    strange = (
+        *("", "x.log", f"a_b-{OTHER_ID}.log", f"a_b_c-{OTHER_ID[:63]}.log", f"{CHAT}.1"),
+        # As a file's name reads whose bytes are not UTF-8; it cannot be written anywhere.
+        *(f"\udcff_b_c-{OTHER_ID}.log", f"a_\udcff_c-{OTHER_ID}.log", f"a_b_\n-{OTHER_ID}.log"),
+    )
     names = ContainerNames(list_names=Folder(*strange), clock=HandClock(start_ns=0))
 
     assert names.name_of(OTHER_ID) is None

@@ -30,7 +30,7 @@ SHAPES: Final = (
     "12:pids:/\n11:memory:/kubepods/pod{uid}/{id}\n1:name=systemd:/kubepods/pod{uid}/{id}",
     "0::/docker/{outer}/kubelet/kubepods/pod{uid}/{id}",
     "0::/kubepods.slice/kubepods-pod{slug}.slice:cri-containerd:{id} (deleted)",
-    "0::/kubepods/podffffffff-0000-4000-8000-ffffffffffff/{outer}/kubepods/pod{uid}/{id}",
+    "0::/kubepods/pod{uid}/{id}/kubepods/podffffffff-0000-4000-8000-ffffffffffff/{outer}",
 )
 HOST_SHAPES: Final = (
     "0::/system.slice/ssh.service",
@@ -109,6 +109,8 @@ class Machine:
             process.is_hidden = True
 
     def read(self, path: str) -> bytes:
+        if path.endswith("self/cgroup"):
+            raise FileNotFoundError(path)
         if path.endswith("boot_id"):
             return b"boot"
         self.now_ticks += 1

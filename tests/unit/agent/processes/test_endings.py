@@ -6,6 +6,7 @@ import pytest
 
 from agent.processes.endings import Endings
 from agent.processes.lives import Account
+from agent.processes.procfs import ProcessReader
 from agent.processes.table import ProcessTable
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
@@ -20,8 +21,9 @@ class Node:
 
     def __init__(self) -> None:
         self.procfs = FakeProcfs()
-        self.table = ProcessTable(procfs=self.procfs, node="node-1", boot_id="boot-1")
-        self.endings = Endings(procfs=self.procfs, node="node-1", boot_id="boot-1")
+        processes = ProcessReader(self.procfs)
+        self.table = ProcessTable(processes=processes, node="node-1", boot_id="boot-1")
+        self.endings = Endings(processes=processes, node="node-1", boot_id="boot-1")
         self.seconds = 100
         self.set_by_seconds = 0
 

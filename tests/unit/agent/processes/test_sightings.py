@@ -3,6 +3,7 @@
 import pytest
 
 from agent.processes.lives import Account
+from agent.processes.procfs import ProcessReader
 from agent.processes.sightings import Sightings
 from gpuledger.records import GpuTotals
 from tests.fakes.nvml import FakeProcfs
@@ -20,7 +21,7 @@ def account(pid: int, *, opened: float | None) -> Account:
 def seen(pid: int, *, started: int, at: int) -> Sightings:
     procfs = FakeProcfs()
     procfs.start(pid, started_ticks=started * 100, cgroup=f"/docker/{ONE}")
-    sightings = Sightings(procfs=procfs)
+    sightings = Sightings(processes=ProcessReader(procfs))
     sightings.see([pid], seen_boottime_ns=at * SECOND_NS)
     return sightings
 
@@ -51,14 +52,14 @@ def test_nobody_elses_pid_is_known() -> None:
 
 
 def test_one_that_is_gone_already_is_not_known() -> None:
-    sightings = Sightings(procfs=FakeProcfs())
+    sightings = Sightings(processes=ProcessReader(FakeProcfs()))
     sightings.see([7], seen_boottime_ns=61 * SECOND_NS)
     assert sightings.find(account(7, opened=60), [BOOT_NS]) is None
 
 
 def test_a_pid_that_is_seen_again_is_its_latest_process() -> None:
     procfs = FakeProcfs()
-    sightings = Sightings(procfs=procfs)
+    sightings = Sightings(processes=ProcessReader(procfs))
     for seconds, container in ((50, ONE), (70, TWO)):
         procfs.start(7, started_ticks=seconds * 100, cgroup=f"/docker/{container}")
         sightings.see([7], seen_boottime_ns=(seconds + 1) * SECOND_NS)
@@ -70,7 +71,7 @@ def test_a_pid_that_is_seen_again_is_its_latest_process() -> None:
 
 def test_memory_of_them_is_bounded() -> None:
     procfs = FakeProcfs()
-    sightings = Sightings(procfs=procfs)
+    sightings = Sightings(processes=ProcessReader(procfs))
     for pid in range(5000):
         procfs.start(pid, started_ticks=1, cgroup="/")
         sightings.see([pid], seen_boottime_ns=SECOND_NS)

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.processes.cgroup import Location
-from agent.processes.procfs import UNREADABLE, read_boot_id, read_process
+from agent.processes.procfs import UNREADABLE, ProcessReader, read_boot_id
 from agent.processes.table import ProcessTable, Roll
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
@@ -19,7 +19,7 @@ def procfs() -> FakeProcfs:
 
 @pytest.fixture
 def table(procfs: FakeProcfs) -> ProcessTable:
-    return ProcessTable(procfs=procfs, node="node-1", boot_id="boot-1")
+    return ProcessTable(processes=ProcessReader(procfs), node="node-1", boot_id="boot-1")
 
 
 def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> Roll:
@@ -41,7 +41,7 @@ def told(roll: Roll) -> list[tuple[str, int, int | None, str | None]]:
 @pytest.mark.parametrize("command", ["python", "a) b (c", "tab\tand space", "))))"])
 def test_start_and_name_are_read_whatever_the_name_holds(procfs: FakeProcfs, command: str) -> None:
     procfs.start(7, started_ticks=123, cgroup=f"/docker/{ONE}", command=command)
-    facts = read_process(procfs, 7)
+    facts = ProcessReader(procfs).read(7)
     assert (facts.started_boottime_ns, facts.command) == (123 * TICK_NS, command)
     assert facts.location == Location(container_id=ONE, line=f"0::/docker/{ONE}")
 
@@ -49,7 +49,7 @@ def test_start_and_name_are_read_whatever_the_name_holds(procfs: FakeProcfs, com
 def test_a_pid_that_changes_hands_while_it_is_read_is_read_again(procfs: FakeProcfs) -> None:
     procfs.files["/proc/7/stat"] = [stat(7, 100), stat(7, 200)]
     procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode(), f"0::/docker/{TWO}".encode()]
-    facts = read_process(procfs, 7)
+    facts = ProcessReader(procfs).read(7)
     assert (facts.started_boottime_ns, facts.location.container_id) == (200 * TICK_NS, TWO)
 
 
@@ -57,8 +57,8 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_read_again(procfs: FakePro
 def test_a_process_that_cannot_be_read_is_nowhere(procfs: FakeProcfs, garbage: bytes) -> None:
     procfs.files["/proc/7/stat"] = [garbage]
     procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode()]
-    assert read_process(procfs, 7) == UNREADABLE
-    assert read_process(procfs, 8) == UNREADABLE
+    assert ProcessReader(procfs).read(7) == UNREADABLE
+    assert ProcessReader(procfs).read(8) == UNREADABLE
 
 
 def test_the_boot_id_is_one_word(procfs: FakeProcfs) -> None:
@@ -164,3 +164,15 @@ def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
     roll = call(table, 7, at_ticks=3000)
     assert roll.was_recycled(7)
     assert told(roll) == [(ProcessChange.SEEN, 7, 2500, TWO)]
+
+
+def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: FakeProcfs) -> None:
+    outer, inner = f"/pod{'1' * 32}/{'a' * 64}", f"/pod{'2' * 32}/{'b' * 64}"
+    procfs.start(7, started_ticks=1, cgroup=f"{outer}{inner}")
+
+    on_a_machine = ProcessReader(procfs).read(7).location
+    procfs.files["/proc/self/cgroup"] = [f"0::{outer}/pod{'3' * 32}/{'c' * 64}\n".encode()]
+    in_that_pod = ProcessReader(procfs).read(7).location
+
+    assert (on_a_machine.pod_uid, on_a_machine.container_id) == ("1" * 32, "a" * 64)
+    assert (in_that_pod.pod_uid, in_that_pod.container_id) == ("2" * 32, "b" * 64)

@@ -1,10 +1,13 @@
 """A recording, played again, is the machine that was recorded."""
 
 import gzip
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,9 +17,11 @@ from agent.processes.procfs import Procfs
 from agent.recorded.player import PlayedClock, PlayedLibrary, PlayedProcfs
 from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recorded.tape import Header, Tape, read_tape
+from agent.recorded.values import Handles, fill
 from agent.sampling import Sampler, Tick
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
+from gpuledger.errors import UserError
 from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
@@ -130,3 +135,43 @@ def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> Non
     node.hand.advance(2)
     with pytest.raises(Exception, match="Driver Not Loaded"):
         node.nvml.nvmlDeviceGetCount()
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Return a copy of a recording whose lines but the header are changed."""
+    header, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    changed = file.with_name("changed.jsonl")
+    changed.write_text("\n".join(map(json.dumps, [header, *lines])))
+    return changed
+
+
+@pytest.mark.parametrize("name", ["nvmlShutdown", "sys", "NVMLError", "no_such_name", 7, None])
+def test_a_recording_names_no_function_of_the_library_as_a_struct(
+    tmp_path: Path, name: object
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    changed = rewritten(file, lambda line: line.update(result={"struct": name, "fields": {}}))
+    with pytest.raises(UserError, match=r"line 2: .* is no struct"):
+        read_tape(changed)
+
+
+def test_a_struct_is_filled_in_its_own_fields_alone() -> None:
+    struct = pynvml.c_nvmlMemory_t()
+    fill(struct, {"total": 7, "__class__": {"fields": {"total": 8}}}, Handles(), keep)
+    assert struct.total == 7
+    assert not isinstance(type(struct).__dict__["total"], int)
+
+
+def test_a_union_takes_its_bits_and_no_more() -> None:
+    value = pynvml.c_nvmlFieldValue_t()
+    fill(value, {"value": {"bits": 2**64 - 1}}, Handles(), keep)
+    assert value.value.ullVal == 2**64 - 1
+    with pytest.raises(OverflowError):
+        fill(value, {"value": {"bits": 2**64}}, Handles(), keep)
+
+
+def keep(_name: str, value: int) -> int:
+    return value
