@@ -56,7 +56,7 @@ def run() -> Iterator[Figure]:
     """Measure the join, another engine, the floors without Kafka, and the steps one by one."""
     find_quix()
     fleet = Fleet(nodes=_CACHED_NODES)
-    ticks = [encode(fleet.tick(number % _NODES, number)) for number in range(_TICKS)]
+    ticks = [encode(fleet.tick(number % _NODES, number // _NODES)) for number in range(_TICKS)]
     steps, event_bytes = _measure_steps(fleet, ticks)
     floors = {
         "codec_floor": 1e6 / (steps["decode"] + steps["encode"]),

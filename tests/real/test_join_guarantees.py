@@ -16,7 +16,7 @@ import aiokafka
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, Subscription
@@ -72,13 +72,13 @@ class Scene:
         worker.start()
         return worker
 
-    async def publish(self, seqs: range) -> None:
+    async def publish(self, numbers: range) -> None:
         """Publish ticks of all nodes."""
         async with KafkaBus(self.settings).producer() as producer:
             for node in range(NODES):
                 name = node_name(node)
                 place = partition_of_node(name, partitions=SAMPLES.partitions)
-                ticks = [encode(self._fleet.tick(node, seq)) for seq in seqs]
+                ticks = [encode(self._fleet.tick(node, number)) for number in numbers]
                 now_ms = time.time_ns() // 1_000_000
                 messages = [Message(name.encode(), tick, now_ms) for tick in ticks]
                 await producer.publish(SAMPLES.name, place, messages)
@@ -90,7 +90,11 @@ class Scene:
 
     async def await_events(self, ticks: int) -> dict[Id, list[Event]]:
         """Read until every tick has its event, and what else is there by then."""
-        wanted = {(node_name(node), seq) for node in range(NODES) for seq in range(ticks)}
+        wanted = {
+            (node_name(node), number * SEQ_PER_TICK)
+            for node in range(NODES)
+            for number in range(ticks)
+        }
         async with asyncio.timeout(LOOK_SECONDS):
             while not (self._found.keys() >= wanted and await self._is_at_end()):
                 for records in (await self._committed.getmany(timeout_ms=200)).values():
