@@ -47,8 +47,8 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
             measure=busy_without_pod_ratio,
             summary="GPU {gpu} on node {node} works for no pod",
             description=(
-                "GPU {gpu} on node {node} was busy for {measure:.0%} of the time with work of no pod "
-                "(threshold {threshold:.0%}): a process outside Kubernetes, or one that outlived "
+                "GPU {gpu} on node {node} was busy for {measure:.0%} of the time with work of no "
+                "pod (threshold {threshold:.0%}): a process outside Kubernetes, or one that outlived "
                 "its pod. Look for it with `nvidia-smi` on the node."
             ),
         ),
