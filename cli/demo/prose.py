@@ -1,6 +1,6 @@
 """Sentences that fit a screen: broken between words, or with words left out of their middle.
 
-Pure text, as `cli.demo.columns`. A word alone that is wider than the screen is shortened like a name.
+Pure text, as `cli.demo.columns`. A word that is wider than the screen is shortened as names are.
 """
 
 import re

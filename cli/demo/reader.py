@@ -1,4 +1,4 @@
-"""Reads the run's events, incidents and dead letters off the bus and hands them to the tally and the alerts.
+"""Reads the run's events, incidents and dead letters off the bus, for its tally and alerts.
 
 One consumer group of its own for each run, so that a demo beside another one sees everything; on
 a broker that holds older events it begins at the end.

@@ -48,8 +48,8 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
             summary="GPU {gpu} on node {node} works for no pod",
             description=(
                 "GPU {gpu} on node {node} was busy for {measure:.0%} of the time with work of no "
-                "pod (threshold {threshold:.0%}): a process outside Kubernetes, or one that outlived "
-                "its pod. Look for it with `nvidia-smi` on the node."
+                "pod (threshold {threshold:.0%}): a process outside Kubernetes, or one that "
+                "outlived its pod. Look for it with `nvidia-smi` on the node."
             ),
         ),
     )
