@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
@@ -27,12 +29,15 @@ from gpuledger.errors import BusError
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
 from sinks.alerts.service import GROUP as ALERTS_GROUP
+from sinks.alerts.service import NAME as ALERTS
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP
+from sinks.remote_write.service import NAME as REMOTE_WRITE
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.store.service import GROUP as STORE_GROUP
+from sinks.store.service import NAME as STORE
 from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
@@ -65,8 +70,10 @@ class Run:
     """Whose GPUs are read."""
     tally: Tally
     """What the events add up to so far."""
+    alerts: RunAlerts
+    """What fires, and what has fired."""
     reader: EventReader
-    """Who fills the tally."""
+    """Who fills both."""
     received: Received
     """What came in at the built-in receivers."""
     stages: Stages
@@ -88,20 +95,26 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
         consumer = await stack.enter_async_context(bus.consumer(subscription()))
-        tally = Tally()
+        tally, alerting = Tally(), _alerting(plan, received)
+        alerts = RunAlerts(settings=alerting, clock=machine.clock)
         reader = EventReader(
-            consumer=consumer, tally=tally, partitions=partitions, nodes=machine.nodes
+            consumer=consumer,
+            tally=tally,
+            alerts=alerts,
+            partitions=partitions,
+            nodes=machine.nodes,
         )
         await reader.begin()
         stages = Stages()
         stack.push_async_callback(stages.end)
         stages.start(reader.follow())
-        sinks = _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
+        sinks = _start_sinks(stages, plan, alerting, bus=bus, received=received, machine=machine)
         stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             machine=machine,
             tally=tally,
+            alerts=alerts,
             reader=reader,
             received=received,
             stages=stages,
@@ -154,48 +167,43 @@ async def _count_ticks(run: Run) -> int:
 _JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
 
 
+def _alerting(plan: DemoPlan, received: Received) -> AlertsSettings:
+    return AlertsSettings(
+        urls=[plan.alertmanager_url or received.url],
+        timeout_seconds=_SEND_TIMEOUT_SECONDS,
+        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
+    )
+
+
 def _start_sinks(
-    stages: Stages, plan: DemoPlan, *, bus: TransactionalBus, received: Received, machine: Machine
+    stages: Stages,
+    plan: DemoPlan,
+    alerting: AlertsSettings,
+    *,
+    bus: TransactionalBus,
+    received: Received,
+    machine: Machine,
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
     )
-    alerts = AlertsSettings(
-        urls=[plan.alertmanager_url or received.url],
-        timeout_seconds=_SEND_TIMEOUT_SECONDS,
-        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
-    )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    to_write = SinkWatch(sink="remote_write", receiver=shown_url(write.url))
-    to_alert = SinkWatch(sink="alerts", receiver=shown_url(alerts.urls[0]))
-    to_store = SinkWatch(sink="store", receiver=shown_url(store.uri))
-    clock = machine.clock
-    stages.start(
-        run_remote_write(
-            bus=bus,
-            settings=write,
-            readiness=to_write.readiness,
-            group=own_group(REMOTE_WRITE_GROUP),
-            clock=clock,
-        )
+    sinks = (
+        (REMOTE_WRITE, REMOTE_WRITE_GROUP, write.url, partial(run_remote_write, settings=write)),
+        (ALERTS, ALERTS_GROUP, alerting.urls[0], partial(run_alerts, settings=alerting)),
+        (STORE, STORE_GROUP, store.uri, partial(run_store, settings=store)),
     )
-    stages.start(
-        run_alerts(
-            bus=bus,
-            settings=alerts,
-            readiness=to_alert.readiness,
-            group=own_group(ALERTS_GROUP),
-            clock=clock,
+    watches = []
+    for name, group, receiver, run_sink in sinks:
+        watch = SinkWatch(sink=name, receiver=shown_url(receiver))
+        watches.append(watch)
+        stages.start(
+            run_sink(
+                bus=bus,
+                readiness=watch.readiness,
+                group=own_group(group),
+                clock=machine.clock,
+            )
         )
-    )
-    stages.start(
-        run_store(
-            bus=bus,
-            settings=store,
-            readiness=to_store.readiness,
-            group=own_group(STORE_GROUP),
-            clock=clock,
-        )
-    )
-    return [to_write, to_alert, to_store]
+    return watches

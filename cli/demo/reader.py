@@ -1,4 +1,4 @@
-"""Reads the run's events, incidents and dead letters off the bus and hands them to the tally.
+"""Reads the run's events, incidents and dead letters off the bus, for its tally and alerts.
 
 One consumer group of its own for each run, so that a demo beside another one sees everything; on
 a broker that holds older events it begins at the end.
@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.tally import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
@@ -32,10 +33,17 @@ class EventReader:
     """Follows the events of a run that begins when `begin` returns."""
 
     def __init__(
-        self, *, consumer: Consumer, tally: Tally, partitions: int, nodes: set[str]
+        self,
+        *,
+        consumer: Consumer,
+        tally: Tally,
+        alerts: RunAlerts,
+        partitions: int,
+        nodes: set[str],
     ) -> None:
         self._consumer = consumer
         self._tally = tally
+        self._alerts = alerts
         self._nodes = nodes
         self._samples = [TopicPartition(SAMPLES.name, number) for number in range(partitions)]
         self._begun: Mapping[TopicPartition, int] = {}
@@ -84,7 +92,9 @@ class EventReader:
     def _take_event(self, event: GpuEvent) -> None:
         if event.node in self._nodes:
             self._tally.add(event)
+            self._alerts.add(event)
 
     def _take_incident(self, taken: AttributedIncident) -> None:
         if taken.incident.node in self._nodes:
             self._tally.presence.add_incident(taken)
+            self._alerts.add_incident(taken)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from gpuledger.tasks import end_tasks
+
 _STOP_SECONDS: Final = 8.0
 
 
@@ -26,22 +28,17 @@ class Stages:
         """Wait until told to stop; raises what a stage raises, for none should end by itself."""
         stopped = asyncio.create_task(stop.wait())
         everything = {stopped, *self._agents, *self._others}
-        done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        try:
+            done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks(stopped)
         for task in done - {stopped}:
             task.result()
 
     async def end_agents(self) -> None:
         """End what makes ticks."""
-        await _end(self._agents)
+        await end_tasks(*self._agents, seconds=_STOP_SECONDS)
 
     async def end(self) -> None:
         """End everything."""
-        await _end(self._agents + self._others)
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        await end_tasks(*self._agents, *self._others, seconds=_STOP_SECONDS)
