@@ -13,11 +13,19 @@ from types import ModuleType
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
 from aiokafka.consumer.fetcher import OffsetResetStrategy
-from aiokafka.errors import CorruptRecordException, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    CorruptRecordException,
+    IllegalStateError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+    for_code,
+)
 from aiokafka.producer.transaction_manager import TransactionState
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.record import default_records
 
 from gpuledger.tasks import end_tasks
@@ -28,6 +36,7 @@ ZSTD_LEVEL: Final = 1
 # Powers of two, found by trying on events: how far back is looked, and in how many places.
 _WINDOW_LOG: Final = 18
 _HASH_LOG: Final = 12
+_OFFSET_FETCH: Final = OffsetFetchResponse_v3.API_KEY
 
 # ruff: noqa: SLF001  # this module is for what has no public name
 
@@ -65,6 +74,47 @@ async def committed_offsets(
         list(partitions)
     )
     return found
+
+
+def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
+    """Raise where the group's coordinator refuses to say what is committed, so that it is asked on.
+
+    A coordinator that has just lost the group, or still reads it, says so once for the whole
+    answer, which names no partitions then. aiokafka looks at those alone, and would take the
+    refusal for "nothing is committed": everything would be read from its beginning.
+    """
+    coordinator = client._coordinator
+    send = coordinator._send_req
+
+    async def send_and_look(request: Any) -> Any:  # noqa: ANN401  # untyped
+        answer = await send(request)
+        error = _refusal_of(answer)
+        if isinstance(error, NotCoordinatorForGroupError):
+            coordinator.coordinator_dead()
+        if error is not None:
+            raise error
+        return answer
+
+    coordinator._send_req = send_and_look
+
+
+def heed_refused_group_offsets(client: AIOKafkaAdminClient) -> None:
+    """Raise where a group's coordinator refuses its offsets, which aiokafka takes for none."""
+    send = client._send_request
+
+    async def send_and_look(*arguments: Any) -> Any:  # noqa: ANN401  # untyped
+        answer = await send(*arguments)
+        if (error := _refusal_of(answer)) is not None:
+            raise error
+        return answer
+
+    client._send_request = send_and_look
+
+
+def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # untyped
+    is_of_offsets = getattr(answer, "API_KEY", None) == _OFFSET_FETCH
+    code = getattr(answer, "error_code", 0) if is_of_offsets else 0
+    return for_code(code)() if code else None
 
 
 def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noqa: ANN401  # untyped
