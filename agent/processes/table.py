@@ -75,10 +75,10 @@ class ProcessTable:
     ) -> Roll:
         """Call the roll: `listed` holds the pids on each GPU that answered.
 
-        On a GPU that did not answer, processes are where they were: nobody can tell whether one that
-        `/proc` no longer shows still holds it, and it ends with the first answer that does not list
-        it. As it is usual that it died with its GPU, only those that were listed now are counted as
-        unreadable. `listed_boottime_ns` is when
+        On a GPU that did not answer, processes are where they were: nobody can tell whether one
+        that `/proc` no longer shows still holds it, and it ends with the first answer that does not
+        list it. It usually died with its GPU, so only what was listed now is counted as unreadable.
+        `listed_boottime_ns` is when
         the lists were read: a process that started later took the pid of one that was listed.
         Of the ended ones, the next roll still knows those whose pids are `lingering`.
         """

@@ -177,8 +177,8 @@ async def send_batch(
 ) -> asyncio.Future[Any]:
     """Queue a batch; return what is done when it is acknowledged, and may be cancelled.
 
-    The client gives out a shield of the batch's own future. Where nobody waits behind the shield any
-    more and the batch fails later, as when its topic is gone, nobody would look at that failure.
+    The client gives out a shield of the batch's own future. Where nobody waits behind the shield
+    any more and the batch fails later, as when its topic is gone, nobody would look at that.
     """
     sent: asyncio.Future[Any] = await client.send_batch(batch, topic, partition=partition)
     queued = client._message_accumulator._batches[topic, partition][-1]

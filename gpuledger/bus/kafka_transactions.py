@@ -156,7 +156,7 @@ async def _fill(
     try:
         for place, each in messages.items():
             for batch in pack(client, each):
-                waiting.append(await send_batch(client, batch, *place))
+                waiting.append(await send_batch(client, batch, *place))  # noqa: PERF401  # `finally` needs those sent before a failure
         if offsets:
             sending = client.send_offsets_to_transaction(offsets, group)
             waiting.append(asyncio.ensure_future(sending))

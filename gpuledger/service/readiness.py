@@ -79,7 +79,7 @@ class Check:
             self._report()
 
     def end(self) -> None:
-        """Record that the work ends: a failure stands, as giving up what failed does not mend it."""
+        """Record that the work ends: a failure stands, as giving up what failed mends nothing."""
         self._has_ended = True
 
     def _report(self) -> None:

@@ -25,7 +25,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
 def require_brokers(servers: str) -> None:
     """Raise `ValueError` naming the value where it is not `host:port[,host:port…]`.
 
-    An IPv6 address stands in brackets; blanks around a broker are allowed, as its client strips them.
+    An IPv6 address stands in brackets; blanks around a broker are allowed, the client strips them.
     """
     for server in servers.split(","):
         found = _BROKER.fullmatch(server.strip())

@@ -11,9 +11,9 @@ from typing_extensions import override
 MASK: Final = "********"
 
 # User and password end at the last `@` before the path; a password that holds a slash is told from
-# a path by the colon before it. What follows `?`, `;` or `#` may be a token. Addresses are masked as
-# people mistype them, with a slash or a blank too many, for such a one ends in an error message. In a
-# text, an address ends at a blank, a quote or the next address.
+# a path by the colon before it. What follows `?`, `;` or `#` may be a token. Addresses are masked
+# as people mistype them too, with a slash or a blank too many, for such a one ends in an error
+# message. In a text, an address ends at a blank, a quote or the next address.
 _IN_TEXT: Final = r"(?:(?!,?[A-Za-z][\w+.-]{0,15}://)[^\s\"'])"
 _USER_IN_TEXT: Final = re.compile(
     rf"(?P<slashes>://+)(?:[^\s\"'/]*|[^\s\"'/:]*:(?!//){_IN_TEXT}*)(?=@)"

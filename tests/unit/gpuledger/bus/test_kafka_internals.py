@@ -23,7 +23,7 @@ class QueueingClient:
     def __init__(self) -> None:
         self._message_accumulator = MessageAccumulator(Leaderless(), 1000, 0, batch_ttl=-1)
 
-    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Any:
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> object:
         place = TopicPartition(topic, partition)
         return await self._message_accumulator.add_batch(batch, place, 1)
 
@@ -42,7 +42,7 @@ async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing
     asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
     client = QueueingClient()
 
-    sent = await send_batch(client, client.batch(), "rows", 3)  # type: ignore[arg-type]  # its queue is all that is used
+    sent = await send_batch(client, client.batch(), "rows", 3)
     sent.cancel()
     await asyncio.wait({sent})
     client.fail_what_is_out_of_date()

@@ -115,7 +115,7 @@ def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> Non
 
 
 def test_what_fails_when_the_work_ends_is_not_said_to_have_recovered() -> None:
-    """At its end a deployable gives up what it could not deliver, and has nothing left that fails."""
+    """At its end a deployable gives up what it could not deliver: nothing is left that fails."""
     readiness = Readiness()
     fails, holds = readiness.check("test_fails_at_end"), readiness.check("test_holds_at_end")
     holds.ok()
