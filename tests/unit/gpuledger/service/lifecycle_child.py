@@ -87,6 +87,16 @@ async def serve(settings: Settings, readiness: Readiness) -> None:
     await slow()
 
 
+async def serve_in_outage(_: Settings, readiness: Readiness) -> None:
+    """Give up at the end what could not be delivered, so that nothing is left that fails."""
+    check = readiness.check("delivery")
+    check.failed("no broker")
+    try:
+        await slow()
+    finally:
+        check.ok()
+
+
 class LateSignal:
     """Signals this process when the interpreter, shutting down, clears the module that has it."""
 
@@ -121,6 +131,8 @@ def main(case: str) -> int:
     """Run one case."""
     if case == "service":
         return run_service(serve, settings=Settings(), about={"node": "node-1"})
+    if case == "service-in-outage":
+        return run_service(serve_in_outage, settings=Settings())
     configure_logs(LogSettings())
     seconds = 10.0 if case in {"slow", "signalled-late"} else 0.4
     return run_until_signalled(CASES[case], stop_within_seconds=seconds)
