@@ -1,4 +1,4 @@
-"""No answer of a receiver ends a sink: a process over a real Kafka, and a server that is hostile."""
+"""No answer of a receiver ends a sink: a process over a real Kafka, and a hostile server."""
 
 from __future__ import annotations
 
