@@ -16,7 +16,8 @@ import msgspec
 
 from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError
 from enricher.podwatch.objects import Status
-from gpuledger.service.http.client import BROKEN, explain, read_begin, readable
+from gpuledger.service.http.client import BROKEN, explain, read_begin
+from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
 MAX_ANSWER_BYTES: Final = 64 * 2**20

@@ -20,12 +20,11 @@ import aiohttp
 
 from gpuledger.addresses import shown_url
 from gpuledger.errors import UnavailableError
+from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""
-MAX_CHARACTERS: Final = 2000
-"""How much of it is shown."""
 BODY_SECONDS: Final = 5.0
 """How long is waited for it once the status is known."""
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
@@ -128,17 +127,6 @@ def _unpack(body: bytes, encoding: str) -> bytes:
         with suppress(zlib.error):
             return zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
     return body
-
-
-def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return the begin of what a server sent such that logs, JSON and terminals can take it.
-
-    Bytes are read as UTF-8; what is none, or no character to be printed, is replaced.
-    """
-    encoded = text if isinstance(text, bytes) else text.encode(errors="replace")
-    # A character takes up to four bytes.
-    shown = encoded[: 4 * max_characters].decode(errors="replace").strip()[:max_characters]
-    return "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in shown)
 
 
 def explain(error: BaseException) -> str:

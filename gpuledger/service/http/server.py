@@ -128,7 +128,7 @@ class _Connections:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await channel.open()
-        except OSError:  # a TimeoutError and what TLS does not like among them
+        except (TimeoutError, ssl.SSLError):
             _drop(Dropped.HANDSHAKE)
             return False
         return True

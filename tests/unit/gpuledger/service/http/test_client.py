@@ -8,12 +8,11 @@ import pytest
 
 from gpuledger.service.http.client import (
     MAX_BODY_BYTES,
-    MAX_CHARACTERS,
     HttpAnswer,
     NoAnswerError,
     open_http,
-    readable,
 )
+from gpuledger.service.http.readable import MAX_CHARACTERS, readable
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 
 
