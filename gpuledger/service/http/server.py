@@ -145,6 +145,8 @@ class _Connections:
                 response = refusal(error.status, **_allowed(error.status))
             await self._send(exchange.answer(response), channel, address)
             wait_seconds, stays = IDLE_SECONDS, exchange.stays()
+            # Requests that came together need no waiting for, and would be answered in one go.
+            await asyncio.sleep(0)
 
     async def _answer(self, request: Request, channel: Channel) -> Response:
         is_page = request.path not in self._probes

@@ -156,6 +156,14 @@ async def test_of_one_address_the_connection_that_waited_longest_goes() -> None:
         assert (await ask(*first, f"{GET}\n"))[0] == 200
 
 
+async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
+    async with serving() as connect:
+        many, _ = await connect(sends="GET /page HTTP/1.1\nHost: a\n\n" * 300)
+        assert await ask(*await connect(), f"{GET}\n") == (200, "GET /livez\n")
+        begun = await many.read(2**20)
+        assert 0 < begun.count(b"200 OK") < 300
+
+
 async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> None:
     async with serving() as connect:
         for number in range(server.MAX_PAGES):
