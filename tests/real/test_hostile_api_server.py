@@ -1,4 +1,4 @@
-"""No answer in the API server's place ends podwatch: its process, a real Kafka, a hostile server."""
+"""No answer in the API server's place ends podwatch: its process over a real Kafka."""
 
 from __future__ import annotations
 
