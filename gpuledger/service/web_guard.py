@@ -65,7 +65,9 @@ class WebGuard:
     async def _refusal(self, request: Request) -> Response | None:
         tls = self._config.tls_server_config
         if tls and (forbidden := _find_forbidden(request.certificate, tls)):
-            return Response(status=403, body=f"{forbidden}\n".encode())
+            # The connection may be from before a change, when no certificate was asked for.
+            body, ended = f"{forbidden}\n".encode(), {"Connection": "close"}
+            return Response(status=403, body=body, headers=ended)
         if self._users is None:
             return None
         try:

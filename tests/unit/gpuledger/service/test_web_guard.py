@@ -238,6 +238,20 @@ async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_rest
         assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
 
 
+async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    async with serving(tmp_path, TLS % "") as url, aiohttp.ClientSession() as session:
+        statuses = []
+        for text in (TLS % "", TLS % CLIENTS, TLS % CLIENTS):
+            (tmp_path / "web.yml").write_text(text)
+            async with session.get(f"{url}/metrics", ssl=shown) as response:
+                await response.read()
+                statuses.append(response.status)
+    assert statuses == [200, 403, 200]
+
+
 @pytest.mark.parametrize("kind", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
 async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_shown(
     tmp_path: Path, authority: Authority, kind: str
