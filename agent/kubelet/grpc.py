@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import METHOD
+from gpuledger.service.http.readable import readable
 
 _REASONS: Final = {
     Status.UNIMPLEMENTED: "unimplemented",
@@ -66,7 +67,7 @@ async def ask(socket: Path, *, deadline_seconds: float, most_bytes: int) -> byte
         call = UnaryUnaryMethod(channel, METHOD, bytes, bytes)
         return await call(b"", timeout=deadline_seconds)
     except GRPCError as error:
-        detail = f"{error.status.name}: {error.message}"
+        detail = f"{error.status.name}: {readable(error.message or '')}"
         raise KubeletError(_REASONS.get(error.status, "error"), detail) from error
     except StreamTerminatedError as error:
         if channel.overran:
@@ -77,6 +78,6 @@ async def ask(socket: Path, *, deadline_seconds: float, most_bytes: int) -> byte
         raise
     except Exception as error:
         # A peer that does not speak HTTP/2 brings forth any of the library's and h2's errors.
-        raise KubeletError("broken", f"{type(error).__name__}: {error}") from error
+        raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
     finally:
         channel.close()

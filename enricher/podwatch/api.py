@@ -48,11 +48,18 @@ class KubernetesError(UnavailableError):
         return self.status == HTTPStatus.GONE or self.reason in _EXPIRED_REASONS
 
 
+class AnswerTooLargeError(KubernetesError):
+    """An answer that is taken as a whole and is larger than memory is set aside for."""
+
+
 class Answer(Protocol):
     """The body of a successful answer."""
 
     async def read(self) -> bytes:
-        """Give the whole body; `KubernetesError` where the connection breaks first."""
+        """Give the whole body; `KubernetesError` where the connection breaks first.
+
+        Raises AnswerTooLargeError where there is more of it than is read.
+        """
 
     def chunks(self) -> AsyncGenerator[bytes]:
         """Give the body as it comes; `KubernetesError` where the connection breaks or is silent."""

@@ -1,24 +1,29 @@
 """Answers over HTTP: bodies as they come, and every way not to get one as a `KubernetesError`.
 
-Here do aiohttp's exceptions end. Who is asked, and with which credentials, is known elsewhere.
+What a refusal says is read as any server's answer is, in `gpuledger.service.http.client`. Who is
+asked, and with which credentials, is known elsewhere.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 import msgspec
 
-from enricher.podwatch.api import Answer, KubernetesError
+from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError
 from enricher.podwatch.objects import Status
+from gpuledger.service.http.client import BROKEN, explain, read_begin
+from gpuledger.service.http.readable import readable
+from gpuledger.service.http.retry_after import retry_after_seconds
 
-_MOST_ERROR_BYTES: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 64 * 2**20
+"""How much is read of an answer that is taken as a whole: far more than a page of usual pods."""
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
-_BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _decode_status: Final = msgspec.json.Decoder(Status).decode
 
 
@@ -33,7 +38,7 @@ async def answered(
     try:
         async with asyncio.timeout(_seconds_to_answer(patience)):
             response = await request
-    except _BROKEN as error:
+    except BROKEN as error:
         raise _unreachable(error, server=server) from error
     async with response:
         if response.status not in _SUCCESS:
@@ -60,18 +65,22 @@ class _HttpAnswer:
 
     async def read(self) -> bytes:
         try:
-            chunks = []
+            body = bytearray()
             while chunk := await self._next():
-                chunks.append(chunk)
-            return b"".join(chunks)
-        except _BROKEN as error:
+                body += chunk
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise AnswerTooLargeError(
+                        f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes"
+                    )
+            return bytes(body)
+        except BROKEN as error:
             raise _unreachable(error, server=self._server) from error
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         try:
             while chunk := await self._next():
                 yield chunk
-        except _BROKEN as error:
+        except BROKEN as error:
             raise _unreachable(error, server=self._server) from error
 
     async def _next(self) -> bytes:
@@ -90,16 +99,14 @@ class _HttpAnswer:
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     """Make the error of an answer that is not 200: the server's own words where it has any."""
-    try:
-        body = await response.content.read(_MOST_ERROR_BYTES)
-    except _BROKEN:
-        body = b""
-    status = _status_of(body)
+    status = _status_of(await read_begin(response))
+    message = readable(status.message or response.reason or "")
+    header = response.headers.get("Retry-After", "")
     return KubernetesError(
-        f"the API server answered {response.status}: {status.message or response.reason or ''}",
+        f"the API server answered {response.status}: {message}",
         status=response.status,
         reason=status.why,
-        retry_after_seconds=_seconds(response.headers.get("Retry-After", "")),
+        retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 
 
@@ -107,27 +114,12 @@ def _status_of(body: bytes) -> Status:
     """Read the Status object; what a proxy in between says is taken as it is."""
     try:
         return _decode_status(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return Status(message=body[:_SHOWN_CHARACTERS].decode(errors="replace").strip())
-
-
-def _seconds(header: str) -> float | None:
-    """Read `Retry-After`; the API server gives seconds, and a date is no reason to wait longer."""
-    return float(header) if header.isascii() and header.isdigit() else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
 
 
 def _unreachable(error: BaseException, *, server: str) -> KubernetesError:
-    return KubernetesError(f"the API server {server} cannot be read: {_what(error)}")
-
-
-def _what(error: BaseException) -> str:
-    match error:
-        case aiohttp.ServerTimeoutError():
-            return "silent for too long"
-        case TimeoutError():
-            return "not done in time"
-        case _:
-            return str(error) or type(error).__name__
+    return KubernetesError(f"the API server {server} cannot be read: {explain(error)}")
 
 
 def _seconds_to_answer(patience: aiohttp.ClientTimeout) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from enricher.podwatch import metrics
-from enricher.podwatch.api import Api, KubernetesError
+from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import Bookmark, EventReader, Passed
 from enricher.podwatch.lines import split_lines
@@ -136,8 +136,15 @@ class Reflector:
         yield Mark.LISTING
         token: str | None = ""
         page: PodPage | None = None
+        limit = self._settings.page_limit
         while token is not None:
-            page = await self._page(token)
+            try:
+                page = await self._page(token, limit=limit)
+            except AnswerTooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 4)  # pods of a megabyte each, which anybody may make
+                continue
             for raw in page.items or ():
                 if pod := self._events.pod(raw):
                     yield Seen(pod)
@@ -145,8 +152,8 @@ class Reflector:
         self._version = page.metadata.resource_version if page else None
         yield Mark.LISTED
 
-    async def _page(self, token: str) -> PodPage:
-        query = {**_WITH_A_NODE, "limit": str(self._settings.page_limit)}
+    async def _page(self, token: str, *, limit: int) -> PodPage:
+        query = {**_WITH_A_NODE, "limit": str(limit)}
         if token:
             query["continue"] = token
         seconds = self._settings.page_timeout_seconds

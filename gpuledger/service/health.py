@@ -12,9 +12,10 @@ from prometheus_client import REGISTRY, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpuledger.errors import UserError
-from gpuledger.service.pages import Handler, Request, Response, serve_pages
+from gpuledger.service.http.messages import Handler, Request, Response
+from gpuledger.service.http.server import serve_pages
 from gpuledger.service.readiness import Readiness
-from gpuledger.service.web_guard import WebGuard
+from gpuledger.service.web_guard import OPEN_PAGES, WebGuard
 from gpuledger.settings.address import parse_listen
 
 Page = Callable[[], bytes]
@@ -49,8 +50,8 @@ async def _listen(
     stack: AsyncExitStack, handler: Handler, listen: str, guard: WebGuard | None
 ) -> tuple[str, int]:
     host, port = parse_listen(listen)
-    context = guard.context() if guard else None
-    serving = serve_pages(handler, host=host, port=port, context=context)
+    context = guard.context if guard and guard.has_tls else None
+    serving = serve_pages(handler, host=host, port=port, context=context, probes=OPEN_PAGES)
     try:
         return await stack.enter_async_context(serving)
     except OSError as error:
@@ -90,7 +91,10 @@ def _readyz(_: Request, *, readiness: Readiness) -> Response:
 
 
 def _metrics(request: Request) -> Response:
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    try:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    except (TypeError, ValueError):  # what it says of a version that is no number
+        encode, content_type = generate_latest, CONTENT_TYPE_PLAIN_0_0_4
     return _compressed(Response(body=encode(REGISTRY), content_type=content_type), request)
 
 

@@ -1,11 +1,35 @@
-"""What every deployable tells of its checks."""
+"""What every deployable tells of its checks and of its health pages."""
 
+from enum import StrEnum
 from typing import Final
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 CHECK_OK: Final = Gauge(
     "gpuledger_check_ok",
     "1 while a check of /readyz holds, 0 while it fails; only severity `critical` makes unready.",
     ["check", "severity"],
 )
+
+
+class Dropped(StrEnum):
+    """Why a connection to the health pages was ended before its client had what it came for."""
+
+    NO_PLACE = "no_place"
+    """All places were taken by connections that are being answered."""
+    DISPLACED = "displaced"
+    """It waited on its client longest when another one needed its place."""
+    HANDSHAKE = "handshake"
+    """No TLS was agreed on, or not in time."""
+    LATE = "late"
+    """A request did not come to its end in time, or an answer was not taken."""
+
+
+CONNECTIONS_DROPPED_TOTAL: Final = Counter(
+    "gpuledger_http_connections_dropped_total",
+    "Connections to the health pages that were ended: `displaced` by a newcomer, `no_place`, "
+    "`handshake` failed, `late`.",
+    ["reason"],
+)
+for _reason in Dropped:
+    CONNECTIONS_DROPPED_TOTAL.labels(reason=_reason.value)

@@ -1,4 +1,4 @@
-"""TLS for the health pages: a context from the web configuration, its files read again in time.
+"""TLS for the health pages: a context from the web configuration.
 
 Nothing here knows who may see which page.
 """
@@ -6,7 +6,7 @@ Nothing here knows who may see which page.
 import re
 import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from gpuledger.errors import UserError
 from gpuledger.service.web_config import TlsServerConfig
@@ -20,6 +20,7 @@ def make_context(config: TlsServerConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.min_version]
     context.maximum_version = _VERSIONS[config.max_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION
     if not config.prefer_server_cipher_suites:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     if config.cipher_suites:
@@ -35,16 +36,6 @@ def make_context(config: TlsServerConfig) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_OPTIONAL
         file = config.client_ca_file
         _load("client_ca_file", file, lambda: context.load_verify_locations(file))
-    return context
-
-
-def with_current(context: ssl.SSLContext, current: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """Let each new connection to `context` take what `current()` gives instead."""
-
-    def choose(connection: Any, _name: str | None, _first: ssl.SSLContext) -> None:  # noqa: ANN401  # a socket or an object
-        connection.context = current()
-
-    context.sni_callback = choose
     return context
 
 

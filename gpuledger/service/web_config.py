@@ -17,6 +17,7 @@ from gpuledger.settings.yaml_errors import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _MOST_COST: Final = 16
+_HEADER_VALUE: Final = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 _UNOFFERED: Final = {
     "tls_server_config.curve_preferences": "Python cannot choose curves; leave it out",
     "tls_server_config.cert": "give the certificate in a file, cert_file",
@@ -142,6 +143,17 @@ def _check(config: WebConfig) -> None:
             "tls_server_config.client_ca_file is without effect: client_auth_type"
             " RequireAndVerifyClientCert asks clients for a certificate"
         )
+    if tls and tls.client_allowed_sans and not tls.asks_clients:
+        raise ValueError(
+            "tls_server_config.client_allowed_sans is without effect: client_auth_type"
+            " RequireAndVerifyClientCert asks clients for a certificate"
+        )
+    for name, value in config.http_server_config.headers.items():
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(
+                f"http_server_config.headers.{name}: {value!r} holds what no header may;"
+                " leave out line ends, control characters and what is not ASCII"
+            )
     if tls and tls.min_version > tls.max_version:
         raise ValueError("tls_server_config.min_version is newer than max_version")
 

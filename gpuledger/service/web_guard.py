@@ -7,21 +7,24 @@ password nor certificate for its probes; over TLS they are still TLS.
 
 import ssl
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.service.basic_auth import BasicAuth
-from gpuledger.service.pages import Handler, Request, Response
-from gpuledger.service.tls import make_context, with_current
+from gpuledger.service.http.messages import Handler, Request, Response
+from gpuledger.service.tls import make_context
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config
 
 _log = structlog.get_logger(__name__)
 _LOOK_SECONDS: Final = 1.0
-_OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
+OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
 _Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -36,23 +39,35 @@ class WebGuard:
         self._take(read_web_config(file))
         self._stamp = self._read_stamp()
 
-    def context(self) -> ssl.SSLContext | None:
-        """Give the context to listen with, which stays current; `None` means plain HTTP."""
-        tls = self._config.tls_server_config
-        return with_current(make_context(tls), self._current_context) if tls else None
+    @property
+    def has_tls(self) -> bool:
+        """Whether the pages are served over TLS, which stays so until a restart."""
+        return self._context is not None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for the next connection: all of it is of the files as they are now.
+
+        Raises RuntimeError without TLS.
+        """
+        self._look()
+        if self._context is None:
+            raise RuntimeError("no TLS")
+        return self._context
 
     async def answer(self, request: Request, handler: Handler) -> Response:
         """Let a request through, or answer 401, 403 or 503; add the configured headers."""
         self._look()
-        refusal = None if request.path in _OPEN_PAGES else await self._refusal(request)
+        refusal = None if request.path in OPEN_PAGES else await self._refusal(request)
         response = refusal or await handler(request)
         configured = self._config.http_server_config.headers
         return replace(response, headers={**response.headers, **dict(configured.items())})
 
     async def _refusal(self, request: Request) -> Response | None:
         tls = self._config.tls_server_config
-        if tls and tls.requires_clients and not _shows_certificate(request, tls):
-            return Response(status=403, body=b"a client certificate is needed\n")
+        if tls and (forbidden := _find_forbidden(request.certificate, tls)):
+            # The connection may be from before a change, when no certificate was asked for.
+            body, ended = f"{forbidden}\n".encode(), {"Connection": "close"}
+            return Response(status=403, body=body, headers=ended)
         if self._users is None:
             return None
         try:
@@ -62,12 +77,6 @@ class WebGuard:
         if is_user:
             return None
         return Response(status=401, headers={"WWW-Authenticate": "Basic"}, body=b"Unauthorized\n")
-
-    def _current_context(self) -> ssl.SSLContext:
-        self._look()
-        if self._context is None:  # the new file asks for no TLS, but the socket is a TLS socket
-            raise ssl.SSLError("no TLS")
-        return self._context
 
     def _look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
@@ -115,7 +124,20 @@ def _stamp_of(file: Path) -> tuple[str, int, int]:
     return str(file), found.st_mtime_ns, found.st_ino
 
 
-def _shows_certificate(request: Request, tls: TlsServerConfig) -> bool:
-    shown = request.certificate
-    names = {name for _, name in shown.get("subjectAltName", ())}
-    return bool(shown) and (not tls.client_allowed_sans or bool(names & {*tls.client_allowed_sans}))
+def _find_forbidden(shown: Mapping[str, Any], tls: TlsServerConfig) -> str | None:
+    """Return why a client may not see a page; nothing where it may, by its certificate."""
+    if not shown:
+        return "a client certificate is needed" if tls.requires_clients else None
+    # A name counts wherever a certificate is shown, also where none would be needed.
+    names = {_written(kind, name) for kind, name in shown.get("subjectAltName", ())}
+    allowed = {_written("", name) for name in tls.client_allowed_sans}
+    is_allowed = not allowed or bool(names & allowed)
+    return None if is_allowed else "the client certificate has none of the allowed names"
+
+
+def _written(kind: str, name: str) -> str:
+    """Return a name as it is compared: OpenSSL writes an IPv6 address out, people do not."""
+    if kind in ("IP Address", ""):
+        with suppress(ValueError):
+            return str(ip_address(name.strip()))
+    return name

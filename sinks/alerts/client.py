@@ -1,4 +1,4 @@
-"""The seam to one Alertmanager: one method, over aiohttp.
+"""The seam to one Alertmanager: one method.
 
 Here lives what its refusals mean. Alertmanager answers 400 where single alerts are not valid,
 having taken the others, and 400 or 422 where it has taken none, as it could not read the request;
@@ -10,25 +10,23 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
-import aiohttp
 import orjson
 
 from gpuledger import __version__
-from gpuledger.addresses import shown_url
+from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError
 from sinks.errors import ReceiverUnavailableError, RejectedError
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _JSON: Final = "application/json"
-_SHOWN_CHARACTERS: Final = 2000
 
 
 class AlertmanagerClient:
     """Posts alerts to one Alertmanager."""
 
-    def __init__(self, *, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, *, http: HttpClient, url: str) -> None:
         self.url = url
-        self._session = session
+        self._http = http
 
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Post alerts; return when the Alertmanager has taken them.
@@ -38,22 +36,19 @@ class AlertmanagerClient:
         they are to be sent again: no answer, or one that does not speak of them (401, 404, 503).
         """
         try:
-            async with self._session.post(
-                f"{self.url.rstrip('/')}/api/v2/alerts",
-                data=orjson.dumps(list(alerts)),
-                allow_redirects=False,
-            ) as response:
-                if response.status // 100 != HTTPStatus.OK // 100:
-                    text = await response.text(errors="replace")
-                    raise _refusal(response.status, response.content_type, text)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            shown = str(error) or type(error).__name__
-            raise ReceiverUnavailableError(f"{shown_url(self.url)}: {shown}") from error
+            answer = await self._http.post(
+                f"{self.url.rstrip('/')}/api/v2/alerts", data=orjson.dumps(list(alerts))
+            )
+        except NoAnswerError as error:
+            raise ReceiverUnavailableError(str(error)) from error
+        if not answer.is_success:
+            raise _refusal(answer)
 
 
-def _refusal(status: int, content_type: str, text: str) -> ReceiverUnavailableError | RejectedError:
-    message = f"{status} {text.strip()[:_SHOWN_CHARACTERS]}"
-    refuses_alerts = status in _REFUSES_ALERTS and content_type == _JSON
-    if refuses_alerts or status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+def _refusal(answer: HttpAnswer) -> ReceiverUnavailableError | RejectedError:
+    message = f"{answer.status} {answer.text}"
+    refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
+    if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return RejectedError(message)
+    # How long to wait is not left to one of several: the others would be told late for it.
     return ReceiverUnavailableError(message)

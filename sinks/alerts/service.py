@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import aiohttp
 import structlog
 
 from gpuledger.addresses import shown_url
@@ -19,6 +18,7 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.service import Backoff, Check, Readiness, Severity
+from gpuledger.service.http.client import open_http
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
@@ -81,9 +81,8 @@ async def run_alerts(
 
 @asynccontextmanager
 async def _open_clients(settings: AlertsSettings) -> AsyncIterator[list[AlertmanagerClient]]:
-    timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
-    async with aiohttp.ClientSession(headers=HEADERS, timeout=timeout) as session:
-        yield [AlertmanagerClient(session=session, url=url) for url in settings.urls]
+    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
+        yield [AlertmanagerClient(http=http, url=url) for url in settings.urls]
 
 
 class Refusals:

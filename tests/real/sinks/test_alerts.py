@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import pytest
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.service import Readiness
+from gpuledger.service.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.service import GROUP, run_alerts
@@ -126,13 +126,13 @@ async def test_an_alert_that_is_not_valid_is_told_from_an_address_that_is_wrong(
 ) -> None:
     node = f"node-with-{what.replace(' ', '-')}"
     both = [posted(node), posted(node, **WRONG[what])]
-    async with aiohttp.ClientSession(headers=HEADERS) as session:
-        right = AlertmanagerClient(session=session, url=alertmanager.url)
+    async with open_http(headers=HEADERS, timeout_seconds=10.0) as http:
+        right = AlertmanagerClient(http=http, url=alertmanager.url)
         for alerts in (both, both[1:]):
             with pytest.raises(RejectedError, match=r"^4(00|22) "):
                 await right.post(alerts)
         await right.post(both[:1])
-        wrong = AlertmanagerClient(session=session, url=f"{alertmanager.url}/wrong")
+        wrong = AlertmanagerClient(http=http, url=f"{alertmanager.url}/wrong")
         with pytest.raises(ReceiverUnavailableError, match=r"^404 "):
             await wrong.post(both[:1])
     assert len(await asyncio.to_thread(on_node, alertmanager, node)) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.http import MAX_ANSWER_BYTES
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.steps import Interrupted, Mark, Seen, Step
@@ -117,6 +118,15 @@ async def test_an_expired_version_leads_to_a_new_list(
     assert [said for said in told(steps) if said != "WATCHING"] == [*first, word, *second, "+c"]
     assert server.kinds() == ["list", "watch", "list", "watch"]
     assert server.asked[3]["resourceVersion"] == "50"
+
+
+async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
+    server: MisbehavingServer, reflector: Reflector
+) -> None:
+    server.lists += [text(200, " " * (MAX_ANSWER_BYTES + 1)), page(pod("a"))]
+    steps = await steps_until(reflector, nth(WATCHING, 1))
+    assert told(steps) == ["LISTING", "+a", "LISTED", "WATCHING"]
+    assert [query["limit"] for query in server.asked[:2]] == ["2", "1"]
 
 
 async def test_an_expired_page_begins_the_list_anew(

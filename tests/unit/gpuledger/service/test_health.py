@@ -60,6 +60,23 @@ async def test_metrics_are_those_of_the_process_in_the_form_asked_for(
     assert "gpuledger_test_pages_total" in body
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=x",
+        "text/plain;version=\u00e9;escaping=nothing",
+        "application/openmetrics-text;version=9999999999999999999999",
+        ";;;===,,,",
+        "",
+    ],
+)
+async def test_an_odd_wish_for_a_form_is_answered_in_one_of_ours(accept: str) -> None:
+    async with serve_health(listen="127.0.0.1:0", readiness=Readiness()) as address:
+        status, kind, _ = await get(address, "/metrics", Accept=accept)
+
+    assert (status, kind) in [(200, "text/plain"), (200, "application/openmetrics-text")]
+
+
 async def test_health_is_what_the_probes_of_dcgm_exporters_chart_ask() -> None:
     readiness = Readiness()
     readiness.check("kafka").failed("gone")

@@ -63,6 +63,7 @@ def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
         (TLS + "client_auth_type: RequireAnyClientCert}", "Invalid enum value 'RequireAnyClient"),
         (TLS + "client_auth_type: VerifyClientCertIfGiven}", "needs client_ca_file"),
         (TLS + "client_ca_file: c}", "client_ca_file is without effect"),
+        (TLS + "client_allowed_sans: [c]}", "client_allowed_sans is without effect"),
         ("basic_auth_users: {bob: secret}", "basic_auth_users.bob: expected a bcrypt hash"),
         (
             f"basic_auth_users: {{bob: {HASH.replace('$10$', '$31$')}}}",
@@ -71,6 +72,11 @@ def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
         ("rate_limit: {interval: 1s}", "rate_limit: requests are not limited by rate"),
         ("tls_config: {}", "Object contains unknown field `tls_config`"),
         ("http_server_config: {headers: {Server: x}}", "Invalid enum value 'Server'"),
+        (
+            'http_server_config: {headers: {X-Frame-Options: "deny\\r\\nX: y"}}',
+            "http_server_config.headers.X-Frame-Options: 'deny\\r\\nX: y' holds what no header may",
+        ),
+        ("http_server_config: {headers: {X-Frame-Options: \u00e9}}", "what is not ASCII"),
         ("- a", "Expected `object`, got `array`"),
         ("a: [", "is no YAML"),
     ],

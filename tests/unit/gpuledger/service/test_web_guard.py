@@ -92,6 +92,34 @@ async def test_metrics_are_for_users_and_probes_for_everybody(
     assert ("WWW-Authenticate" in headers) == (status == 401)
 
 
+ODD_LOGINS = [
+    "Basic \u00e9\u00e9\u00e9",
+    "Basic \xff",
+    "Basic ====",
+    "Basic YQ",
+    "Basic " + base64.b64encode(b"\xff\xfe:right").decode(),
+    "Basic " + base64.b64encode(b"alice:\0").decode(),
+    "Basic " + base64.b64encode(b"alice:" + b"x" * 5000).decode(),
+    "Basic " + base64.b64encode(b"alice").decode(),
+    "Basic",
+    "basic ",
+    "Bearer right",
+    "\u00e9",
+    "",
+]
+
+
+@pytest.mark.parametrize("login", ODD_LOGINS)
+async def test_an_odd_login_is_a_wrong_one(tmp_path: Path, login: str) -> None:
+    lines = f"GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: {login}\r\n\r\n"
+    async with serving(tmp_path, USERS) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(lines.encode("latin-1"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+
+
 async def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
     text = "http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS
     async with serving(tmp_path, text) as url:
@@ -182,6 +210,61 @@ async def test_a_new_certificate_and_new_authorities_count_without_a_restart(
         assert (await get(url + "/metrics", tls=trusting(new, shown=client)))[0] == 200
         with pytest.raises(HANDSHAKE):
             await get(url + "/metrics", tls=trusting(new, shown=old_client))
+
+
+@pytest.mark.parametrize("first", ["", ", min_version: TLS12"])
+async def test_another_least_version_counts_without_a_restart(
+    tmp_path: Path, authority: Authority, first: str
+) -> None:
+    old = trusting(authority, version=ssl.TLSVersion.TLSv1_2)
+    async with serving(tmp_path, TLS % first) as url:
+        assert (await get(url + "/metrics", tls=old))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % ", min_version: TLS13")
+        with pytest.raises(HANDSHAKE):
+            await get(url + "/metrics", tls=old)
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+
+
+async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_restart(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    async with serving(tmp_path, TLS % "") as url:
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % CLIENTS)
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
+        assert (await get(url + "/metrics", tls=shown))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % "")
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+
+
+async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    async with serving(tmp_path, TLS % "") as url, aiohttp.ClientSession() as session:
+        statuses = []
+        for text in (TLS % "", TLS % CLIENTS, TLS % CLIENTS):
+            (tmp_path / "web.yml").write_text(text)
+            async with session.get(f"{url}/metrics", ssl=shown) as response:
+                await response.read()
+                statuses.append(response.status)
+    assert statuses == [200, 403, 200]
+
+
+@pytest.mark.parametrize("kind", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
+async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_shown(
+    tmp_path: Path, authority: Authority, kind: str
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    asked = f", client_auth_type: {kind}, client_ca_file: ca.pem"
+    for names, status in (("[localhost]", 200), ("[127.0.0.1]", 200), ("[elsewhere]", 403)):
+        text = TLS % f"{asked}, client_allowed_sans: {names}"
+        async with serving(tmp_path, text) as url:
+            assert (await get(url + "/metrics", tls=shown))[0] == status
+            without = 403 if kind.startswith("Require") else 200
+            assert (await get(url + "/metrics", tls=trusting(authority)))[0] == without
+            assert (await get(url + "/livez", tls=shown))[0] == 200
 
 
 async def test_half_a_change_leaves_the_old_certificate_in_force(

@@ -1,6 +1,5 @@
 """What a receiver sees of us, and how its answers are read."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -9,12 +8,11 @@ import pytest
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.client import open_client, retry_after_seconds
+from sinks.remote_write.client import open_client
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.unit.sinks.receiver import Answer, Received, receiving
 from tests.unit.sinks.remote_write.oracle import WriteRequest
 
-NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 EMPTY = WriteRequest().SerializeToString()
 
 
@@ -113,21 +111,3 @@ async def test_a_receiver_that_does_not_answer_is_to_be_tried_again() -> None:
 async def test_a_missing_ca_file_is_named() -> None:
     with pytest.raises(SettingsError, match=r"remote_write\.ca_file /missing\.pem"):
         await write("https://localhost", ca_file="/missing.pem")
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("5", 5.0),
-        ("0.5", 0.5),
-        ("-3", 0.0),
-        ("", 0.0),
-        ("soon", 0.0),
-        ("nan", 0.0),
-        ("1e9", 600.0),
-        ("Sat, 21 Nov 2026 12:00:30 GMT", 30.0),
-        ("Sat, 21 Nov 2026 11:00:00 GMT", 0.0),
-    ],
-)
-def test_retry_after_is_read_in_both_forms_and_bounded(header: str, seconds: float) -> None:
-    assert retry_after_seconds(header, now=NOW) == seconds

@@ -1,0 +1,65 @@
+"""No answer of a receiver ends a sink: a process over a real Kafka, and a hostile server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.records import Account
+from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, answering, page
+from tests.real.sinks.running_sinks import Sink, make_topics, publish
+from tests.unit.sinks.given import entry, event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.parts.kafka import Kafka
+
+ANSWERS = [
+    ODD_PAGES["Latin-1 said to be UTF-8"],
+    ODD_PAGES["a charset that refuses all"],
+    ODD_PAGES["a date beyond all calendars"],
+    NO_HTTP["bytes that are no text"],
+    HUGE_PAGES["300 MiB"],
+    HUGE_PAGES["300 MiB in gzip"],
+]
+TAKEN = page(b"", status=b"HTTP/1.1 200 OK\r\n")
+SETTINGS = {
+    "remote_write": ("remote_write__url", "{url}"),
+    "alerts": ("alerts__urls", '["{url}"]'),
+}
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process ever held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_it_is_sent(
+    broker: Kafka, start_sink: Callable[..., Sink], kind: str
+) -> None:
+    await make_topics(broker)
+    answers = [*ANSWERS, TAKEN]
+    async with answering(answers) as receiver:
+        setting, value = SETTINGS[kind]
+        settings = {setting: value.format(url=receiver.url)}
+        if kind == "alerts":
+            settings["alerts__busy_without_pod__for_seconds"] = "0"
+        sink = start_sink(kind, broker, **settings)
+        await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=40)
+        before_bytes = peak_bytes(sink.pid)
+        await publish(broker, [event(entries=[entry(Account.HOST)])])
+
+        def was_taken() -> bool:
+            return len(receiver.bodies) > len(ANSWERS)
+
+        await asyncio.to_thread(sink.wait_until, was_taken, deadline_seconds=60)
+        growth_bytes = peak_bytes(sink.pid) - before_bytes
+        assert await asyncio.to_thread(sink.stop, deadline_seconds=10) == 0
+    assert growth_bytes < 48 * MIB
+    assert "Traceback" not in sink.log.read_text()

@@ -1,0 +1,114 @@
+"""Whatever a server answers is read in bounds, and its status is what counts."""
+
+import gzip
+import resource
+import zlib
+
+import pytest
+
+from gpuledger.service.http.client import (
+    MAX_BODY_BYTES,
+    HttpAnswer,
+    NoAnswerError,
+    open_http,
+)
+from gpuledger.service.http.readable import MAX_CHARACTERS, readable
+from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
+
+
+async def ask(answer: Raw, *, timeout_seconds: float = 20.0) -> HttpAnswer:
+    async with (
+        answering([answer]) as server,
+        open_http(headers={}, timeout_seconds=timeout_seconds) as http,
+    ):
+        return await http.post(server.url, data=b"x")
+
+
+@pytest.mark.parametrize("what", ODD_PAGES)
+async def test_the_status_counts_whatever_else_is_wrong(what: str) -> None:
+    answer = await ask(ODD_PAGES[what])
+
+    assert answer.status == 503
+    assert answer.retry_after_seconds == 0
+    assert answer.text.encode().decode() == answer.text
+    assert "\x1b" not in answer.text
+
+
+@pytest.mark.parametrize("what", HUGE_PAGES)
+async def test_of_a_huge_page_no_more_is_read_than_is_shown(what: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = await ask(HUGE_PAGES[what])
+    growth_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+    assert answer.status == 503
+    assert len(answer.text) == MAX_CHARACTERS
+    assert growth_bytes < 32 * MIB
+
+
+@pytest.mark.parametrize("what", NO_HTTP)
+async def test_what_is_no_http_is_no_answer(what: str) -> None:
+    with pytest.raises(NoAnswerError, match=r"^http://127\.0\.0\.1:\d+: .") as caught:
+        await ask(NO_HTTP[what])
+
+    assert len(str(caught.value)) < MAX_CHARACTERS + 100
+    assert str(caught.value).isprintable() or "\n" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        (b"gzip", gzip.compress(b"too old", mtime=0)),
+        (b"Deflate", zlib.compress(b"too old")),
+        (b"identity", b"too old"),
+        (b"gzip", b"too old"),
+        (b"br", b"too old"),
+    ],
+)
+async def test_what_is_packed_unasked_is_unpacked_where_that_can_be_done(
+    encoding: bytes, body: bytes
+) -> None:
+    assert (await ask(page(body, b"Content-Encoding: " + encoding))).text == "too old"
+
+
+async def test_a_success_is_one_whatever_its_body_is() -> None:
+    ok = b"HTTP/1.1 200 OK\r\n"
+    for answer in (
+        page(b"junk", b"Content-Encoding: gzip", status=ok),
+        Raw(begin=ok + b"Content-Length: 99\r\n\r\ncut"),
+        Raw(begin=ok + b"\r\n", again=b"x" * MIB, times=300),
+    ):
+        found = await ask(answer)
+        assert (found.is_success, found.text) == (True, "")
+
+
+async def test_secrets_in_the_address_are_in_no_error() -> None:
+    async with (
+        answering([NO_HTTP["another protocol"]]) as server,
+        open_http(headers={}, timeout_seconds=5.0) as http,
+    ):
+        url = server.url.replace("//", "//me:hunter2@") + "/write?token=hunter3"
+        with pytest.raises(NoAnswerError) as caught:
+            await http.post(url, data=b"x")
+    assert "hunter" not in str(caught.value)
+
+
+async def test_a_server_that_says_nothing_is_left_in_time() -> None:
+    drip = Raw(begin=b"HTTP/1.1 100 Continue\r\n\r\n", again=b"HTTP/1.1 100 Continue\r\n\r\n" * 99)
+    with pytest.raises(NoAnswerError, match="not done in time"):
+        await ask(Raw(begin=drip.begin, again=drip.again, times=10**9), timeout_seconds=0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("  plain\n", "plain"),
+        (b"caf\xe9", "caf\ufffd"),
+        ("caf\u00e9", "caf\u00e9"),
+        ("\udcff\x1b[0m", "?\ufffd[0m"),
+        ("a\tb\nc", "a\tb\nc"),
+        (b"\0" * MAX_BODY_BYTES, "\ufffd" * MAX_CHARACTERS),
+        ("\U0001f600" * MAX_BODY_BYTES, "\U0001f600" * MAX_CHARACTERS),
+    ],
+)
+def test_what_is_shown_can_be_written_anywhere(text: bytes | str, shown: str) -> None:
+    assert readable(text) == shown
