@@ -60,13 +60,22 @@ def head_of(frame: bytes) -> Head:
     return Head._make(_HEAD.unpack_from(frame))
 
 
+def is_whole(data: bytes) -> bool:
+    """Return whether these bytes are a frame as it was written, nothing less and nothing more."""
+    head = read_head(data)
+    return (
+        head is not None
+        and len(data) == HEAD_BYTES + head.body_bytes
+        and zlib.crc32(data[_CHECKED_FROM:]) == head.checksum
+    )
+
+
 def unpack_frame(data: bytes) -> list[Parcel]:
     """Give the parcels of a whole frame; raises `DamagedError` where it is not one."""
     import cramjam  # noqa: PLC0415  # as in pack_frame
 
-    head = read_head(data)
-    if head is None or zlib.crc32(data[_CHECKED_FROM:]) != head.checksum:
-        raise DamagedError("its checksum does not fit")
+    if not is_whole(data):
+        raise DamagedError("its checksum or its length does not fit")
     try:
         return _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
     # Text that is not UTF-8 is a ValueError, and a body that asks for too much a MemoryError.
