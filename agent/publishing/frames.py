@@ -17,6 +17,7 @@ from gpuledger.errors import GpuledgerError
 _HEAD: Final = struct.Struct("<IIIqq")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
+_MAX_PARCELS: Final = 10_000  # many times what is ever written as one
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
 _DECODER: Final = msgspec.msgpack.Decoder(list[Parcel])
 
@@ -50,9 +51,10 @@ def pack_frame(parcels: Sequence[Parcel], *, spooled_ms: int) -> bytes:
 
 
 def read_head(data: bytes) -> Head | None:
-    """Read a head; `None` where there are too few bytes for one, or nothing but zeros."""
+    """Return a head; `None` where there are too few bytes for one, or it says what cannot be."""
     head = head_of(data) if len(data) >= HEAD_BYTES else None
-    return head if head and head.body_bytes and head.parcels else None
+    can_be = head and head.body_bytes and 0 < head.parcels <= _MAX_PARCELS and head.spooled_ms >= 0
+    return head if can_be else None
 
 
 def head_of(frame: bytes) -> Head:

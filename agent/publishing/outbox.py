@@ -82,6 +82,11 @@ class Outbox:
         """Whether something waits on the disk."""
         return self._is_open and self._spool is not None and not self._spool.is_empty
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was put is sent."""
+        return not (self._hand or self._queue or self._waits_there)
+
     def put(self, parcel: Parcel) -> None:
         """Add the newest parcel."""
         now_seconds = self._now_seconds()
@@ -111,7 +116,7 @@ class Outbox:
 
     async def drained(self) -> None:
         """Wait until everything is sent."""
-        while self._hand or self._queue or self.is_on_disk:
+        while not self.is_empty:
             self._emptied.clear()
             await self._emptied.wait()
 

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from agent.publishing.frames import HEAD_BYTES, Head, is_whole, read_head
 
 _ZSTD: Final = struct.pack("<I", 0xFD2FB528)  # with it each frame's body begins
-_MAX_PARCELS: Final = 10_000  # more are never in a frame, so a head that says so is broken
 
 
 class Frame(NamedTuple):
@@ -72,7 +71,5 @@ def _by_checksums(data: bytes, start: int) -> Iterator[Frame]:
 def _frame_at(data: bytes, start: int) -> Frame | None:
     """Return what the head at a place says; `None` where no frame can be so."""
     head = read_head(data[start : start + HEAD_BYTES])
-    if head is None or head.parcels > _MAX_PARCELS:
-        return None
-    end = start + HEAD_BYTES + head.body_bytes
-    return Frame(start, end, head) if end <= len(data) else None
+    end = start + HEAD_BYTES + (head.body_bytes if head else 0)
+    return Frame(start, end, head) if head and end <= len(data) else None
