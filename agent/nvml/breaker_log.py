@@ -1,13 +1,12 @@
 """The log of breakers: each opening and its closing once, however often the library starts."""
 
 import time
-from typing import Final
 
 import structlog
 
 from agent.nvml.answers import CallGroup
 
-_log: Final = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 
 class BreakerLog:

@@ -153,7 +153,7 @@ def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
         def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 
-        def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802  # NVML's
+        def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> Any:  # noqa: N802  # NVML's own name
             return SimpleNamespace(busId="00000000:1B:00.0")
 
     nvml = Nvml(Slotted(FakeGpu("GPU-0")))
