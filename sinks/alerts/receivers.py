@@ -106,8 +106,11 @@ class Receivers:
 
     async def tell(self) -> None:
         """Begin to tell each what it is due; return when one of them has answered all of it."""
-        # All are begun with, also where the first is due nothing.
-        while not any([one.tell() for one in self._receivers]):
+        while True:
+            # All are begun with, also where the first is due nothing.
+            are_told = [one.tell() for one in self._receivers]
+            if any(are_told):
+                return
             self._changed.clear()
             await self._changed.wait()
 
@@ -199,7 +202,7 @@ class _Receiver:
         self._everyone.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post what is due by now; where that is nothing any more, an empty list asks for an answer."""
+        """Post what is due by now; where that is nothing, an empty list asks for an answer."""
         due = self._due(Now.of(self._clock))
         try:
             for start in range(0, max(1, len(due)), _ALERTS_PER_POST):

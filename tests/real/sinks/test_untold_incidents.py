@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,9 +71,7 @@ class Alertmanager:
         self.asked += 1
         if not self.is_there:
             return Answer(503, "away")
-        self.took |= {
-            (one["labels"]["node"], one["labels"]["xid"]) for one in orjson.loads(body)
-        }
+        self.took |= {(one["labels"]["node"], one["labels"]["xid"]) for one in orjson.loads(body)}
         return Answer(200)
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -72,7 +73,7 @@ def sink(
     *receivers: Receiver,
     readiness: Readiness | None = None,
     clock: HandClock | None = None,
-    **changes: Any,
+    **changes: Any,  # noqa: ANN401  # as AlertsSettings takes them
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(
         urls=[receiver.url for receiver in receivers],
@@ -436,6 +437,10 @@ async def hanging() -> AsyncIterator[Receiver]:
 async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
     on = bus()
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+
+    def is_done(offset: int) -> bool:
+        return committed(on, GROUP, at) == offset
+
     async with (
         hanging() as hung,
         receiving() as well,
@@ -443,7 +448,7 @@ async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
     ):
         for count in range(1, 6):
             await publish_incidents(on, count)
-            await eventually(lambda count=count: committed(on, GROUP, at) == count)
+            await eventually(partial(is_done, count))
 
         assert xids(well) == {"1", "2", "3", "4", "5"}
         assert len(hung.received) == 1

@@ -44,7 +44,7 @@ def sink(
     *,
     clock: HandClock | None = None,
     readiness: Readiness | None = None,
-    **changes: Any,
+    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
     return asyncio.ensure_future(
         run_remote_write(
@@ -205,7 +205,7 @@ async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is
 
 async def test_a_node_whose_ticks_wait_to_be_read_is_not_silent() -> None:
     on, clock = bus(), HandClock()
-    last = [f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT][0]
+    last = next(f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT)
     async with receiving() as receiver, running(sink(on, receiver, clock=clock, poll_records=1)):
         await publish(on, event(0, node=last))
         await eventually(is_committed(on, 1))
@@ -240,9 +240,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
 
 
 @asynccontextmanager
-async def another_member(
-    on: MemoryBus, logged: Sequence[Mapping[str, Any]]
-) -> AsyncIterator[None]:
+async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> AsyncIterator[None]:
     """Let another member join the group of a sink and take its share, once it has its own."""
 
     async def polls() -> None:
