@@ -115,14 +115,12 @@ class AlertsSink:
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
         """Judge what was polled, tell what is due, and only then say that it is done."""
         newest_ns = {batch.partition: self._judge(batch) for batch in batches}
-        judged_by = {batch.partition: self._watch(batch.partition) for batch in batches}
         self._forget()
         await self._receivers.tell()
         for batch in batches:
+            # What was given up meanwhile was not told, and the desk does not hear of it.
             partition = batch.partition
-            # What was released meanwhile was not told: its next owner tells it.
-            if self._watches.get(partition.partition) is judged_by[partition]:
-                desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns[partition])
+            desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns[partition])
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Forget these without ending their alerts: the next owner goes on, or they end."""

@@ -106,12 +106,10 @@ class RemoteWriteSink:
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
         """Send what was polled; partitions go side by side, each in its order."""
-        polled_ns = self._clock.monotonic_ns()
         async with asyncio.TaskGroup() as group:
             for batch in batches:
                 self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
-        silent_ns = round(self._settings.silent_seconds * 1e9)
-        await self._end_silent(desk, before_ns=polled_ns - silent_ns)
+        await self._end_silent(desk)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let requests on their way be answered, then forget the series without ending them."""
@@ -138,12 +136,14 @@ class RemoteWriteSink:
             desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
         desk.acknowledge(partition, batch.next_offset)
 
-    async def _end_silent(self, desk: Desk, *, before_ns: int) -> None:
-        """End the series of nodes of which nothing has come since, by the time of the last poll.
+    async def _end_silent(self, desk: Desk) -> None:
+        """End the series of nodes of which nothing has come for long.
 
-        What waited while the receiver was away has come too: a node is silent where its partition
-        is read to its end.
+        What waits on the bus, as after an outage of the receiver, has come too: a node is silent
+        where its partition is read to its end.
         """
+        silent_ns = round(self._settings.silent_seconds * 1e9)
+        before_ns = self._clock.monotonic_ns() - silent_ns
         silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
         for partition in await _read_to_the_end(silent, desk.consumer):
             # It may have been given up meanwhile.

@@ -693,6 +693,41 @@ async def test_of_a_partition_that_comes_beside_the_work_nothing_is_read_before_
     assert member.given == taken
 
 
+async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_let_go() -> None:
+    class Setting(Recorder):
+        is_set = False
+
+        @override
+        async def prepare(self, desk: Desk) -> Partitions:
+            voided = frozenset() if self.is_set else desk.consumer.assignment()
+            self.is_set = bool(voided)
+            return voided
+
+    member = Held(Setting())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.brings(first_of(KEPT, offset=2)),
+    )
+
+    assert member.sink.taken == [(KEPT, 2)]
+
+
+async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
+    class Committing(Recorder):
+        @override
+        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+            for batch in batches:
+                desk.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+
+    member, clock, check = Held(Committing()), HandClock(), Check()
+    brings = member.gains(KEPT, brings=first_of(KEPT))
+    await member.through(brings, check=check, clock=clock)
+    clock.advance(42)
+
+    assert member.commits == []
+    assert check.detail.endswith(", 0 s behind")
+
+
 @pytest.mark.parametrize("comes_back", [0, 1])
 async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind(
     comes_back: int,

@@ -247,6 +247,11 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
         await publish(on, quiet(3))
         await eventually(is_committed(on, 4))
         assert (check.is_ok, its_own.is_ok) == (False, False)
+        seen = len(receiver.received)
+        for offset in (5, 6):
+            await publish(on, quiet(offset - 1))
+            await eventually(is_committed(on, offset))
+        assert len(receiver.received) == seen
         clock.advance(600)
         await eventually(lambda: (check.is_ok, its_own.is_ok) == (True, True))
         assert receiver.received[-1].body == b"[]"
@@ -488,6 +493,44 @@ async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothi
 
         assert check.detail == away.url
         assert readiness.check("alerts.receiver").detail == f"{well.url}, {away.url}"
+
+
+async def test_the_receiver_is_away_where_every_alertmanager_is() -> None:
+    on, readiness, away = bus(), Readiness(), {"one", "other"}
+    clock = PatientClock(START_NS + SECOND_NS)
+    check = readiness.check("alerts.receiver")
+    await publish_incidents(on, 1)
+
+    def answer(name: str) -> Callable[[bytes], Answer]:
+        return lambda _: Answer(503 if name in away else 200)
+
+    async with (
+        receiving(by_body=answer("one")) as one,
+        receiving(by_body=answer("other")) as other,
+        running(sink(on, one, other, readiness=readiness, clock=clock)),
+    ):
+        checks = [readiness.check(f"alerts.alertmanager {each.url}") for each in (one, other)]
+        await eventually(lambda: check.has_failed)
+        away.clear()
+        await eventually(lambda: all(each.is_ok for each in (check, *checks)))
+        for name, its_own in zip(("one", "other"), checks, strict=True):
+            away.add(name)
+            clock.advance(61)
+            await eventually(partial(getattr, its_own, "has_failed"))
+            assert check.is_ok
+            away.clear()
+            await eventually(partial(getattr, its_own, "is_ok"))
+
+
+async def test_at_its_end_nothing_is_on_its_way_to_an_alertmanager() -> None:
+    on = bus()
+    await publish_incidents(on, 1)
+    async with hanging() as hung:
+        before = asyncio.all_tasks()
+        async with running(sink(on, hung)):
+            await eventually(lambda: hung.received)
+            during = asyncio.all_tasks() - before
+        assert all(task.done() for task in during if "never" not in repr(task.get_coro()))
 
 
 async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_taken() -> None:
