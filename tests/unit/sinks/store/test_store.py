@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.errors import UserError
+from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.service import Readiness, Severity
 from gpuledger.topics import DEAD_LETTERS, EVENTS
@@ -568,6 +569,7 @@ class KeepsSome:
     def __init__(self, inner: Consumer, subscription: Subscription) -> None:
         self._inner, self._subscription = inner, subscription
         self.gives_up: list[TopicPartition] = []
+        self.fails = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the inner one has it
         return getattr(self._inner, name)
@@ -575,6 +577,9 @@ class KeepsSome:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
+        if self.fails:
+            self.fails -= 1
+            raise BusUnavailableError("no broker answers")
         while self.gives_up:
             partition = frozenset({self.gives_up.pop()})
             await self._subscription.on_revoked(partition)
@@ -595,12 +600,42 @@ class KeepingBus(MemoryBus):
             yield cast("Consumer", self.newest)
 
 
+def keeping() -> KeepingBus:
+    return KeepingBus(
+        [replace(each, partitions=2) if each is EVENTS else each for each in (EVENTS, DEAD_LETTERS)]
+    )
+
+
+async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def waiting(*args: Any, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        begun.set()
+        goes_on.wait()
+        write_deltalake(*args, **options)
+
+    monkeypatch.setattr("sinks.store.table.write_deltalake", waiting)
+    on, clock = keeping(), HandClock()
+    await publish(on, event(0, entries=[entry()]))
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(begun.is_set)
+        # The consumer is opened anew while a write of the one before is under way.
+        before = on.newest
+        before.fails = 8
+        await eventually(lambda: on.newest is not before)
+        await publish(on, event(1, entries=[entry()]))
+        asyncio.get_running_loop().call_later(0.3, goes_on.set)
+        await eventually(is_committed(on, 2))
+
+    assert offsets(tmp_path) == [0, 1]
+
+
 async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_all_others(
     tmp_path: Path,
 ) -> None:
-    on = KeepingBus(
-        [replace(each, partitions=2) if each is EVENTS else each for each in (EVENTS, DEAD_LETTERS)]
-    )
+    on = keeping()
     goes, stays = (
         next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)
     )
