@@ -8,7 +8,7 @@ from sinks.store.stored import Stored
 from sinks.store.streams import Streams
 
 AT = TopicPartition("t", 3)
-STREAMS = Streams(group="g", generation=1)
+STREAMS = Streams(group="g", generation="")
 TOPIC_ID = "b3l2cTJ1cGE0c2Rm"
 OFFSETS = {STREAMS.of(AT): 7}
 IDENTITY = {STREAMS.identity_of(AT): number_of(TOPIC_ID)}
