@@ -408,6 +408,9 @@ def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
     progress.end({other})
     assert progress.uncommitted() == {}
     progress.begin({other})
+    progress.done(other, 9)
+    progress.begin({other})
+    assert progress.uncommitted() == {}
     progress.done(other, 1)
     assert progress.uncommitted() == {other: 1}
 
