@@ -22,17 +22,15 @@ from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
-from gpuledger.tasks import end_tasks
 from gpuledger.topics import DEAD_LETTERS
 from sinks.desk import EpochDesk
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
 from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Partitions, Sink
+from sinks.working import work_beside
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
-_GRACE_SECONDS: Final = 1.5
-"""How long a sink may go on with what it does when the loop is cancelled."""
 _MOST_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
@@ -249,16 +247,18 @@ class _Session:
 
     async def _take(self, polled: Polled) -> None:
         """Let the sink work; where that takes long, keep the membership of the group alive."""
-        task = asyncio.create_task(self._work(polled, self._desk()))
         try:
-            await asyncio.wait({task}, timeout=self._how.poll_seconds)
-            while not task.done():
-                await self._poll_paused()
-                await self._settle()
-            await task
+            await work_beside(
+                self._work(polled, self._desk()),
+                meanwhile=self._stay_member,
+                after_seconds=self._how.poll_seconds,
+            )
         finally:
-            await _end(task)
             self.consumer.resume(self.consumer.assignment())
+
+    async def _stay_member(self) -> None:
+        await self._poll_paused()
+        await self._settle()
 
     async def _poll_paused(self) -> None:
         """Poll for the group's sake alone: nothing is handed out, nor of what comes in by this."""
@@ -298,9 +298,3 @@ def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
     return {
         topic: sorted(number for name, number in partitions if name == topic) for topic in topics
     }
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Give the task a moment, so that what is on its way is answered, then cancel it."""
-    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
-    await end_tasks(task)

@@ -1,4 +1,4 @@
-"""A node that fell silent is told by a real Kafka, whose transactions end a partition with a mark."""
+"""A node that fell silent is told on a real Kafka, where a mark ends each transaction."""
 
 from __future__ import annotations
 
