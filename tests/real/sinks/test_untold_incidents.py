@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -106,8 +107,8 @@ async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to
         async with sink(settings, alertmanager) as first:
             await eventually(lambda: alertmanager.asked > 1, within_seconds=WITHIN_SECONDS)
             async with sink(settings, alertmanager) as second:
-                shared = lambda: holds(first, PARTITIONS) and holds(second, PARTITIONS)  # noqa: E731
-                await eventually(shared, within_seconds=WITHIN_SECONDS)
+                for one in (first, second):
+                    await eventually(partial(holds, one, PARTITIONS), within_seconds=WITHIN_SECONDS)
                 asked = alertmanager.asked
                 await eventually(lambda: alertmanager.asked > asked + 3, within_seconds=60)
         alertmanager.is_there = True
