@@ -48,9 +48,13 @@ class Maintenance:
                 removed = await in_daemon_thread(
                     partial(table.remove_orphans, older_than_hours=hours)
                 )
-            except ReceiverUnavailableError as error:
-                _log.warning("maintenance_failed", url=shown_url(table.uri), error=str(error))
-                return
+            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
+                _log.warning("maintenance_failed", url=shown_url(table.uri), error=_shown(error))
+                continue
             ORPHANS_REMOVED_TOTAL.inc(removed)
             if removed:
                 _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
+
+
+def _shown(error: Exception) -> str:
+    return str(error) if isinstance(error, ReceiverUnavailableError) else repr(error)
