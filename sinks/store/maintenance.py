@@ -11,11 +11,11 @@ import structlog
 
 from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
+from gpuledger.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.store.settings import StoreSettings
 from sinks.store.table import StreamTable
-from sinks.store.threads import in_daemon_thread
 
 _log = structlog.get_logger(__name__)
 
