@@ -166,6 +166,7 @@ class Driver:
         for uuid in self._losses.known:
             if uuid not in there:
                 self._losses.lose(uuid, "not there when the library was started again")
+        self._losses.started({gpu.index: gpu.uuid for gpu in found}, self._nvml.unfound)
         if was_lost:
             self._losses.tell_all("driver_reloaded", f"before: {reason}")
 

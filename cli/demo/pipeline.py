@@ -28,8 +28,8 @@ from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.errors import BusError
 from gpuledger.service import Readiness
 from gpuledger.topics import SAMPLES
+from sinks.alerts.receivers import NAME as ALERTS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
-from sinks.alerts.service import NAME as ALERTS
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP

@@ -101,8 +101,9 @@ class _EndingSignals:
 
         def pass_on(number: int, _: FrameType | None) -> None:
             self.have_come = True
+            # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
             for each in _ENDING:
-                signal.signal(each, signal.SIG_IGN)
+                signal.signal(each, _do_nothing)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(stop, signal.Signals(number).name)
 
@@ -110,10 +111,13 @@ class _EndingSignals:
             signal.signal(each, pass_on)
 
     def give_back(self) -> None:
-        """Give the signals to who had them before, unless one has come: the process ends."""
-        if not self.have_come:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+        """Give the signals to who had them before, or to nobody as the process ends by one."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.have_come else handler)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal that comes after the first one."""
 
 
 class _Deadline:

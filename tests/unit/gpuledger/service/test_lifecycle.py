@@ -98,6 +98,14 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
 
+def test_two_signals_at_the_same_instant_are_one() -> None:
+    with running("signalled-twice-at-once") as child:
+        stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (child.returncode, stdout) == (0, "working\ncleaned up\n")
+    assert logged(stderr) == ["signal_received"]
+
+
 def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code() -> None:
     with running("signalled-late") as child:
         child.send_signal(signal.SIGTERM)
