@@ -7,16 +7,16 @@ and the codec; it knows no stage.
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
 from prometheus_client import Counter
 
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
+from gpuledger.explaining import shorten
 from gpuledger.records import DeadLetter
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
@@ -26,10 +26,16 @@ T = TypeVar("T")
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and were put aside for the dead-letter topic, by topic and"
-    " reason: `undecodable`, `invalid`, `too_large`, `foreign_pod`, `foreign_key`, `future`,"
-    " `out_of_order`, `rejected`.",
+    " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `foreign_pod`,"
+    " `foreign_key`, `future`, `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )
+DETAIL_CHARACTERS: Final = 1000
+"""What a letter says is cut to so many: a detail may quote what the record says, and that is
+anybody's."""
+_BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
+"""Bytes of key and value that fit in a letter as base64, with room for all that it says besides."""
+_TOO_LARGE: Final = " (the record is too large for a dead letter: read it there)"
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -65,23 +71,34 @@ class DeadLetterOffice:
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
-                self.bury(record, reason="undecodable", detail=str(error))
+                # Looked at here, where nothing decodes: a batch without a value never does.
+                if record.unreadable is None:
+                    self.bury(record, reason="undecodable", detail=str(error))
+                else:
+                    self.bury(record, reason="unreadable", detail=explain_unreadable(record))
 
     def bury(self, record: Record, *, reason: str, detail: str) -> None:
-        """Put a record aside, with the reason as one word and the detail as a sentence."""
+        """Put a record aside, with the reason as one word and the detail as a sentence.
+
+        The letter fits in a message whatever the record and the detail hold: a long detail is cut,
+        and bytes that do not fit are left out. Where they lie is told all the same.
+        """
         self.buried += 1
         DEAD_LETTERS_TOTAL.labels(topic=record.topic, reason=reason).inc()
+        shown = shorten(detail, DETAIL_CHARACTERS)
+        has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
         self._waiting.append(
             DeadLetter(
                 topic=record.topic,
                 partition=record.partition,
-                offset=record.offset,
+                offset=record.first_offset,
+                last_offset=record.offset if record.unreadable else None,
                 consumer=self._consumer,
                 reason=reason,
-                detail=detail,
+                detail=shown if has_room else f"{shown}{_TOO_LARGE}",
                 time_ns=self._time_ns(),
-                key_base64=_base64(record.key),
-                value_base64=_base64(record.value),
+                key_base64=_base64(record.key) if has_room else None,
+                value_base64=_base64(record.value) if has_room else None,
             )
         )
 
@@ -145,13 +162,18 @@ class DeadLetterOffice:
         return placed
 
 
+def explain_unreadable(record: Record) -> str:
+    """Return a sentence on a record that stands for those of a batch that cannot be unpacked."""
+    why = record.unreadable.detail if record.unreadable else "it can"
+    return (
+        f"{record.topic}: offsets {record.first_offset} to {record.offset} are in a batch that"
+        f" cannot be unpacked: {why}"
+    )
+
+
 def _message(letter: DeadLetter) -> Message:
-    """Leave out a value that makes the letter too large; where it lies is told all the same."""
-    value = encode(letter)
-    if len(value) + len(letter.topic) > MAX_MESSAGE_BYTES:
-        detail = f"{letter.detail} (the record is too large for a dead letter: read it there)"
-        value = encode(replace(letter, detail=detail, key_base64=None, value_base64=None))
-    return Message(key=letter.topic.encode(), value=value, timestamp_ms=letter.time_ns // 1_000_000)
+    key, timestamp_ms = letter.topic.encode(), letter.time_ns // 1_000_000
+    return Message(key=key, value=encode(letter), timestamp_ms=timestamp_ms)
 
 
 def _base64(data: bytes | None) -> str | None:

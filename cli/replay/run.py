@@ -16,6 +16,7 @@ from enricher.join.replaying.comparison import Comparison
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.dead_letters import explain_unreadable
 from gpuledger.errors import UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 
@@ -108,7 +109,15 @@ class Replaying:
         records = await anext(first, None)
         if records is None:
             return False
-        wanted = [record for record in records if self._wanted.has(record.timestamp_ms)]
+        for record in records:
+            if record.unreadable is not None:
+                detail = explain_unreadable(record)
+                self._replay.unusable.bury(record, reason="unreadable", detail=detail)
+        wanted = [
+            record
+            for record in records
+            if record.unreadable is None and self._wanted.has(record.timestamp_ms)
+        ]
         try:
             comparison.take_first(record.value or b"" for record in wanted)
         except msgspec.DecodeError as error:

@@ -1,6 +1,7 @@
 """Says what a consumer could not read: one log line, two counters, and a check that stays.
 
-Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`.
+Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`. What is there
+and cannot be unpacked is no gap here: consumers read on, and stages reject it.
 """
 
 from collections.abc import Iterable
@@ -9,8 +10,8 @@ from datetime import UTC, datetime
 
 import structlog
 
-from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
-from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
+from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL, RECORDS_UNREADABLE_TOTAL
+from gpuledger.bus.protocol import Gap, GapReason, TopicPartition, UnreadableReason
 from gpuledger.service import Check
 
 _log = structlog.get_logger(__name__)
@@ -21,7 +22,10 @@ def count_from_zero(topics: Iterable[str], *, group: str) -> None:
     for topic in topics:
         RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
         for reason in GapReason:
-            GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
+            if reason is not GapReason.UNREADABLE:
+                GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
+        for cause in UnreadableReason:
+            RECORDS_UNREADABLE_TOTAL.labels(topic=topic, reason=cause)
 
 
 def report_gap(gap: Gap, *, group: str) -> None:

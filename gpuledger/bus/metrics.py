@@ -17,3 +17,10 @@ GAPS_TOTAL: Final = Counter(
     " `truncated` (the partition lost records that had been read).",
     ["topic", "consumer", "reason"],
 )
+RECORDS_UNREADABLE_TOTAL: Final = Counter(
+    "gpuledger_records_unreadable",
+    "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
+    " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
+    " `damaged`.",
+    ["topic", "reason"],
+)

@@ -230,28 +230,36 @@ class StoreSink:
 
     async def _record_gaps_once(self, gaps: Sequence[Gap]) -> None:
         """Give each gap its row; where another consumer does the same, look again."""
+        by_stream: dict[str, list[Gap]] = {}
         for gap in gaps:
+            stream = stream_of(self._stream(gap.partition), gap)
+            by_stream.setdefault(stream, []).append(gap)
+        for stream, alike in by_stream.items():
             try:
-                await in_daemon_thread(partial(self._record_gap, gap))
+                await in_daemon_thread(partial(self._record_gaps, stream, alike))
             except StaleTableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
-            self._gaps = [each for each in self._gaps if each != gap]
+            self._gaps = [each for each in self._gaps if each not in alike]
 
-    def _record_gap(self, gap: Gap) -> None:
-        stream = stream_of(self._stream(gap.partition), gap)
+    def _record_gaps(self, stream: str, gaps: Sequence[Gap]) -> None:
+        """Write the rows of one stream in one commit: a poll may bring many gaps."""
         recorded = self._gaps_table.load([stream]).get(stream)
         time_ns = self._clock.time_ns()
-        row = row_of(
-            gap,
-            stored=self._stored.get(gap.partition),
-            recorded=recorded,
-            topic_id=self._topic_id if gap.reason is GapReason.RETENTION else None,
-            time_before_us=self._time_before_us(gap),
-            detected_us=time_ns // 1000,
-        )
-        if row is not None:
-            number = {stream: recorded_up_to(gap)}
-            self._gaps_table.append([row], number, time_ms=time_ns // 1_000_000)
+        rows = []
+        for gap in gaps:
+            row = row_of(
+                gap,
+                stored=self._stored.get(gap.partition),
+                recorded=recorded,
+                topic_id=self._topic_id if gap.has_end else None,
+                time_before_us=self._time_before_us(gap),
+                detected_us=time_ns // 1000,
+            )
+            if row is not None:
+                rows.append(row)
+                recorded = recorded_up_to(gap)
+        if rows and recorded is not None:
+            self._gaps_table.append(rows, {stream: recorded}, time_ms=time_ns // 1_000_000)
 
     def _time_before_us(self, gap: Gap) -> int | None:
         if gap.time_before_ms is not None:

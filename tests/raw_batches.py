@@ -1,0 +1,122 @@
+"""Kafka's record batches by hand, for what no client of ours would write, and their way to a broker.
+
+The format is that of magic 2: https://kafka.apache.org/documentation/#recordbatch
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import cramjam
+import zstandard
+from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.util import calc_crc32c, encode_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+_HEAD = struct.Struct(">qiibIhiqqqhii")
+_CHECKED = struct.Struct(">hiqqqhii")
+_SKIPPED_MAGIC = 0x184D2A50
+
+
+class Raw(NamedTuple):
+    """A record as bytes, its header's names too."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+def body(records: Sequence[Raw]) -> bytes:
+    """Give the records of a batch as they are before they are packed."""
+    return b"".join(_record(offset, record) for offset, record in enumerate(records))
+
+
+def batch(
+    packed: bytes, *, count: int, codec: int = NONE, time_ms: int, base_offset: int = 0
+) -> bytes:
+    """Give a whole batch of so many records, with the checksum of what is in it."""
+    checked = _CHECKED.pack(codec, count - 1, time_ms, time_ms, -1, -1, -1, count) + packed
+    head = struct.pack(">iBI", -1, 2, calc_crc32c(checked))
+    return struct.pack(">qi", base_offset, len(head) + len(checked)) + head + checked
+
+
+def pack(data: bytes, codec: int) -> bytes:
+    """Pack as other clients do."""
+    match codec:
+        case 1:
+            return gzip.compress(data)
+        case 2:
+            return bytes(cramjam.snappy.compress_raw(data))
+        case 3:
+            return bytes(cramjam.lz4.compress(data))
+        case 4:
+            return zstandard.ZstdCompressor().compress(data)
+    return data
+
+
+def skipped_frame(content: bytes) -> bytes:
+    """Give a frame of zstd that is to be stepped over."""
+    return struct.pack("<II", _SKIPPED_MAGIC, len(content)) + content
+
+
+def two_frames(data: bytes) -> bytes:
+    """Pack as a client that flushes between records: frame after frame, one to be skipped too."""
+    half = len(data) // 2
+    parts = (data[:half], data[half:])
+    packed = [zstandard.ZstdCompressor().compress(part) for part in parts]
+    return skipped_frame(b"anything") + skipped_frame(b"more").join(packed)
+
+
+def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
+    """Pack one record of zeros, of which zstd makes thousandths."""
+    compressor = zstandard.ZstdCompressor(write_content_size=says_size).compressobj()
+    value_bytes = size_bytes
+    inside = b"\0\0\0" + encoded(-1) + encoded(value_bytes)  # no attributes, deltas 0, no key
+    record_bytes = len(inside) + value_bytes + 1  # no headers
+    chunks = [compressor.compress(encoded(record_bytes) + inside)]
+    zeros = bytes(1 << 20)
+    for left in range(value_bytes, 0, -len(zeros)):
+        chunks.append(compressor.compress(zeros[: min(left, len(zeros))]))
+    return b"".join([*chunks, compressor.compress(b"\0"), compressor.flush()])
+
+
+async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
+    """Send a batch to a broker as it is; give the offset of its first record."""
+    client = AIOKafkaClient(bootstrap_servers=servers)
+    await client.bootstrap()
+    try:
+        await client.set_topics([topic])
+        leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
+        answer = await client.send(leader, request)
+        ((_, ((_, code, offset, *_),)),) = answer.topics
+    finally:
+        await client.close()
+    assert code == 0, f"the broker refused it: {code}"
+    return int(offset)
+
+
+def encoded(number: int) -> bytes:
+    """Write a number as records do: zigzag, seven bits a byte."""
+    into = bytearray()
+    encode_varint(number, into.append)
+    return bytes(into)
+
+
+def _record(offset: int, record: Raw) -> bytes:
+    inside = b"\0" + encoded(0) + encoded(offset) + _bytes(record.key) + _bytes(record.value)
+    inside += encoded(len(record.headers))
+    for name, content in record.headers:
+        inside += _bytes(name) + _bytes(content)
+    return encoded(len(inside)) + inside
+
+
+def _bytes(content: bytes | None) -> bytes:
+    return encoded(-1) if content is None else encoded(len(content)) + content
