@@ -5,14 +5,14 @@ The format is that of magic 2: https://kafka.apache.org/documentation/#recordbat
 
 from __future__ import annotations
 
-import gzip
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-import cramjam
 import zstandard
 from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.errors import NotLeaderForPartitionError
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.util import calc_crc32c, encode_varint
 
@@ -49,16 +49,8 @@ def batch(
 
 def pack(data: bytes, codec: int) -> bytes:
     """Pack as other clients do."""
-    match codec:
-        case 1:
-            return gzip.compress(data)
-        case 2:
-            return bytes(cramjam.snappy.compress_raw(data))
-        case 3:
-            return bytes(cramjam.lz4.compress(data))
-        case 4:
-            return zstandard.ZstdCompressor().compress(data)
-    return data
+    packers = {GZIP: gzip_encode, SNAPPY: snappy_encode, LZ4: lz4_encode, ZSTD: zstd_encode}
+    return bytes(packers[codec](data)) if codec else data
 
 
 def skipped_frame(content: bytes) -> bytes:
@@ -78,7 +70,7 @@ def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
     """Pack one record of zeros, of which zstd makes thousandths."""
     compressor = zstandard.ZstdCompressor(write_content_size=says_size).compressobj()
     value_bytes = size_bytes
-    inside = b"\0\0\0" + encoded(-1) + encoded(value_bytes)  # no attributes, deltas 0, no key
+    inside = b"\0\0\0" + _bytes(b"k") + encoded(value_bytes)  # no attributes, deltas 0
     record_bytes = len(inside) + value_bytes + 1  # no headers
     chunks = [compressor.compress(encoded(record_bytes) + inside)]
     zeros = bytes(1 << 20)
@@ -93,10 +85,14 @@ async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
     await client.bootstrap()
     try:
         await client.set_topics([topic])
-        leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
-        request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
-        answer = await client.send(leader, request)
-        ((_, ((_, code, offset, *_),)),) = answer.topics
+        while True:
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
+            answer = await client.send(leader, request)
+            ((_, ((_, code, offset, *_),)),) = answer.topics
+            if code != NotLeaderForPartitionError.errno:
+                break  # a topic that was just made has no leader yet
+            await client.force_metadata_update()
     finally:
         await client.close()
     assert code == 0, f"the broker refused it: {code}"
