@@ -1,4 +1,4 @@
-"""Kafka's record batches by hand, for what no client of ours would write, and their way to a broker.
+"""Kafka's record batches by hand, for what no client of ours writes, and their way to a broker.
 
 The format is that of magic 2: https://kafka.apache.org/documentation/#recordbatch
 """
@@ -72,11 +72,11 @@ def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
     value_bytes = size_bytes
     inside = b"\0\0\0" + _bytes(b"k") + encoded(value_bytes)  # no attributes, deltas 0
     record_bytes = len(inside) + value_bytes + 1  # no headers
-    chunks = [compressor.compress(encoded(record_bytes) + inside)]
+    packed = compressor.compress(encoded(record_bytes) + inside)
     zeros = bytes(1 << 20)
     for left in range(value_bytes, 0, -len(zeros)):
-        chunks.append(compressor.compress(zeros[: min(left, len(zeros))]))
-    return b"".join([*chunks, compressor.compress(b"\0"), compressor.flush()])
+        packed += compressor.compress(zeros[: min(left, len(zeros))])
+    return packed + compressor.compress(b"\0") + compressor.flush()
 
 
 async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:

@@ -71,6 +71,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     too much.
     """
 
+    next_fetch_offset: int
     _given_bytes = 0
     """Since the poll began."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}

@@ -28,7 +28,7 @@ class Hostile(NamedTuple):
     pack: Callable[[bytes], bytes]
     codec: int
     headers: Sequence[tuple[bytes, bytes]] = ()
-    count: int | None = None
+    says: int | None = None
     """How many records it says it has, where it is not those given."""
 
 
@@ -42,9 +42,9 @@ HOSTILE = {
     "gzip": Hostile(lambda data: raw_batches.pack(data, GZIP), GZIP),
     "snappy": Hostile(lambda data: raw_batches.pack(data, SNAPPY), SNAPPY),
     "lz4": Hostile(lambda data: raw_batches.pack(data, LZ4), LZ4),
-    "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, count=1),
+    "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
     "a bomb that does not say so": Hostile(
-        lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, count=1
+        lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, says=1
     ),
 }
 """What a broker takes and no consumer can read."""
@@ -62,12 +62,12 @@ async def write(
 ) -> tuple[int, int]:
     """Write a batch; give the offsets of its first and its last record."""
     named = [record._replace(headers=how.headers) for record in records]
-    count = how.count or len(named)
+    count = how.says or len(named)
     packed = how.pack(raw_batches.body(named))
     data = raw_batches.batch(
         packed, count=count, codec=how.codec, time_ms=time.time_ns() // 1_000_000
     )
-    first = await raw_batches.produce(kafka.bootstrap_servers, *place, data)
+    first = await raw_batches.produce(kafka.bootstrap_servers, place.topic, place.partition, data)
     return first, first + count - 1
 
 

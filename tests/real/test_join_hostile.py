@@ -81,7 +81,8 @@ class Scene:
             for node in range(2):
                 ticks = [self.tick(seq, node) for seq in seqs]
                 messages = [Message(each.key, each.value, now_ms) for each in ticks]
-                await producer.publish(*place(SAMPLES.name, node_name(node)), messages)
+                partition = place(SAMPLES.name, node_name(node)).partition
+                await producer.publish(SAMPLES.name, partition, messages)
 
     def read(self, topic: str) -> list[dict[str, Any]]:
         found = self._kcat.consume(self.kafka.bootstrap_servers, topic)
