@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.administration import create_topics
@@ -23,6 +27,8 @@ from gpuledger.topics import (
     MARKS,
     PODS,
     SAMPLES,
+    TOPICS,
+    Topic,
     partition_of_node,
 )
 from tests.raw_batches import ZSTD, Raw, pack
@@ -30,7 +36,7 @@ from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, most_memory_bytes, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.real.parts.kafka import Kafka
@@ -68,8 +74,8 @@ class Scene:
             },
         )
 
-    async def make_topics(self) -> None:
-        await create_topics(self._settings)
+    async def make_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
+        await create_topics(self._settings, topics)
 
     def tick(self, seq: int, node: int = 0) -> Raw:
         return Raw(node_name(node).encode(), encode(self._fleet.tick(node, seq)))
@@ -157,6 +163,46 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
         assert worker.stop() == 0
     finally:
         worker.kill()
+
+
+async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(scene: Scene) -> None:
+    """Its limit was set by hand: no record is put aside over it, and nothing is lost."""
+    small = replace(EVENTS, extra={"max.message.bytes": "1000"})
+    await scene.make_topics([each if each is not EVENTS else small for each in TOPICS])
+    await scene.publish_ticks(BEFORE)
+    worker = scene.worker
+    try:
+        worker.start()
+        await until(lambda: "max.message.bytes" in str(worker.readyz()), worker)
+        assert "gpuledger_join_events_total 0.0" in worker.metrics()
+        await set_limit(scene.kafka, EVENTS.name, 1_048_588)
+        await scene.await_committed({place(SAMPLES.name): len(BEFORE)})
+
+        assert scene.events() == sorted((node, seq) for node in (NODE, OTHER) for seq in BEFORE)
+        assert scene.read(DEAD_LETTERS.name) == []
+    finally:
+        worker.kill()
+
+
+async def until(probe: Callable[[], bool], worker: Deployable) -> None:
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        with suppress(OSError):
+            if probe():
+                return
+        assert worker.exit_status() is None, worker.log.read_text()[-3000:]
+        assert time.monotonic() < deadline, worker.log.read_text()[-3000:]
+        time.sleep(0.2)  # noqa: ASYNC251  # nothing else runs in this loop
+
+
+async def set_limit(kafka: Kafka, topic: str, limit_bytes: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        wanted = {"max.message.bytes": str(limit_bytes)}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
+    finally:
+        await admin.close()
 
 
 async def write_long_key(scene: Scene) -> Letter:
