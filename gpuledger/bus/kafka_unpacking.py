@@ -27,7 +27,7 @@ and the unpacking of zstd in place of aiokafka's. Held to the pinned minor versi
 """
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
 from aiokafka.consumer import fetcher
@@ -85,23 +85,35 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     @override
     def _unpack_records(self) -> Generator[Record, None, None]:
-        """Yield the records of all batches; ends early where the rest is to be fetched again."""
+        """Yield the records of all batches; end early where the rest is to be fetched again.
+
+        One function, as agents send batches of one tick: a call for each costs as much as its tick.
+        """
+        topic, partition = self._tp
+        make = tuple.__new__  # what a call of the class comes to, in half the time
         while self._records.has_next():
             batch = self._records.next_batch()
             try:
-                if self._is_to_be_fetched_again(batch):
+                if not batch.validate_crc() and self._may_be_spoiled(batch):
                     return
-                if not self._is_for_nobody(batch) and not (yield from self._give(batch)):
-                    return
+                for record in self._wanted(batch):
+                    offset = record.offset
+                    if offset < self.next_fetch_offset:
+                        continue  # read before: brokers answer with whole batches
+                    if self._given_bytes > MAX_UNPACKED_BYTES:
+                        return
+                    key, value = record.key, record.value
+                    self._given_bytes += len(key or b"") + len(value or b"")
+                    self.next_fetch_offset = offset + 1
+                    fields = (topic, partition, offset, record.timestamp, key, value, None)
+                    yield make(Record, fields)
             except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
             self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
 
-    def _is_to_be_fetched_again(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
-        """Return whether the network may have spoiled it; `UnreadableError` where it has not."""
-        if batch.validate_crc():
-            return False
+    def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
+        """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
         offset, partition = batch.next_offset, TopicPartition(*self._tp)
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
@@ -110,32 +122,26 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             return True
         raise UnreadableError("its checksum does not fit", reason=UnreadableReason.DAMAGED)
 
-    def _is_for_nobody(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
-        """Return whether a batch ends a transaction, or is of one that was aborted."""
-        if self._isolation_level == READ_COMMITTED and batch.producer_id is not None:
-            self._consume_aborted_up_to(batch.base_offset)
-            if batch.is_control_batch and self._contains_abort_marker(batch):
-                # An abort may stand in a partition to which its transaction wrote nothing.
-                self._aborted_producers.discard(batch.producer_id)
-            if batch.is_transactional and batch.producer_id in self._aborted_producers:
-                return True
-        return bool(batch.is_control_batch)
+    def _wanted(self, batch: Any) -> Iterable[Any]:  # noqa: ANN401  # untyped
+        """Return the records of a batch: none where it is a marker, or of an aborted transaction.
 
-    def _give(self, batch: Any) -> Generator[Record, None, bool]:  # noqa: ANN401  # untyped
-        """Yield the records of a batch; return whether the poll may get all of them."""
-        _refuse_codec(batch)
-        topic, partition = self._tp
-        for record in batch:
-            offset = record.offset
-            if offset < self.next_fetch_offset:
-                continue  # read before: brokers answer with whole batches
-            if self._given_bytes > MAX_UNPACKED_BYTES:
-                return False
-            key, value = record.key, record.value
-            self._given_bytes += len(key or b"") + len(value or b"")
-            self.next_fetch_offset = offset + 1
-            yield Record(topic, partition, offset, record.timestamp, key, value)
-        return True
+        Raises `UnreadableError` where the batch is in a form that none of ours writes.
+        """
+        if batch.is_control_batch or self._aborted_transactions or self._aborted_producers:
+            if self._isolation_level == READ_COMMITTED and batch.producer_id is not None:
+                self._consume_aborted_up_to(batch.base_offset)
+                if batch.is_control_batch and self._contains_abort_marker(batch):
+                    # It may stand in a partition to which its transaction wrote nothing.
+                    self._aborted_producers.discard(batch.producer_id)
+                if batch.is_transactional and batch.producer_id in self._aborted_producers:
+                    return ()
+            if batch.is_control_batch:
+                return ()
+        codec = getattr(batch, "compression_type", None)
+        if codec not in _OUR_CODECS:
+            raise _of_other_form(codec)
+        records: Iterable[Any] = batch
+        return records
 
     def _skip(self, batch: Any, error: Exception) -> Iterator[Record]:  # noqa: ANN401  # untyped
         """Yield one record in place of those that cannot be had."""
@@ -205,13 +211,9 @@ def _too_large(size: str) -> UnreadableError:
     )
 
 
-def _refuse_codec(batch: Any) -> None:  # noqa: ANN401  # untyped
-    """Raise `UnreadableError` where a batch is in a form that none of ours writes."""
-    codec = getattr(batch, "compression_type", None)
-    if codec is None:
-        raise UnreadableError("it is in the form before Kafka 0.11", reason=UnreadableReason.CODEC)
-    if codec not in _OUR_CODECS:
+def _of_other_form(codec: int | None) -> UnreadableError:
+    said = "it is in the form before Kafka 0.11"
+    if codec is not None:
         name = _CODECS.get(codec, f"codec {codec}")
-        raise UnreadableError(
-            f"it is packed with {name}; here it is zstd, or nothing", reason=UnreadableReason.CODEC
-        )
+        said = f"it is packed with {name}; here it is zstd, or nothing"
+    return UnreadableError(said, reason=UnreadableReason.CODEC)
