@@ -179,7 +179,7 @@ def _tell_cut(pod: PodRecord, size: int) -> None:
     metrics.CUT.inc()
     if count := _repeats.count("pod"):
         _log.warning(
-            "pod_cut",
+            "pod_shortened",
             pods=f"{pod.namespace}/{pod.name}",
             detail=f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed",
             count=count,

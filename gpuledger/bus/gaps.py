@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import structlog
 
-from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL, RECORDS_UNREADABLE_TOTAL
-from gpuledger.bus.protocol import Gap, GapReason, TopicPartition, UnreadableReason
+from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
+from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.service import Check
 
 _log = structlog.get_logger(__name__)
@@ -24,8 +24,6 @@ def count_from_zero(topics: Iterable[str], *, group: str) -> None:
         for reason in GapReason:
             if reason is not GapReason.UNREADABLE:
                 GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
-        for cause in UnreadableReason:
-            RECORDS_UNREADABLE_TOTAL.labels(topic=topic, reason=cause)
 
 
 def report_gap(gap: Gap, *, group: str) -> None:

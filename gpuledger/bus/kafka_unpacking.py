@@ -154,7 +154,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         reason, detail = UnreadableReason.DAMAGED, f"{type(error).__name__}: {error}"
         if isinstance(error, UnreadableError):
             reason, detail = error.reason, str(error)
-        RECORDS_UNREADABLE_TOTAL.labels(topic=topic, reason=reason).inc(next_offset - first_offset)
+        RECORDS_UNREADABLE_TOTAL.labels(reason=reason).inc(next_offset - first_offset)
         yield Record(
             topic,
             partition,

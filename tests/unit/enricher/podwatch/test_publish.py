@@ -127,7 +127,7 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     assert (pods["large"].namespace, pods["large"].name) == ("team-red", "pod-large")
     assert pods["a"].containers
     assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["pod_cut"]
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["pod_shortened"]
 
 
 async def published(bus: MemoryBus) -> list[PodRecord]:

@@ -206,7 +206,7 @@ def test_what_is_skipped_is_counted_by_offsets_and_reason() -> None:
 
 
 def counted(reason: str) -> float:
-    labels = {"topic": AT.topic, "reason": reason}
+    labels = {"reason": reason}
     return REGISTRY.get_sample_value("gpuledger_records_unreadable_total", labels) or 0.0
 
 
