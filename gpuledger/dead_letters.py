@@ -13,7 +13,8 @@ import structlog
 from prometheus_client import Counter
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition
+from gpuledger.bus.metrics import RECORDS_UNREADABLE_TOTAL
+from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.explaining import shorten
@@ -72,10 +73,10 @@ class DeadLetterOffice:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
                 # Looked at here, where nothing decodes: a batch without a value never does.
-                if record.unreadable is None:
+                if (why := record.unreadable) is None:
                     self.bury(record, reason="undecodable", detail=str(error))
                 else:
-                    self.bury(record, reason="unreadable", detail=explain_unreadable(record))
+                    self.bury(record, reason="unreadable", detail=count_unreadable(record, why))
 
     def bury(self, record: Record, *, reason: str, detail: str) -> None:
         """Put a record aside, with the reason as one word and the detail as a sentence.
@@ -162,12 +163,16 @@ class DeadLetterOffice:
         return placed
 
 
-def explain_unreadable(record: Record) -> str:
-    """Return a sentence on a record that stands for those of a batch that cannot be unpacked."""
-    why = record.unreadable.detail if record.unreadable else "it can"
+def count_unreadable(record: Record, why: Unreadable) -> str:
+    """Count the records of a batch that cannot be unpacked; return a sentence that says why.
+
+    Counted where it is put aside, as a consumer may read a batch more than once before that.
+    """
+    count = record.offset + 1 - why.first_offset
+    RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
     return (
-        f"{record.topic}: offsets {record.first_offset} to {record.offset} are in a batch that"
-        f" cannot be unpacked: {why}"
+        f"{record.topic}: offsets {why.first_offset} to {record.offset} are in a batch that"
+        f" cannot be unpacked: {why.detail}"
     )
 
 

@@ -16,7 +16,7 @@ from enricher.join.replaying.comparison import Comparison
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.dead_letters import explain_unreadable
+from gpuledger.dead_letters import count_unreadable
 from gpuledger.errors import UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 
@@ -111,7 +111,7 @@ class Replaying:
             return False
         for record in records:
             if record.unreadable is not None:
-                detail = explain_unreadable(record)
+                detail = count_unreadable(record, record.unreadable)
                 self._replay.unusable.bury(record, reason="unreadable", detail=detail)
             elif self._wanted.has(record.timestamp_ms):
                 self._compare_first(record, comparison)

@@ -36,7 +36,6 @@ from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import modules_of_records
 from gpuledger.bus.limits import MAX_UNPACKED_BYTES
-from gpuledger.bus.metrics import RECORDS_UNREADABLE_TOTAL
 from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, UnreadableReason
 from gpuledger.errors import GpuledgerError
 
@@ -154,7 +153,6 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         reason, detail = UnreadableReason.DAMAGED, f"{type(error).__name__}: {error}"
         if isinstance(error, UnreadableError):
             reason, detail = error.reason, str(error)
-        RECORDS_UNREADABLE_TOTAL.labels(reason=reason).inc(next_offset - first_offset)
         yield Record(
             topic,
             partition,

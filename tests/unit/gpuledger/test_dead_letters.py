@@ -4,6 +4,7 @@ import base64
 from collections.abc import Sequence
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
@@ -252,14 +253,21 @@ async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() ->
     deadly = office(producer)
     why = Unreadable(40, UnreadableReason.CODEC, "it is packed with gzip")
     unreadable = Record("a.topic", 3, 49, 1, None, None, why)
+    before = unreadable_offsets("codec")
 
     decoded = list(deadly.decode(DECODER, [record(GOOD), unreadable, record(GOOD, offset=50)]))
     await deadly.flush()
 
     assert [read.offset for read, _ in decoded] == [0, 50]
+    assert unreadable_offsets("codec") == before + 10
     (letter,) = letters(producer)
     assert (letter.partition, letter.offset, letter.last_offset) == (3, 40, 49)
     assert (letter.reason, letter.key_base64, letter.value_base64) == ("unreadable", None, None)
     assert letter.detail == (
         "a.topic: offsets 40 to 49 are in a batch that cannot be unpacked: it is packed with gzip"
     )
+
+
+def unreadable_offsets(reason: str) -> float:
+    labels = {"reason": reason}
+    return REGISTRY.get_sample_value("gpuledger_records_unreadable_total", labels) or 0.0

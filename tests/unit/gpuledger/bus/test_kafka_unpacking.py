@@ -6,7 +6,6 @@ import pytest
 import zstandard
 from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.record.memory_records import MemoryRecords
-from prometheus_client import REGISTRY
 
 from gpuledger.bus.kafka_unpacking import PartitionBatches, read_any_batch
 from gpuledger.bus.limits import MAX_UNPACKED_BYTES
@@ -195,19 +194,6 @@ def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given
         position = found.next_fetch_offset
 
     assert seen == [[0, 1, 2], [], [(3, 5, DAMAGED), 6, 7, 8]]
-
-
-def test_what_is_skipped_is_counted_by_offsets_and_reason() -> None:
-    before = counted("codec")
-
-    list(answer(batch(values(0), at=0, codec=LZ4)))
-
-    assert counted("codec") == before + 3
-
-
-def counted(reason: str) -> float:
-    labels = {"reason": reason}
-    return REGISTRY.get_sample_value("gpuledger_records_unreadable_total", labels) or 0.0
 
 
 def test_a_frame_whose_window_is_larger_than_a_batch_may_be_is_refused() -> None:
