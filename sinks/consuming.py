@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.gaps import GapCheck, known_time_ms
 from gpuledger.bus.protocol import (
     Bus,
     Consumer,
@@ -312,7 +312,7 @@ def _gap_of(record: Record) -> Gap:
         first_offset=record.first_offset,
         next_offset=record.offset + 1,
         reason=GapReason.UNREADABLE,
-        time_after_ms=record.timestamp_ms,
+        time_after_ms=known_time_ms(record.timestamp_ms),
     )
 
 
