@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 import structlog
 from prometheus_client import Counter
 
+from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.metrics import RECORDS_UNREADABLE_TOTAL
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
@@ -169,7 +169,7 @@ def count_unreadable(record: Record, why: Unreadable) -> str:
     Counted where it is put aside, as a consumer may read a batch more than once before that.
     """
     count = record.offset + 1 - why.first_offset
-    RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
+    metrics.RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
     return (
         f"{record.topic}: offsets {why.first_offset} to {record.offset} are in a batch that"
         f" cannot be unpacked: {why.detail}"
