@@ -14,11 +14,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import Fleet, node_name
+from enricher.podwatch.known import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
+from gpuledger.clock import SystemClock
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Severity
+from gpuledger.service import Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import (
     DEAD_LETTERS,
@@ -34,6 +37,7 @@ from gpuledger.topics import (
 from tests.raw_batches import ZSTD, Raw, pack
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, most_memory_bytes, write
+from tests.real.test_replay import replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +67,7 @@ class Scene:
         self._kcat = kcat
         self._fleet = Fleet(nodes=2)
         self._settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        self.bus = KafkaBus(self._settings)
         self.worker = Deployable(
             name="join",
             command=["gpuledger-join"],
@@ -83,7 +88,7 @@ class Scene:
     async def publish_ticks(self, seqs: range) -> None:
         """Publish ticks of both nodes, which lie in different partitions."""
         now_ms = time.time_ns() // 1_000_000
-        async with KafkaBus(self._settings).producer() as producer:
+        async with self.bus.producer() as producer:
             for node in range(2):
                 ticks = [self.tick(seq, node) for seq in seqs]
                 messages = [Message(each.key, each.value, now_ms) for each in ticks]
@@ -164,6 +169,14 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     finally:
         worker.kill()
 
+    events = len(scene.events())
+    await write(scene.kafka, place(EVENTS.name), HOSTILE["lz4"], [Raw(NODE.encode(), b"{}")])
+    again = replay(scene.kafka, "--compare")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"compared {events} events" in again.stdout
+    known = await read_known(bus=scene.bus, check=Check(), clock=SystemClock())
+    assert known.undecodable == len(HOSTILE)
+
 
 async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(scene: Scene) -> None:
     """Its limit was set by hand: no record is put aside over it, and nothing is lost."""
@@ -238,8 +251,6 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
 
 
 async def end_of(scene: Scene, topic: str) -> int:
-    async with KafkaBus(
-        KafkaSettings(bootstrap_servers=scene.kafka.bootstrap_servers)
-    ).reader() as (reader):
+    async with scene.bus.reader() as reader:
         spans = await reader.spans(topic)
     return spans[place(topic)].end
