@@ -68,15 +68,15 @@ def two_frames(data: bytes) -> bytes:
 
 def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
     """Pack one record of zeros, of which zstd makes thousandths."""
-    compressor = zstandard.ZstdCompressor(write_content_size=says_size).compressobj()
-    value_bytes = size_bytes
-    inside = b"\0\0\0" + _bytes(b"k") + encoded(value_bytes)  # no attributes, deltas 0
-    record_bytes = len(inside) + value_bytes + 1  # no headers
-    packed = compressor.compress(encoded(record_bytes) + inside)
+    inside = b"\0\0\0" + _bytes(b"k") + encoded(size_bytes)  # no attributes, deltas 0
+    head = encoded(len(inside) + size_bytes + 1) + inside
+    total = len(head) + size_bytes + 1 if says_size else -1
+    compressor = zstandard.ZstdCompressor().compressobj(size=total)
+    packed = compressor.compress(head)
     zeros = bytes(1 << 20)
-    for left in range(value_bytes, 0, -len(zeros)):
+    for left in range(size_bytes, 0, -len(zeros)):
         packed += compressor.compress(zeros[: min(left, len(zeros))])
-    return packed + compressor.compress(b"\0") + compressor.flush()
+    return packed + compressor.compress(b"\0") + compressor.flush()  # no headers
 
 
 async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
@@ -107,10 +107,11 @@ def encoded(number: int) -> bytes:
 
 
 def _record(offset: int, record: Raw) -> bytes:
-    inside = b"\0" + encoded(0) + encoded(offset) + _bytes(record.key) + _bytes(record.value)
-    inside += encoded(len(record.headers))
+    parts = [b"\0", encoded(0), encoded(offset), _bytes(record.key), _bytes(record.value)]
+    parts.append(encoded(len(record.headers)))
     for name, content in record.headers:
-        inside += _bytes(name) + _bytes(content)
+        parts += (_bytes(name), _bytes(content))
+    inside = b"".join(parts)
     return encoded(len(inside)) + inside
 
 

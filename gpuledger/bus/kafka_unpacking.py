@@ -28,6 +28,7 @@ and the unpacking of zstd in place of aiokafka's. Held to the pinned minor versi
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from functools import cache
 from typing import Any, ClassVar, Final
 
 from aiokafka.consumer import fetcher
@@ -54,31 +55,78 @@ class UnreadableError(GpuledgerError):
         self.reason = reason
 
 
+@cache
 def read_any_batch() -> None:
     """Have every consumer of this process read batches as this module says."""
     fetcher.PartitionRecords = PartitionBatches
-    unpack = ZstdUnpacker().unpack
+    PartitionBatches._unpacker = unpacker = ZstdUnpacker()  # noqa: SLF001  # one for both
     for module in modules_of_records():
-        vars(module)["zstd_decode"] = unpack
+        vars(module)["zstd_decode"] = unpacker.unpack
+
+
+class ZstdUnpacker(threading.local):
+    """Unpacks what zstd has packed, in as many frames as there are, and never more than is allowed.
+
+    A context is one thread's at a time, and is kept: to make one costs more than to unpack a tick,
+    and agents send batches of one tick.
+    """
+
+    def __init__(self) -> None:
+        import zstandard  # noqa: PLC0415  # agents read nothing and have it not
+
+        self._library = zstandard
+        self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
+        self.unpacked_bytes = 0
+        """All that this thread has unpacked, and given up as too much."""
+
+    def unpack(self, payload: bytes) -> bytes:
+        """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
+        # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
+        size_bytes = self._library.frame_content_size(payload)
+        if size_bytes > MAX_UNPACKED_BYTES:
+            raise _too_large(f"{size_bytes}")
+        if size_bytes > 0:
+            try:
+                unpacked = self._context.decompress(payload, allow_extra_data=False)
+            except self._library.ZstdError:
+                pass  # more follows the frame, or it is damaged
+            else:
+                self.unpacked_bytes += size_bytes
+                return unpacked
+        return self._unpack_frames(payload)
+
+    def _unpack_frames(self, payload: bytes) -> bytes:
+        """Return what all frames hold; of one that ends too early what there is of it."""
+        chunks, left_bytes = [], MAX_UNPACKED_BYTES
+        with self._context.stream_reader(payload, read_across_frames=True) as reader:
+            while chunk := reader.read(_CHUNK_BYTES):
+                chunks.append(chunk)
+                self.unpacked_bytes += len(chunk)
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise _too_large(f"more than {MAX_UNPACKED_BYTES}")
+        return b"".join(chunks)
 
 
 class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
     """The records of one partition in one answer of a broker; iterated anew by each poll.
 
-    A poll gets `MAX_UNPACKED_BYTES` of it and one record more at most, and what is left then is
-    fetched again: as many records as a poll may bring, of as many bytes as one may have, would be
-    too much.
+    A poll unpacks `MAX_UNPACKED_BYTES` of it and one batch more at most, and what is left then is
+    fetched again. As many records as a poll may bring, of as many bytes as one may have, would be
+    too much memory; and a batch of 800 bytes that is 4 million empty headers takes half a second,
+    so that a poll of hundreds would keep the group waiting for its member.
     """
 
     next_fetch_offset: int
-    _given_bytes = 0
-    """Since the poll began."""
+    _unpacker: ClassVar[ZstdUnpacker]
+    _unpacked_before = 0
+    """What had been unpacked when the poll began."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     """For each partition the batch whose checksum did not fit last, and how often it did not."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
-        self._given_bytes = 0
+        self._unpacked_before = self._unpacker.unpacked_bytes
         records: Iterator[Record] = self._records_iterator
         return records
 
@@ -99,17 +147,16 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                     offset = record.offset
                     if offset < self.next_fetch_offset:
                         continue  # read before: brokers answer with whole batches
-                    if self._given_bytes > MAX_UNPACKED_BYTES:
-                        return
-                    key, value = record.key, record.value
-                    self._given_bytes += len(key or b"") + len(value or b"")
                     self.next_fetch_offset = offset + 1
+                    key, value = record.key, record.value
                     fields = (topic, partition, offset, record.timestamp, key, value, None)
                     yield make(Record, fields)
             except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
             self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
+            if self._unpacker.unpacked_bytes - self._unpacked_before > MAX_UNPACKED_BYTES:
+                return
 
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
         """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
@@ -162,44 +209,6 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             None,
             Unreadable(first_offset, reason, detail[:_DETAIL_CHARACTERS]),
         )
-
-
-class ZstdUnpacker(threading.local):
-    """Unpacks what zstd has packed, in as many frames as there are, and never more than is allowed.
-
-    A context is one thread's at a time, and is kept: to make one costs more than to unpack a tick,
-    and agents send batches of one tick.
-    """
-
-    def __init__(self) -> None:
-        import zstandard  # noqa: PLC0415  # agents read nothing and have it not
-
-        self._library = zstandard
-        self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
-
-    def unpack(self, payload: bytes) -> bytes:
-        """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
-        # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
-        size_bytes = self._library.frame_content_size(payload)
-        if size_bytes > MAX_UNPACKED_BYTES:
-            raise _too_large(f"{size_bytes}")
-        if size_bytes > 0:
-            try:
-                return self._context.decompress(payload, allow_extra_data=False)
-            except self._library.ZstdError:
-                pass  # more follows the frame, or it is damaged
-        return self._unpack_frames(payload)
-
-    def _unpack_frames(self, payload: bytes) -> bytes:
-        """Return what all frames hold; of one that ends too early what there is of it."""
-        chunks, left_bytes = [], MAX_UNPACKED_BYTES
-        with self._context.stream_reader(payload, read_across_frames=True) as reader:
-            while chunk := reader.read(_CHUNK_BYTES):
-                chunks.append(chunk)
-                left_bytes -= len(chunk)
-                if left_bytes < 0:
-                    raise _too_large(f"more than {MAX_UNPACKED_BYTES}")
-        return b"".join(chunks)
 
 
 def _too_large(size: str) -> UnreadableError:

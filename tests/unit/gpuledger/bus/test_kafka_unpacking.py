@@ -50,6 +50,17 @@ def answer(data: bytes, *, position: int = 0) -> PartitionBatches:
     )
 
 
+def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
+    """Give all records, fetching again as long as there are some; for each batch its offset."""
+    records: list[Record] = []
+    position = 0
+    while left := b"".join(data for at, data in parts if at >= position):
+        found = answer(left, position=position)
+        records += found
+        position = found.next_fetch_offset
+    return records
+
+
 def shown(records: list[Record]) -> list[object]:
     """Give values, and of what cannot be read its offsets and the reason."""
     return [
@@ -97,10 +108,9 @@ HOSTILE = {
 def test_a_batch_that_cannot_be_unpacked_is_one_record_of_its_offsets_and_no_other_is_touched(
     between: bytes, before: list[int], first: int, reason: UnreadableReason
 ) -> None:
-    found = answer(batch(values(0), at=0) + between + batch(values(6), at=6))
+    parts = [(0, batch(values(0), at=0)), (3, between), (6, batch(values(6), at=6))]
 
-    assert shown(list(found)) == [0, 1, 2, *before, (first, 5, reason), 6, 7, 8]
-    assert found.next_fetch_offset == 9
+    assert shown(fetched(parts)) == [0, 1, 2, *before, (first, 5, reason), 6, 7, 8]
 
 
 @pytest.mark.parametrize(("between", "before", "first", "reason"), HOSTILE.values(), ids=HOSTILE)
@@ -154,15 +164,35 @@ def test_a_batch_of_the_most_bytes_is_read() -> None:
         assert record.value == bytes(size)
 
 
-def test_a_poll_gets_so_many_bytes_and_the_rest_is_fetched_again() -> None:
+def test_a_poll_unpacks_so_many_bytes_and_the_rest_is_fetched_again() -> None:
     big = [Raw(None, bytes(MAX_UNPACKED_BYTES // 4)) for _ in range(6)]
-    data = b"".join(batch(big[at : at + 2], at=at) for at in (0, 2, 4))
+    parts = [(at, batch(big[at : at + 2], at=at)) for at in (0, 2, 4)]
 
-    found = answer(data)
-    assert [record.offset for record in found] == [0, 1, 2, 3, 4]
-    assert found.next_fetch_offset == 5
-    rest = answer(data, position=5)
-    assert [record.offset for record in rest] == [5]
+    found = answer(b"".join(data for _, data in parts))
+    assert [record.offset for record in found] == [0, 1, 2, 3]
+    assert found.next_fetch_offset == 4
+    assert [record.offset for record in fetched(parts)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_headers_count_as_much_though_nobody_gets_them() -> None:
+    headed = [Raw(None, b"", [(b"", bytes(1 << 20))] * 7)]
+    data = b"".join(batch(headed, at=at) for at in range(4))
+
+    assert [record.offset for record in answer(data)] == [0, 1]
+
+
+def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
+    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False)
+    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+
+    assert shown(list(answer(data))) == [(0, 0, TOO_LARGE)]
+
+
+def test_a_bomb_that_says_what_it_is_costs_nothing() -> None:
+    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES)
+    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+
+    assert shown(list(answer(data))) == [(at, at, TOO_LARGE) for at in range(4)]
 
 
 def test_polls_that_take_a_few_records_each_get_all_of_them() -> None:
