@@ -7,17 +7,19 @@ and the codec; it knows no stage.
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 from prometheus_client import Counter
 
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition
+from gpuledger.bus import metrics
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusError, UndecodableError
+from gpuledger.explaining import shorten
 from gpuledger.records import DeadLetter
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
@@ -28,10 +30,16 @@ BusErrorT = TypeVar("BusErrorT", bound=BusError)
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and whose letters the dead-letter topic has, by topic and"
-    " reason: `undecodable`, `invalid`, `too_large`, `foreign_pod`, `foreign_key`, `future`,"
-    " `out_of_order`, `rejected`.",
+    " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `foreign_pod`,"
+    " `foreign_key`, `future`, `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )
+DETAIL_CHARACTERS: Final = 1000
+"""What a letter says is cut to so many: a detail may quote what the record says, and that is
+anybody's."""
+_BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
+"""Bytes of key and value that fit in a letter as base64, with room for all that it says besides."""
+_TOO_LARGE: Final = " (the record is too large for a dead letter: read it there)"
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -40,11 +48,19 @@ def count_nowhere_else(reason: str, count: int) -> None:
     """Do nothing beside the counter of all stages: the default."""
 
 
+class _Letter(NamedTuple):
+    """A letter that the topic does not have yet."""
+
+    content: DeadLetter
+    unreadable: Record | None
+    """The record itself, which has no bytes, where it stands for what cannot be unpacked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drained:
     """The letters of one partition's records, taken out to be published along with its offsets."""
 
-    letters: Sequence[DeadLetter]
+    letters: Sequence[_Letter]
     messages: Mapping[TopicPartition, list[Message]]
     """The same letters, by where they are to be published."""
 
@@ -79,7 +95,7 @@ class DeadLetterOffice:
         self._partitions = partitions
         self._time_ns = time_ns
         self._count = count
-        self._waiting: list[DeadLetter] = []
+        self._waiting: list[_Letter] = []
         self.buried = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
@@ -88,24 +104,34 @@ class DeadLetterOffice:
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
-                self.bury(record, reason="undecodable", detail=str(error))
+                # Looked at here, where nothing decodes: a batch without a value never does.
+                if (why := record.unreadable) is None:
+                    self.bury(record, reason="undecodable", detail=str(error))
+                else:
+                    self.bury(record, reason="unreadable", detail=describe_unreadable(record, why))
 
     def bury(self, record: Record, *, reason: str, detail: str) -> None:
-        """Put a record aside, with the reason as one word and the detail as a sentence."""
+        """Put a record aside, with the reason as one word and the detail as a sentence.
+
+        The letter fits in a message whatever the record and the detail hold: a long detail is cut,
+        and bytes that do not fit are left out. Where they lie is told all the same.
+        """
         self.buried += 1
-        self._waiting.append(
-            DeadLetter(
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                consumer=self._consumer,
-                reason=reason,
-                detail=detail,
-                time_ns=self._time_ns(),
-                key_base64=_base64(record.key),
-                value_base64=_base64(record.value),
-            )
+        shown = shorten(detail, DETAIL_CHARACTERS)
+        has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
+        content = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.first_offset,
+            last_offset=record.offset if record.unreadable else None,
+            consumer=self._consumer,
+            reason=reason,
+            detail=shown if has_room else f"{shown}{_TOO_LARGE}",
+            time_ns=self._time_ns(),
+            key_base64=_base64(record.key) if has_room else None,
+            value_base64=_base64(record.value) if has_room else None,
         )
+        self._waiting.append(_Letter(content, record if record.unreadable else None))
 
     async def flush(self) -> None:
         """Publish what was put aside; where that fails, the rest stays for the next call.
@@ -125,11 +151,11 @@ class DeadLetterOffice:
 
     def waiting(self) -> set[int]:
         """Give the partitions whose records were put aside, with no letter published yet."""
-        return {letter.partition for letter in self._waiting}
+        return {letter.content.partition for letter in self._waiting}
 
     def drain(self, partition: int) -> Drained:
         """Take out the letters of one partition's records, to be published where they belong."""
-        letters = self.drop(partition)
+        letters = self._take_out(partition)
         placed = self._placed(letters)
         messages = {place: [_message(each) for each in placed[place]] for place in placed}
         return Drained(letters=letters, messages=messages)
@@ -138,21 +164,26 @@ class DeadLetterOffice:
         """Record that letters which were taken out are on the topic."""
         self._acknowledge(drained.letters)
 
-    def drop(self, partition: int) -> list[DeadLetter]:
-        """Take out the letters of one partition's records, which will be read again."""
-        letters = [each for each in self._waiting if each.partition == partition]
+    def drop(self, partition: int) -> None:
+        """Forget the letters of one partition's records, which will be read again."""
+        self._take_out(partition)
+
+    def _take_out(self, partition: int) -> list[_Letter]:
+        letters = [each for each in self._waiting if each.content.partition == partition]
         if letters:
-            self._waiting = [each for each in self._waiting if each.partition != partition]
+            self._waiting = [each for each in self._waiting if each.content.partition != partition]
         return letters
 
-    def _acknowledge(self, letters: Sequence[DeadLetter]) -> None:
+    def _acknowledge(self, letters: Sequence[_Letter]) -> None:
         """Count letters, and log a line a minute for each topic and reason.
 
         A node may be refused at every tick.
         """
         alike: dict[tuple[str, str], list[DeadLetter]] = {}
-        for letter in letters:
+        for letter, unreadable in letters:
             alike.setdefault((letter.topic, letter.reason), []).append(letter)
+            if unreadable is not None:
+                count_unreadable(unreadable)
         for (topic, reason), those in alike.items():
             DEAD_LETTERS_TOTAL.labels(topic=topic, reason=reason).inc(len(those))
             self._count(reason, len(those))
@@ -167,12 +198,28 @@ class DeadLetterOffice:
                     detail=those[0].detail,
                 )
 
-    def _placed(self, letters: Iterable[DeadLetter]) -> dict[TopicPartition, list[DeadLetter]]:
-        placed: dict[TopicPartition, list[DeadLetter]] = {}
+    def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
+        placed: dict[TopicPartition, list[_Letter]] = {}
         for letter in letters:
-            place = TopicPartition(DEAD_LETTERS.name, letter.partition % self._partitions)
+            number = letter.content.partition % self._partitions
+            place = TopicPartition(DEAD_LETTERS.name, number)
             placed.setdefault(place, []).append(letter)
         return placed
+
+
+def describe_unreadable(record: Record, why: Unreadable) -> str:
+    """Return a sentence that says which offsets are in a batch that cannot be unpacked, and why."""
+    return (
+        f"{record.topic}: offsets {why.first_offset} to {record.offset} are in a batch that"
+        f" cannot be unpacked: {why.detail}"
+    )
+
+
+def count_unreadable(record: Record) -> None:
+    """Count the offsets that a record stands for, where their batch cannot be unpacked."""
+    if (why := record.unreadable) is not None:
+        count = record.offset + 1 - why.first_offset
+        metrics.RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
 
 
 def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
@@ -183,13 +230,10 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
     return type(error)(f"{letters} to be published: {error}")
 
 
-def _message(letter: DeadLetter) -> Message:
-    """Leave out a value that makes the letter too large; where it lies is told all the same."""
-    value = encode(letter)
-    if len(value) + len(letter.topic) > MAX_MESSAGE_BYTES:
-        detail = f"{letter.detail} (the record is too large for a dead letter: read it there)"
-        value = encode(replace(letter, detail=detail, key_base64=None, value_base64=None))
-    return Message(key=letter.topic.encode(), value=value, timestamp_ms=letter.time_ns // 1_000_000)
+def _message(letter: _Letter) -> Message:
+    content = letter.content
+    key, timestamp_ms = content.topic.encode(), content.time_ns // 1_000_000
+    return Message(key=key, value=encode(content), timestamp_ms=timestamp_ms)
 
 
 def _base64(data: bytes | None) -> str | None:

@@ -8,12 +8,12 @@
     ├── BusError               a service waits and tries again, whoever has to mend it
     │   ├── BusUnavailableError
     │   ├── TopicsError
-    │   └── RefusedError
+    │   ├── RefusedError
+    │   └── MessageTooLargeError   publish it smaller or not at all, where that can be
     ├── NotAssignedError       the group moved on: poll, and work on what is assigned now
     ├── FreshStartError        say it in one log line, exit 1
     ├── UndecodableError       put the record aside, go on
     ├── FencedError            another took the work over: drop what it was about, do not repeat it
-    ├── MessageTooLargeError   publish it smaller or not at all: trying again never helps
     └── UnavailableError       try again later
         └── BusUnavailableError
 
@@ -47,6 +47,14 @@ class RefusedError(UserError, BusError):
     """The brokers do not allow what was asked for; the message names the right that is missing."""
 
 
+class MessageTooLargeError(BusError):
+    """A message larger than the bus takes; the message names its topic, key, size and the limit.
+
+    Who makes messages of records looks at their size first, so that what gets here is one that a
+    topic refuses although it is in bounds. That is waited for, like a right that is missing.
+    """
+
+
 class NotAssignedError(GpuledgerError):
     """The group gave this partition to another member; the next poll says what is assigned now."""
 
@@ -57,10 +65,6 @@ class FreshStartError(GpuledgerError):
 
 class UndecodableError(GpuledgerError):
     """A record that is no valid record of its topic; the message names topic, field and value."""
-
-
-class MessageTooLargeError(GpuledgerError):
-    """A message larger than the bus takes; the message names its topic, key, size and the limit."""
 
 
 class FencedError(GpuledgerError):

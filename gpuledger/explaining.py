@@ -22,6 +22,7 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
     if value is None:
         return f"{topic}: no value (a tombstone), but this topic has none"
     what, path = _split_path(str(error))
+    what = shorten(what, _SHOWN_CHARACTERS)  # it may quote the value, all of it
     if path is None:
         return f"{topic}: not JSON of this topic's record: {what}; value {_shorten(value)}"
     shown = _shorten(_value_at(value, path))
@@ -107,5 +108,9 @@ def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
 
 
 def _shorten(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
+    return shorten(repr(value), _SHOWN_CHARACTERS)
+
+
+def shorten(text: str, characters: int) -> str:
+    """Return a text of at most so many characters, and a sign where more was there."""
+    return text if len(text) <= characters else f"{text[:characters]}…"

@@ -22,6 +22,9 @@ from gpuledger.records import (
 )
 
 DEFAULT_PARTITIONS: Final = 12
+MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's `max.message.bytes` of every topic, its own default: a batch, as it is packed. It bounds
+as well what may be in one when it is unpacked."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 
@@ -57,6 +60,10 @@ class Topic:
             "cleanup.policy": self.cleanup_policy,
             "min.insync.replicas": str(in_sync),
             "message.timestamp.type": "CreateTime",
+            # Brokers whose own default is another one would pack anew what was packed with zstd,
+            # and consumers refuse what is packed with anything else.
+            "compression.type": "producer",
+            "max.message.bytes": str(MAX_MESSAGE_BYTES),
             # Kafka 4 refuses what is more than an hour ahead of its own clock, and with it every
             # batch of a node whose clock is; retention is late by as much at most.
             "message.timestamp.after.max.ms": str(_DAY_MS),

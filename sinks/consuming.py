@@ -11,12 +11,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import structlog
 
-from gpuledger.bus.gaps import GapCheck
-from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, Subscription, TopicPartition
+from gpuledger.bus.gaps import GapCheck, known_time_ms
+from gpuledger.bus.protocol import (
+    Bus,
+    Consumer,
+    Gap,
+    GapReason,
+    Record,
+    Subscription,
+    TopicPartition,
+)
 from gpuledger.clock import Clock
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
@@ -243,6 +252,9 @@ class _Session:
             if at not in voided and desk.is_current(at)
         }
         self._lag.polled(kept)
+        for record in chain.from_iterable(kept.values()):
+            if record.unreadable is not None:
+                await self._how.on_gap(_gap_of(record))
         await self._sink.take(self._decode(kept), desk)
 
     async def _take(self, polled: Polled) -> None:
@@ -291,6 +303,17 @@ class _Session:
             if offsets:
                 await self.consumer.commit(offsets)
                 self._progress.committed(offsets)
+
+
+def _gap_of(record: Record) -> Gap:
+    """Return what is missing for good where records cannot be unpacked."""
+    return Gap(
+        partition=TopicPartition(record.topic, record.partition),
+        first_offset=record.first_offset,
+        next_offset=record.offset + 1,
+        reason=GapReason.UNREADABLE,
+        time_after_ms=known_time_ms(record.timestamp_ms),
+    )
 
 
 def _by_topic(partitions: Partitions) -> dict[str, list[int]]:

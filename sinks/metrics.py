@@ -71,7 +71,7 @@ def count_sink_from_zero(sink: str) -> None:
         count_from_zero(counter, sink=[sink])
     count_from_zero(DROPPED_TOTAL, sink=[sink], reason=DROP_REASONS[sink])
     read = (topics.EVENTS, topics.ATTRIBUTED_INCIDENTS) if sink == "alerts" else (topics.EVENTS,)
-    put_aside = {"undecodable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
+    put_aside = {"undecodable", "unreadable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
     count_from_zero(
         dead_letters.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
     )

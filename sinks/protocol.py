@@ -91,4 +91,5 @@ class Consuming:
     receiver: str = ""
     """Where it goes, for people: an address without its secrets."""
     on_gap: GapCallback = ignore_gap
-    """Told of records that are gone before they were read, beside the check."""
+    """Told of records that are gone before they were read, beside the check, and of those that
+    cannot be unpacked, beside their dead letter."""

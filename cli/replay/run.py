@@ -16,6 +16,7 @@ from enricher.join.replaying.comparison import Comparison
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.dead_letters import describe_unreadable
 from gpuledger.errors import UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 
@@ -108,16 +109,21 @@ class Replaying:
         records = await anext(first, None)
         if records is None:
             return False
-        wanted = [record for record in records if self._wanted.has(record.timestamp_ms)]
-        try:
-            comparison.take_first(record.value or b"" for record in wanted)
-        except msgspec.DecodeError as error:
-            place = f"{records[0].topic}-{records[0].partition}"
-            raise UserError(
-                f"--compare: {place} has a record that is no event, between offsets"
-                f" {records[0].offset} and {records[-1].offset}: {error}"
-            ) from error
+        for record in records:
+            if record.unreadable is not None:
+                detail = describe_unreadable(record, record.unreadable)
+                self._replay.unusable.bury(record, reason="unreadable", detail=detail)
+            elif self._wanted.has(record.timestamp_ms):
+                self._compare_first(record, comparison)
         return True
+
+    def _compare_first(self, record: Record, comparison: Comparison) -> None:
+        """Take an event of the first run; what is none is counted, as sinks put it aside."""
+        try:
+            comparison.take_first([record.value or b""])
+        except msgspec.DecodeError as error:
+            detail = f"{record.topic}: not an event: {error}"
+            self._replay.unusable.bury(record, reason="undecodable", detail=detail)
 
 
 def count_ticks(plan: Plan) -> int:

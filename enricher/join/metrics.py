@@ -114,5 +114,5 @@ count_from_zero(
         topics.PODS.name,
         topics.MARKS.name,
     ),
-    reason=("undecodable", "invalid", "too_large", "foreign_pod"),
+    reason=("undecodable", "unreadable", "invalid", "too_large", "foreign_pod", "foreign_key"),
 )

@@ -26,7 +26,7 @@ from enricher.join.timing.passage import (
     seq_leap_seconds,
     uncovered_seconds,
 )
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
@@ -138,7 +138,7 @@ class JoinStage:
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
-        found = []
+        found: list[Message] = []
         for record, incident in self._office.decode(_INCIDENTS, records):
             if record.key != incident.node.encode():
                 self._refuse_key(record, incident.node)
@@ -146,8 +146,9 @@ class JoinStage:
             if foreign := self._foreign_in(incident):
                 self._refuse(record, incident.node, foreign)
                 continue
-            key, value = incident.node.encode(), encode_twin(self._attribute(incident))
-            found.append(Message(key=key, value=value, timestamp_ms=record.timestamp_ms))
+            found += self._publishable(
+                record, self._attribute(incident), what="attributed incident"
+            )
         return found
 
     def forget(self, partition: int) -> None:
@@ -170,7 +171,7 @@ class JoinStage:
         if said.foreign is not None:
             return self._refuse(record, sample.node, said.foreign)
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
-        events = self._publishable(record, event)
+        events = self._publishable(record, event, what="event")
         if events:
             if (step_seconds := clock_step_seconds(sample, mark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
@@ -181,17 +182,17 @@ class JoinStage:
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events
 
-    def _publishable(self, record: Record, event: GpuEvent) -> tuple[Message, ...]:
-        """Put the tick aside where its event is more than the bus takes in one message.
+    def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
+        """Put the record aside where what is made of it is more than the bus takes in one message.
 
-        The timestamp is the tick's own, which the broker has taken before: one too far ahead of its
-        clock would be refused for ever, and stop the partition.
+        The timestamp is the record's own, which the broker has taken before: one too far ahead of
+        its clock would be refused for ever, and stop the partition.
         """
-        value = encode_twin(event)
-        size_bytes = len(record.key or b"") + len(value)
-        if size_bytes <= MAX_MESSAGE_BYTES:
+        value = encode_twin(made)
+        size = size_bytes(record.key, value)
+        if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
-        detail = f"{record.topic}: its event has {size_bytes} bytes, of {MAX_MESSAGE_BYTES} allowed"
+        detail = f"{record.topic}: its {what} has {size} bytes, of {MAX_MESSAGE_BYTES} allowed"
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 

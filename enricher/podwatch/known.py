@@ -16,6 +16,7 @@ from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Producer, Record, TopicDescription
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
+from gpuledger.dead_letters import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
@@ -56,6 +57,10 @@ class KnownPods:
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the topic in the order of their partition."""
         for record in records:
+            if record.unreadable is not None:
+                count_unreadable(record)
+                self._count_undecodable(describe_unreadable(record, record.unreadable))
+                continue
             uid = (record.key or b"").decode(errors="replace")
             pod = self._read(uid, record.value) if record.value is not None else None
             if pod is None:

@@ -61,6 +61,11 @@ PUBLISH_FAILURES: Final = Counter(
     "gpuledger_podwatch_publish_failures",
     "Attempts to publish that Kafka did not acknowledge; they are repeated.",
 )
+CUT: Final = Counter(
+    "gpuledger_podwatch_pods_cut",
+    "Records of pods that were too large for a message, and were published without labels,"
+    " annotations, containers and requests.",
+)
 UNPUBLISHED: Final = Gauge(
     "gpuledger_podwatch_unpublished_pods", "Pods whose newest state Kafka has not acknowledged."
 )

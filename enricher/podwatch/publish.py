@@ -4,18 +4,22 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, cast
 
+import msgspec
 import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
 from gpuledger.clock import Clock
 from gpuledger.errors import BusError
+from gpuledger.records import PodRecord
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import PODS, partition_of_node
 from gpuledger.twins import encode_twin
 
@@ -25,6 +29,7 @@ LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
 _log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 Fence = Callable[[], None]
 """Called before each publish; raises where another one may publish now."""
 
@@ -152,8 +157,30 @@ class Publisher:
 
 
 def _message(one: Pending) -> Message:
-    return Message(
-        key=one.uid.encode(),
-        value=encode_twin(one.pod) if one.pod else None,
-        timestamp_ms=one.seen_time_ns // _NS_PER_MS,
-    )
+    key, value = one.uid.encode(), encode_twin(one.pod) if one.pod else None
+    if one.pod is not None and size_bytes(key, value) > MAX_MESSAGE_BYTES:
+        _tell_cut(one.pod, size_bytes(key, value))
+        value = encode_twin(_without_lists(one.pod))
+    return Message(key=key, value=value, timestamp_ms=one.seen_time_ns // _NS_PER_MS)
+
+
+def _without_lists(pod: PodRecord) -> PodRecord:
+    """Return a pod with what names it, and nothing of which there may be any number."""
+    changes: dict[str, object] = {
+        "labels": {},
+        "annotations": None,
+        "containers": [],
+        "gpus_requested": {},
+    }
+    return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))
+
+
+def _tell_cut(pod: PodRecord, size: int) -> None:
+    metrics.CUT.inc()
+    if count := _repeats.count("pod"):
+        _log.warning(
+            "pod_shortened",
+            pods=f"{pod.namespace}/{pod.name}",
+            detail=f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed",
+            count=count,
+        )

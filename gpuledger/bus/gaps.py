@@ -1,11 +1,13 @@
 """Says what a consumer could not read: one log line, two counters, and a check that stays.
 
-Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`.
+Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`. What is there
+and cannot be unpacked is no gap here: consumers read on, and stages reject it.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Final
 
 import structlog
 
@@ -13,6 +15,7 @@ from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.service import Check
 
+_LAST_MS: Final = (2**63 - 1) // 1_000_000
 _log = structlog.get_logger(__name__)
 
 
@@ -21,7 +24,8 @@ def count_from_zero(topics: Iterable[str], *, group: str) -> None:
     for topic in topics:
         RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
         for reason in GapReason:
-            GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
+            if reason is not GapReason.UNREADABLE:
+                GAPS_TOTAL.labels(topic=topic, consumer=group, reason=reason)
 
 
 def report_gap(gap: Gap, *, group: str) -> None:
@@ -92,6 +96,14 @@ def describe_gap(gap: Gap) -> str:
         f"in {topic}[{number}] from offset {gap.first_offset}: {missed} ({gap.reason.value}),"
         f" event time {times}"
     )
+
+
+def known_time_ms(timestamp_ms: int) -> int | None:
+    """Return a record's timestamp, `None` where it cannot be one: brokers take any from the past.
+
+    What is left can be written as a date, and as nanoseconds in 64 bits.
+    """
+    return timestamp_ms if 0 <= timestamp_ms <= _LAST_MS else None
 
 
 def iso_time(time_ms: int | None) -> str | None:

@@ -15,6 +15,7 @@ from gpuledger.bus.kafka_fetch import Records, fetch, named
 from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
+from gpuledger.bus.kafka_unpacking import read_any_batch
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 
@@ -216,7 +217,7 @@ class KafkaConsumer:
             return self._client
 
     async def _open(self) -> AIOKafkaConsumer:
-        kafka_internals.unpack_at_least_cost()
+        read_any_batch()
         client = AIOKafkaConsumer(**(self._connection.arguments | self._group_arguments()))
         try:
             async with self._connection.asking(self._doing("connecting")):

@@ -5,6 +5,7 @@ from typing import Final
 
 from aiokafka import errors as vendor
 
+from gpuledger.bus.limits import TOPIC_MESSAGE_BYTES
 from gpuledger.errors import (
     BusUnavailableError,
     FencedError,
@@ -56,7 +57,10 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.InvalidTopicError: (TopicsError, "takes no topic of this name"),
     vendor.MessageSizeTooLargeError: (
         MessageTooLargeError,
-        "refused it as larger than the topic's max.message.bytes",
+        (
+            "refused it as larger than the topic's max.message.bytes; set that to"
+            f" {TOPIC_MESSAGE_BYTES} at least"
+        ),
     ),
     vendor.RecordListTooLargeError: (
         MessageTooLargeError,

@@ -1,7 +1,7 @@
 """Waits for fetched records, or for a rebalance, whichever comes first."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import aiokafka
@@ -66,7 +66,7 @@ def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
     """Let records that nobody will see be fetched again: the position is already behind them."""
     if fetching.done() and not fetching.cancelled() and fetching.exception() is None:
         for place, records in fetching.result().items():
-            client.seek(place, records[0].offset)
+            client.seek(place, records[0].first_offset)
 
 
 def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
@@ -74,10 +74,5 @@ def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
     return aiokafka.TopicPartition(*place)
 
 
-def _records(found: Mapping[Any, Iterable[Any]]) -> Records:
-    return {
-        TopicPartition(*place): [
-            Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value) for r in records
-        ]
-        for place, records in found.items()
-    }
+def _records(found: Mapping[Any, Sequence[Record]]) -> Records:
+    return {TopicPartition(*place): records for place, records in found.items()}

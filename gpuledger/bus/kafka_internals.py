@@ -1,6 +1,6 @@
 """The few things that only aiokafka's insides can tell or do, held to the pinned minor version.
 
-Each says why it is needed. Nothing else in the project looks inside aiokafka.
+Each says why it is needed. Beside `kafka_unpacking`, nothing else in the project looks inside.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
 from aiokafka.consumer.fetcher import OffsetResetStrategy
 from aiokafka.errors import (
-    CorruptRecordException,
     IllegalStateError,
     KafkaError,
     NotCoordinatorForGroupError,
@@ -165,7 +164,7 @@ def pack_at_least_cost() -> None:
     On batches of ticks and events that halves the time, and makes them smaller besides.
     """
     pack = _packer()
-    for module in _modules_of_records():
+    for module in modules_of_records():
         vars(module)["zstd_encode"] = pack
 
 
@@ -194,30 +193,8 @@ def _packer() -> Callable[[Any], bytes]:
     return pack
 
 
-def unpack_at_least_cost() -> None:
-    """Have every batch unpacked in one context that is kept; aiokafka's way makes one for each.
-
-    That costs more than a tick's unpacking itself, and agents send batches of one tick.
-    """
-    from zstandard import ZstdDecompressor  # noqa: PLC0415  # agents read nothing and have it not
-
-    kept = threading.local()  # a context is one thread's at a time
-
-    def unpack(payload: Any) -> bytes:  # noqa: ANN401  # any buffer
-        if not hasattr(kept, "context"):
-            kept.context = ZstdDecompressor()
-        frame = kept.context.decompressobj()
-        unpacked: bytes = frame.decompress(payload)
-        if not frame.eof:
-            raise CorruptRecordException(f"a batch of {len(payload)} bytes ends too early")
-        return unpacked
-
-    for module in _modules_of_records():
-        vars(module)["zstd_decode"] = unpack
-
-
-def _modules_of_records() -> set[ModuleType]:
-    """Give where batches are packed and unpacked: the module in C keeps names of its own."""
+def modules_of_records() -> set[ModuleType]:
+    """Return where batches are packed and unpacked: the module in C keeps names of its own."""
     classes = (default_records.DefaultRecordBatchBuilder, default_records.DefaultRecordBatch)
     return {default_records, *(sys.modules[each.__module__] for each in classes)}
 

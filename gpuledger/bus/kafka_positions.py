@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
@@ -41,7 +41,7 @@ def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
 class _LastRead(NamedTuple):
     topic_id: str | None
     next_offset: int
-    time_ms: int
+    time_ms: int | None
 
 
 class Positions:
@@ -92,7 +92,7 @@ class Positions:
                 self._last_read[partition] = _LastRead(
                     topic_id=self._topic_ids.by_topic.get(partition.topic),
                     next_offset=each[-1].offset + 1,
-                    time_ms=each[-1].timestamp_ms,
+                    time_ms=known_time_ms(each[-1].timestamp_ms),
                 )
 
     async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
@@ -232,7 +232,7 @@ class Positions:
         async with self._connection.asking("looking up the time of the first record"):
             # The first record that is not older than the epoch.
             found: Any = (await client.offsets_for_times({place: 0})).get(place)
-        return None if found is None else int(found.timestamp)
+        return None if found is None else known_time_ms(int(found.timestamp))
 
 
 def _seek_or_leave(client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None) -> None:

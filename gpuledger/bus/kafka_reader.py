@@ -5,6 +5,7 @@ Following a topic as a member of a group is `kafka_consumer`'s business.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from aiokafka import AIOKafkaConsumer
@@ -13,6 +14,7 @@ from gpuledger.bus import kafka_internals
 from gpuledger.bus.history import Span
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
+from gpuledger.bus.kafka_unpacking import read_any_batch
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
@@ -74,7 +76,7 @@ class KafkaReader:
         while position < span.end:
             records = await self._poll(client, place)
             before, position = position, await client.position(its_name)
-            if wanted := [record for record in records if record.offset < span.end]:
+            if wanted := [record for record in records if record.first_offset < span.end]:
                 yield wanted
             if position > before:
                 heard_at = _now_seconds()
@@ -92,15 +94,11 @@ class KafkaReader:
     async def _poll(self, client: AIOKafkaConsumer, place: TopicPartition) -> list[Record]:
         with self._connection.translating(f"reading {place.topic}-{place.partition}"):
             found = await client.getmany(named(place), timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
-        return [
-            Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value)
-            for records in found.values()
-            for r in records
-        ]
+        return list(chain.from_iterable(found.values()))
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._client is None:
-            kafka_internals.unpack_at_least_cost()
+            read_any_batch()
             client = AIOKafkaConsumer(
                 **self._connection.arguments,
                 group_id=None,

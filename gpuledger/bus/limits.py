@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from gpuledger import topics
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import MessageTooLargeError
 
@@ -11,15 +12,27 @@ MAX_BATCH_BYTES: Final = 1_000_000
 OVERHEAD_BYTES: Final = 128
 """More than what Kafka's format adds to a batch of one record beside its key and its value."""
 MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES - OVERHEAD_BYTES
+TOPIC_MESSAGE_BYTES: Final = topics.MAX_MESSAGE_BYTES
+"""`max.message.bytes` of our topics, which bounds a batch as it is packed."""
+_RATIO: Final = 8
+"""What may be in a batch for each byte that a broker takes. Ours hold `MAX_BATCH_BYTES` at most;
+other clients may count packed bytes, and ticks together pack to a fifth."""
+MAX_UNPACKED_BYTES: Final = _RATIO * TOPIC_MESSAGE_BYTES
+"""Bytes of a batch that is unpacked: a few kilobytes of zstd may be a gigabyte of zeros."""
+
+
+def size_bytes(key: bytes | None, value: bytes | None) -> int:
+    """Return what counts of a message against `MAX_MESSAGE_BYTES`."""
+    return len(key or b"") + len(value or b"")
 
 
 def refuse_too_large(topic: str, messages: Iterable[Message]) -> None:
     """Raise `MessageTooLargeError` where one message has more bytes than a batch may have."""
     for message in messages:
-        size_bytes = len(message.key or b"") + len(message.value or b"")
-        if size_bytes > MAX_MESSAGE_BYTES:
+        size = size_bytes(message.key, message.value)
+        if size > MAX_MESSAGE_BYTES:
             key = (message.key or b"")[:80].decode(errors="replace")
             raise MessageTooLargeError(
-                f"{topic}: the message with key {key!r} has {size_bytes} bytes, "
+                f"{topic}: the message with key {key!r} has {size} bytes, "
                 f"and the bus takes at most {MAX_MESSAGE_BYTES}; nothing of its batch was published"
             )

@@ -4,6 +4,9 @@ from typing import Final
 
 from prometheus_client import Counter
 
+from gpuledger.bus.protocol import UnreadableReason
+from gpuledger.counters import count_from_zero
+
 RECORDS_MISSED_TOTAL: Final = Counter(
     "gpuledger_records_missed",
     "Offsets that a consumer group passed over because their records were removed before it read"
@@ -17,3 +20,11 @@ GAPS_TOTAL: Final = Counter(
     " `truncated` (the partition lost records that had been read).",
     ["topic", "consumer", "reason"],
 )
+RECORDS_UNREADABLE_TOTAL: Final = Counter(
+    "gpuledger_records_unreadable",
+    "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
+    " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
+    " `damaged`. The dead letters say of which topic.",
+    ["reason"],
+)
+count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)

@@ -32,6 +32,27 @@ class Message(NamedTuple):
     """Event time in milliseconds since the epoch: Kafka's CreateTime."""
 
 
+class UnreadableReason(StrEnum):
+    """Why records cannot be had of the bytes that are there."""
+
+    CODEC = "codec"
+    """Their batch is packed as none of ours is."""
+    TOO_LARGE = "too_large"
+    """Their batch is larger, unpacked, than one may be."""
+    DAMAGED = "damaged"
+    """Their batch cannot be unpacked, or is no batch of records inside."""
+
+
+class Unreadable(NamedTuple):
+    """What a record stands for that is none: those of a batch that cannot be unpacked."""
+
+    first_offset: int
+    """The offset of the first of them; the record's own is that of the last."""
+    reason: UnreadableReason
+    detail: str
+    """Why, as part of a sentence."""
+
+
 class Record(NamedTuple):
     """What was published, as a consumer reads it."""
 
@@ -41,6 +62,13 @@ class Record(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
+    unreadable: Unreadable | None = None
+    """Set where this stands for records that cannot be had; there is no key and no value then."""
+
+    @property
+    def first_offset(self) -> int:
+        """The first of the offsets that it stands for: of a true record its own."""
+        return self.offset if self.unreadable is None else self.unreadable.first_offset
 
 
 class TopicDescription(NamedTuple):
@@ -65,6 +93,9 @@ class GapReason(StrEnum):
     """The topic was deleted and made anew: its offsets are those of other records."""
     TRUNCATED = "truncated"
     """The partition ends before what was read of it: a leader was elected that lacks records."""
+    UNREADABLE = "unreadable"
+    """The records are there, in a batch that cannot be unpacked: consumers read on behind it, and
+    only who keeps a list of what is missing makes a gap of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +116,12 @@ class Gap:
     @property
     def missed(self) -> int | None:
         """Offsets passed over, transaction markers included; `None` where nobody can know."""
-        if self.reason is not GapReason.RETENTION:
-            return None
-        return self.next_offset - self.first_offset
+        return self.next_offset - self.first_offset if self.has_end else None
+
+    @property
+    def has_end(self) -> bool:
+        """Whether both its ends are offsets of the same topic, with nothing read in between."""
+        return self.reason in (GapReason.RETENTION, GapReason.UNREADABLE)
 
 
 PartitionsCallback = Callable[[frozenset[TopicPartition]], Awaitable[None]]
@@ -150,8 +184,9 @@ class Consumer(Protocol):
     """Reads the partitions that its group gave it.
 
     What it should have read and cannot is never passed over in silence: `bus.gaps` logs and counts
-    it, and the subscription's `on_gap` hears of it. A topic that is made anew while it is read is
-    revoked and assigned again, and is read from its beginning.
+    it, and the subscription's `on_gap` hears of it. What is there and cannot be unpacked comes as a
+    record that is `unreadable`, in its place between the others. A topic that is made anew while it
+    is read is revoked and assigned again, and is read from its beginning.
     """
 
     async def poll(

@@ -1,4 +1,4 @@
-"""A record that could not be used: where it lay, why, and its bytes.
+"""A record that could not be used, or a batch of them: where it lay, why, and its bytes.
 
 Here lives the record of `gpuledger.dead-letters.v1`.
 """
@@ -15,11 +15,11 @@ class DeadLetter:
     partition: Natural
     """Its partition there."""
     offset: Natural
-    """Its offset there."""
+    """Its offset there; of several records the first one's."""
     consumer: str
     """The consumer group that could not use it."""
     reason: str
-    """Why, as one word: `undecodable`, `invalid`, …"""
+    """Why, as one word: `undecodable`, `unreadable`, `invalid`, …"""
     detail: str
     """Why, as a sentence that names field and value."""
     time_ns: Natural
@@ -28,3 +28,6 @@ class DeadLetter:
     """The record's key; absent where it had none."""
     value_base64: str | None = None
     """The record's bytes, unchanged; absent where it had none."""
+    last_offset: Natural | None = None
+    """The last one's offset, where the letter stands for all records of a batch that cannot be
+    unpacked; absent where it stands for one record."""

@@ -1,4 +1,4 @@
-"""The rows of the table `gaps`: what was gone before it could be stored, each stretch once.
+"""The rows of the table `gaps`: what was gone, or unreadable, before it could be stored, each once.
 
 A gap is written before any row behind it. Its stream's number is the offset up to which gaps are
 recorded, in the commit of the row itself: whoever finds the same gap again, after a crash or on
@@ -7,7 +7,7 @@ another machine, writes what is left of it. Pure: asks neither a table nor a clo
 
 from typing import Any
 
-from gpuledger.bus.protocol import Gap, GapReason
+from gpuledger.bus.protocol import Gap
 
 
 def stream_of(stream: str, gap: Gap) -> str:
@@ -17,7 +17,7 @@ def stream_of(stream: str, gap: Gap) -> str:
 
 def recorded_up_to(gap: Gap) -> int:
     """Return the number that the gap's row leaves in its stream."""
-    return gap.next_offset if gap.reason is GapReason.RETENTION else gap.first_offset
+    return gap.next_offset if gap.has_end else gap.first_offset
 
 
 def row_of(
@@ -33,13 +33,12 @@ def row_of(
 
     `stored` is the last offset that the table has, `recorded` the number of the gap's stream.
     """
-    is_retention = gap.reason is GapReason.RETENTION
     first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
     if recorded is not None:
         if recorded >= recorded_up_to(gap):
             return None
-        first = max(first, recorded) if is_retention else first
-    next_offset = gap.next_offset if is_retention else None
+        first = max(first, recorded) if gap.has_end else first
+    next_offset = gap.next_offset if gap.has_end else None
     if next_offset is not None and first >= next_offset:
         return None
     return (

@@ -7,7 +7,7 @@ Here lives what waits for its row, and the asking of both tables; what a row say
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
+from gpuledger.bus.protocol import Gap, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
@@ -43,28 +43,39 @@ class GapRecording:
 
         Raises ReceiverUnavailableError where that is to be tried again.
         """
-        for gap in gaps:
+        for stream, alike in self._by_stream(gaps).items():
             try:
-                await in_daemon_thread(partial(self._record, gap))
+                await in_daemon_thread(partial(self._record, stream, alike))
             except StaleTableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
-            self._waiting = [each for each in self._waiting if each != gap]
+            self._waiting = [each for each in self._waiting if each not in alike]
 
-    def _record(self, gap: Gap) -> None:
-        stream = stream_of(self._stored.streams.of(gap.partition), gap)
+    def _by_stream(self, gaps: Sequence[Gap]) -> dict[str, list[Gap]]:
+        by_stream: dict[str, list[Gap]] = {}
+        for gap in gaps:
+            stream = stream_of(self._stored.streams.of(gap.partition), gap)
+            by_stream.setdefault(stream, []).append(gap)
+        return by_stream
+
+    def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
+        """Write the rows of one stream in one commit: a poll may bring many gaps."""
         recorded = self._table.load([stream]).get(stream)
         time_ns = self._clock.time_ns()
-        row = row_of(
-            gap,
-            stored=self._stored.last_offsets.get(gap.partition),
-            recorded=recorded,
-            topic_id=self._stored.topic_id if gap.reason is GapReason.RETENTION else None,
-            time_before_us=self._time_before_us(gap),
-            detected_us=time_ns // 1000,
-        )
-        if row is not None:
-            number = {stream: recorded_up_to(gap)}
-            self._table.append([row], number, time_ms=time_ns // 1_000_000)
+        rows = []
+        for gap in gaps:
+            row = row_of(
+                gap,
+                stored=self._stored.last_offsets.get(gap.partition),
+                recorded=recorded,
+                topic_id=self._stored.topic_id if gap.has_end else None,
+                time_before_us=self._time_before_us(gap),
+                detected_us=time_ns // 1000,
+            )
+            if row is not None:
+                rows.append(row)
+                recorded = recorded_up_to(gap)
+        if rows and recorded is not None:
+            self._table.append(rows, {stream: recorded}, time_ms=time_ns // 1_000_000)
 
     def _time_before_us(self, gap: Gap) -> int | None:
         if gap.time_before_ms is not None:

@@ -37,7 +37,9 @@ class Replay:
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; tombstones are left out: who was deleted later was there at the time."""
-        self._stage.take_pods([record for record in records if record.value is not None])
+        self._stage.take_pods(
+            [record for record in records if record.value is not None or record.unreadable]
+        )
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks, and give the events of those in the range.

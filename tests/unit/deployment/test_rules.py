@@ -40,6 +40,7 @@ COME_LATER: Final = {
 """Gauges that come with what they tell of, as the page says."""
 FRESH: Final = (
     *("import agent.metrics", "import enricher.podwatch.events", "import enricher.join.metrics"),
+    "import gpuledger.bus.metrics",
     *(f"import sinks.metrics; sinks.metrics.count_sink_from_zero({kind!r})" for kind in KINDS),
 )
 """What the processes of each deployable do before their work begins."""

@@ -10,7 +10,14 @@ import pytest
 
 from gpuledger.codec import Decoder, decoder_of, encode
 from gpuledger.errors import UndecodableError
-from gpuledger.records import ContainerRef, GpuDetails, GpuReading, NodeSample, PodRecord
+from gpuledger.records import (
+    ContainerRef,
+    GpuDetails,
+    GpuReading,
+    Incident,
+    NodeSample,
+    PodRecord,
+)
 from gpuledger.records.base import MAX_SEQ
 from gpuledger.topics import BY_NAME, TOPICS
 from gpuledger.twins import twin_of
@@ -221,3 +228,14 @@ def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[st
     for boot_id in ("", "b" * 65):
         with pytest.raises(UndecodableError, match=f"{topic}: field boot_id: "):
             decode(orjson.dumps(message | {"boot_id": boot_id}))
+
+
+@pytest.mark.parametrize("quoted", ["x" * 250_000, "\x7f" * 250_000, "\U0001f600" * 250_000])
+def test_an_error_never_quotes_all_of_a_value(quoted: str) -> None:
+    """The decoder's own words quote an enumeration's value, and all of it."""
+    value = orjson.dumps({"node": "n", "boot_id": "b", "gpu_uuid": "g", "severity": quoted})
+
+    with pytest.raises(UndecodableError) as caught:
+        Decoder(topic="a.topic", record=Incident).decode(value)
+
+    assert len(str(caught.value)) < 400

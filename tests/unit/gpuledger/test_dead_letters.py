@@ -4,10 +4,18 @@ import base64
 from collections.abc import Sequence
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Message, Record, TopicPartition
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import (
+    Message,
+    Record,
+    TopicPartition,
+    Unreadable,
+    UnreadableReason,
+)
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
 from gpuledger.errors import BusUnavailableError, TopicsError
@@ -278,3 +286,69 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
         ("records_buried", "future", 60),
         ("records_buried", "future", 60),
     ]
+
+
+LONGEST = "\x7f" * 250_000
+"""Of this a quotation has five times as many bytes as it has itself."""
+
+
+@pytest.mark.parametrize("value_bytes", [0, 500_000, 736_000, 750_000, 8_000_000])
+@pytest.mark.parametrize("detail", ["why", LONGEST, repr(LONGEST), "\U0001f600" * 250_000])
+async def test_a_letter_fits_in_a_message_whatever_it_is_about(
+    value_bytes: int, detail: str
+) -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    large = Record("t" * 249, 3, 1, 1, LONGEST.encode(), b"x" * value_bytes)
+
+    deadly.bury(large, reason="invalid", detail=detail)
+    await deadly.flush()
+
+    refuse_too_large(DEAD_LETTERS.name, producer.messages())
+    (letter,) = letters(producer)
+    assert letter.detail.startswith(detail[:1000])
+    assert (letter.value_base64 is None) == (letter.key_base64 is None)
+
+
+async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    unreadable = gzipped(range(40, 50))
+
+    decoded = list(deadly.decode(DECODER, [record(GOOD), unreadable, record(GOOD, offset=50)]))
+    await deadly.flush()
+
+    assert [read.offset for read, _ in decoded] == [0, 50]
+    (letter,) = letters(producer)
+    assert (letter.partition, letter.offset, letter.last_offset) == (3, 40, 49)
+    assert (letter.reason, letter.key_base64, letter.value_base64) == ("unreadable", None, None)
+    assert letter.detail == (
+        "a.topic: offsets 40 to 49 are in a batch that cannot be unpacked: it is packed with gzip"
+    )
+
+
+async def test_what_a_batch_hides_is_counted_once_the_topic_has_its_letter() -> None:
+    before = unreadable_offsets("codec")
+    deadly = office(KeepingProducer())
+    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
+    deadly.drain(3)  # of a transaction that was undone: the batch is read again
+    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
+    drained = deadly.drain(3)
+    list(deadly.decode(DECODER, [gzipped(range(50, 53))]))
+    assert unreadable_offsets("codec") == before
+
+    deadly.acknowledge(drained)
+    assert unreadable_offsets("codec") == before + 10
+
+    await deadly.flush()
+    assert unreadable_offsets("codec") == before + 13
+
+
+def gzipped(offsets: range) -> Record:
+    why = Unreadable(offsets[0], UnreadableReason.CODEC, "it is packed with gzip")
+    return Record("a.topic", 3, offsets[-1], 1, None, None, why)
+
+
+def unreadable_offsets(reason: str) -> float:
+    labels = {"reason": reason}
+    return REGISTRY.get_sample_value("gpuledger_records_unreadable_total", labels) or 0.0

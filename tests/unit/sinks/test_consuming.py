@@ -19,7 +19,16 @@ from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
-from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from gpuledger.bus.protocol import (
+    Consumer,
+    Gap,
+    GapReason,
+    Record,
+    Subscription,
+    TopicPartition,
+    Unreadable,
+    UnreadableReason,
+)
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
@@ -224,6 +233,57 @@ class FlakyBus(MemoryBus):
             self.opened += 1
             self.newest = cast("Flaky", consumer)
             yield consumer
+
+
+class Spoiled(MemoryConsumer):
+    """A consumer that cannot unpack what is no JSON, as if it came in a batch of ten."""
+
+    @override
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        polled = await super().poll(timeout_seconds=timeout_seconds, max_records=max_records)
+        return {at: [self._spoil(record) for record in records] for at, records in polled.items()}
+
+    def _spoil(self, record: Record) -> Record:
+        if record.value != b"spoiled":
+            return record
+        why = Unreadable(record.offset - 1, UnreadableReason.CODEC, "it is packed with gzip")
+        return record._replace(key=None, value=None, unreadable=why)
+
+
+class SpoiledBus(MemoryBus):
+    """A bus whose consumers cannot unpack some batches."""
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            consumer.__class__ = Spoiled
+            yield consumer
+
+
+async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_is_behind_it() -> (
+    None
+):
+    on, sink, gaps = SpoiledBus(), Recorder(), Readiness().check("gaps")
+    on._partitions, on._logs = bus()._partitions, bus()._logs
+    told: list[tuple[Gap, int]] = []
+
+    async def on_gap(gap: Gap) -> None:
+        told.append((gap, len(sink.taken)))
+
+    await publish(on, event(0), b"undecodable", b"spoiled", event(3))
+    async with running(consuming(on, sink, gaps=gaps, on_gap=on_gap)):
+        await eventually(is_committed(on, 4))
+        (_, letter) = await dead_letters(on)
+
+    ((gap, taken_before),) = told
+    assert (gap.partition, gap.reason, gap.missed) == (AT, GapReason.UNREADABLE, 2)
+    assert (gap.first_offset, gap.next_offset, taken_before) == (1, 3, 0)
+    assert (letter.reason, letter.offset, letter.last_offset) == ("unreadable", 1, 2)
+    assert [offset for _, offset in sink.taken] == [0, 3]
+    assert not gaps.has_failed  # what lies there and is skipped is told by its letter
 
 
 def flaky(**failures: int) -> FlakyBus:

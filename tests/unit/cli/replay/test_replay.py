@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from typing_extensions import override
 
 from cli.replay.report import show_difference, tell_comparison, verdict
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.memory_reader import MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.errors import TopicsError, UserError
+from gpuledger.errors import BusUnavailableError, TopicsError, UserError
 from gpuledger.records import PodState
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 from tests.unit.cli.replay.given import (
@@ -31,9 +35,11 @@ from tests.unit.cli.replay.given import (
 from tests.unit.enricher.join.ticks import UIDS
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from pathlib import Path
 
-    from gpuledger.bus.memory import MemoryBus
+    from gpuledger.bus.history import HistoryReader, Span
+    from gpuledger.bus.protocol import Record, TopicPartition
 
 
 @pytest.fixture
@@ -170,6 +176,21 @@ async def test_what_cannot_be_used_is_counted_and_put_aside_once_only(
     assert SAMPLES.name in (outcome.first_detail or "")
 
 
+async def test_what_of_the_first_run_is_no_event_is_counted_and_the_rest_compared(
+    bus: MemoryBus,
+) -> None:
+    async with bus.producer() as producer:
+        messages = [Message(b"k", value, BEGIN_MS) for value in (b"no json", b"[]", None)]
+        await producer.publish(*place_of("node-a", EVENTS), messages)
+    again = Again(bus=bus, compare=True)
+    outcome = await again.run()
+
+    assert again.comparison is not None
+    assert tell_comparison(again.comparison) == 0
+    assert (outcome.unusable, again.comparison.counts.compared) == (3, 40)
+    assert (outcome.first_detail or "").startswith(f"{EVENTS.name}: not an event")
+
+
 @pytest.mark.parametrize(
     ("topic", "said"), [(EVENTS.name, "another name"), ("absent", "absent"), (PODS.name, "read by")]
 )
@@ -185,15 +206,36 @@ async def test_a_file_that_cannot_be_written_is_refused(bus: MemoryBus, tmp_path
         await Again(bus=bus, output=tmp_path / "absent" / "events").run()
 
 
+class LosingReader(MemoryReader):
+    """A reader whose broker goes away before the first run's events are read."""
+
+    @override
+    async def read(
+        self, place: TopicPartition, span: Span
+    ) -> AsyncGenerator[Sequence[Record], None]:
+        async for records in super().read(place, span):
+            if place.topic == EVENTS.name:
+                raise BusUnavailableError("no broker answers")
+            yield records
+
+
+class LosingBus(MemoryBus):
+    """A bus of such readers."""
+
+    @override
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[HistoryReader]:
+        yield LosingReader(logs=self._logs)
+
+
 async def test_a_replay_that_fails_leaves_the_older_file_and_no_half_of_a_new_one(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     path = tmp_path / "events"
     path.write_text("as before")
-    async with bus.producer() as producer:
-        await producer.publish(*place_of("node-a", EVENTS), [Message(b"k", b"?", BEGIN_MS)])
+    bus.__class__ = LosingBus
 
-    with pytest.raises(UserError, match="that is no event"):
+    with pytest.raises(BusUnavailableError):
         await Again(bus=bus, output=path, compare=True).run()
     assert names_in(tmp_path) == ["events"]
     assert path.read_text() == "as before"

@@ -6,7 +6,8 @@ import orjson
 import pytest
 
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Message, Record
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import (
@@ -18,9 +19,18 @@ from gpuledger.records import (
     PodState,
     Severity,
 )
-from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, INCIDENTS, PODS
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    EVENTS,
+    INCIDENTS,
+    MARKS,
+    PODS,
+    PROCESSES,
+    SAMPLES,
+)
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.given import value_of
+from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,
     UIDS,
@@ -214,3 +224,44 @@ def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> No
     found = decoder.decode(message.value)
     assert found.incident == incident
     assert [each.name for each in found.pods] == ["train-0"]
+
+
+UNREADABLE = Record(
+    SAMPLES.name, 3, 9, 0, None, None, Unreadable(5, UnreadableReason.DAMAGED, "no zstd")
+)
+
+
+async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
+    producer = KeepingProducer()
+    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    stage = JoinStage(office=office)
+    stage.take_pods([pod_record(), UNREADABLE._replace(topic=PODS.name)])
+    stage.take_marks([UNREADABLE._replace(topic=MARKS.name)])
+    stage.take_processes([UNREADABLE._replace(topic=PROCESSES.name)])
+    assert stage.take_incidents([UNREADABLE._replace(topic=INCIDENTS.name)]) == []
+    assert (
+        len(stage.take_samples([record(USED), UNREADABLE, record(sample(seq=10_000), offset=10)]))
+        == 2
+    )
+    assert len(stage.pods) == 1
+    await office.flush()
+    said = [orjson.loads(message.value or b"") for message in producer.messages()]
+    assert [(each["topic"], each["offset"], each["last_offset"]) for each in said] == [
+        (topic, 5, 9)
+        for topic in (PODS.name, MARKS.name, PROCESSES.name, INCIDENTS.name, SAMPLES.name)
+    ]
+    assert {each["reason"] for each in said} == {"unreadable"}
+
+
+async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
+    producer = KeepingProducer()
+    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    large, small = incident(message="x" * MAX_MESSAGE_BYTES), incident()
+    told = JoinStage(office=office).take_incidents(
+        [incident_record(large), incident_record(small)._replace(offset=1)]
+    )
+    await office.flush()
+    (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
+    assert len(told) == 1
+    assert (letter["reason"], letter["offset"]) == ("too_large", 0)
+    assert "value_base64" not in letter

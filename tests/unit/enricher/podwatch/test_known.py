@@ -10,7 +10,7 @@ from typing_extensions import override
 from enricher.podwatch.known import KnownPods, read_known
 from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Record
+from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
@@ -119,3 +119,10 @@ async def test_a_missing_topic_is_named_and_waited_for() -> None:
     assert "there is no topic 'gpuledger.pods.v1'" in check.detail
     bus.create([PODS])
     assert (await reading).by_uid == {}
+
+
+def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
+    known = KnownPods()
+    why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
+    known.take([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])
+    assert (phases(known), known.undecodable) == ({"a": "Running"}, 1)

@@ -4,14 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from enricher.podwatch.publish import Publisher
 from enricher.podwatch.table import PodTable
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.clock import SystemClock
+from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
+from gpuledger.records import PodRecord
 from gpuledger.service import Readiness
 from gpuledger.service.readiness import Check
 from gpuledger.topics import PODS
@@ -107,3 +112,30 @@ async def test_brokers_that_are_away_fail_the_check_while_no_pod_changes() -> No
         await soon(lambda: check.has_failed)
         bus.is_away = False
         await soon(lambda: check.is_ok)
+
+
+async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_so() -> None:
+    """Who it is can be told all the same; the other pods of its batch are whole."""
+    bus, table = MemoryBus(), table_of("a", "b")
+    table.see(pod_record("large", annotations={"a": "x" * MAX_MESSAGE_BYTES}), time_ns=2)
+    before = value_of("gpuledger_podwatch_pods_cut_total")
+    with capture_logs() as lines:
+        async with publishing(bus, table):
+            await has(bus, KNOWN | {"large": ["Running"]})
+    pods = {pod.uid: pod for pod in await published(bus)}
+    assert (pods["large"].annotations, pods["large"].containers) == (None, [])
+    assert (pods["large"].namespace, pods["large"].name) == ("team-red", "pod-large")
+    assert pods["a"].containers
+    assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["pod_shortened"]
+
+
+async def published(bus: MemoryBus) -> list[PodRecord]:
+    """Give the pods on the topic."""
+    decoder = Decoder(topic=PODS.name, record=PodRecord)
+    return [decoder.decode(each.value) for each in await topic(bus)]
+
+
+def value_of(name: str) -> float:
+    """Give what a metric says now."""
+    return REGISTRY.get_sample_value(name) or 0.0

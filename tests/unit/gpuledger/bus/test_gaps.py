@@ -1,9 +1,17 @@
 """What is said of a gap: one line, two counters, and a check that stays."""
 
+import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.bus.gaps import GapCheck, ReportedGaps, count_from_zero, report_gap
+from gpuledger.bus.gaps import (
+    GapCheck,
+    ReportedGaps,
+    count_from_zero,
+    iso_time,
+    known_time_ms,
+    report_gap,
+)
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.service import Check
 
@@ -86,3 +94,16 @@ def test_gaps_of_a_topic_made_anew_have_nothing_to_do_with_those_of_the_old_one(
     reported.rest_of(gap(51, 801))
     assert reported.rest_of(anew) == anew
     assert reported.rest_of(gap(51, 801)) == gap(51, 801)
+
+
+@pytest.mark.parametrize("timestamp_ms", [-1, -(2**62), 2**62, 2**63 - 1])
+def test_a_timestamp_that_no_clock_says_is_no_time_of_a_gap(timestamp_ms: int) -> None:
+    """A broker takes whatever is not in the future; as a date it would end who writes it down."""
+    assert known_time_ms(timestamp_ms) is None
+
+
+@pytest.mark.parametrize("timestamp_ms", [0, 1_795_000_000_000, (2**63 - 1) // 10**6])
+def test_any_other_can_be_written_as_a_date_and_in_nanoseconds(timestamp_ms: int) -> None:
+    assert known_time_ms(timestamp_ms) == timestamp_ms
+    assert iso_time(timestamp_ms)
+    assert timestamp_ms * 10**6 < 2**63

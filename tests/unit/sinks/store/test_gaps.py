@@ -66,3 +66,10 @@ def test_of_a_topic_that_is_gone_nobody_knows_how_much_is_missing() -> None:
     made = row(gone, stored=50, recorded=None)
     assert made == (*(*AT, "topic_recreated", 51, None, None), *(5, None, 7, "topic"))
     assert row(gone, stored=50, recorded=recorded_up_to(gone)) is None
+
+
+def test_a_batch_that_cannot_be_unpacked_has_both_its_ends() -> None:
+    unreadable = gap(51, 61, reason=GapReason.UNREADABLE)
+    made = row(unreadable, stored=50, recorded=None)
+    assert made == (*(*AT, "unreadable", 51, 61, 10), *(5, 9000, 7, "topic"))
+    assert row(unreadable, stored=50, recorded=recorded_up_to(unreadable)) is None

@@ -1,0 +1,226 @@
+"""What a consumer makes of the batches that brokers give it: no batch ends or blocks whoever reads.
+
+The rule. A batch is anybody's bytes: a broker looks at its head and its checksum, and hardly at
+what is in it. So whatever goes wrong while one is unpacked is a property of that batch, and of
+nothing else. What of it was read before stays read; the rest, up to and with its last offset, is
+one `Record` without key and value, whose `unreadable` says which offsets it stands for and why. It
+lies between the other records in its place, so that stages reject it as they reject any record, and
+positions, commits and transactions move behind it like behind any other. The offsets are exact: the
+head of a batch, which the broker wrote itself, has the last one, also where compaction or a
+re-packing has removed records.
+
+What is refused without being unpacked:
+
+- **A codec that none of ours writes**: gzip, snappy and lz4 have decoders of their own, in C, for
+  bytes that anybody may have made. Ours write zstd, or nothing packed.
+- **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
+
+zstd allows several frames in one batch, and frames to be skipped; all of it counts as one.
+
+A batch whose checksum does not fit may have been spoiled on its way: it is fetched `_FETCHES` times
+before it is given up, as the broker's own copy must be.
+
+How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
+partition; `read_any_batch` puts `PartitionBatches` in that place, for all consumers of the process,
+and the unpacking of zstd in place of aiokafka's. Held to the pinned minor version like
+`kafka_internals`.
+"""
+
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from functools import cache
+from typing import Any, ClassVar, Final
+
+from aiokafka.consumer import fetcher
+from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
+from typing_extensions import override
+
+from gpuledger.bus.kafka_internals import modules_of_records
+from gpuledger.bus.limits import MAX_UNPACKED_BYTES
+from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, UnreadableReason
+from gpuledger.errors import GpuledgerError
+
+_CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_OUR_CODECS: Final = frozenset({0, 4})
+_FETCHES: Final = 3
+_CHUNK_BYTES: Final = 1 << 18
+_DETAIL_CHARACTERS: Final = 200
+
+
+class UnreadableError(GpuledgerError):
+    """A batch is not unpacked; the message says why."""
+
+    def __init__(self, message: str, *, reason: UnreadableReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@cache
+def read_any_batch() -> None:
+    """Have every consumer of this process read batches as this module says."""
+    fetcher.PartitionRecords = PartitionBatches
+    PartitionBatches._unpacker = unpacker = ZstdUnpacker()  # noqa: SLF001  # one for both
+    for module in modules_of_records():
+        vars(module)["zstd_decode"] = unpacker.unpack
+
+
+class ZstdUnpacker(threading.local):
+    """Unpacks what zstd has packed, in as many frames as there are, and never more than is allowed.
+
+    A context is one thread's at a time, and is kept: to make one costs more than to unpack a tick,
+    and agents send batches of one tick.
+    """
+
+    def __init__(self) -> None:
+        import zstandard  # noqa: PLC0415  # agents read nothing and have it not
+
+        self._library = zstandard
+        self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
+        self.unpacked_bytes = 0
+        """All that this thread has unpacked, and given up as too much."""
+
+    def unpack(self, payload: bytes) -> bytes:
+        """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
+        # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
+        size_bytes = self._library.frame_content_size(payload)
+        if size_bytes > MAX_UNPACKED_BYTES:
+            raise _too_large(f"{size_bytes}")
+        if size_bytes > 0:
+            try:
+                unpacked = self._context.decompress(payload, allow_extra_data=False)
+            except self._library.ZstdError:
+                pass  # more follows the frame, or it is damaged
+            else:
+                self.unpacked_bytes += size_bytes
+                return unpacked
+        return self._unpack_frames(payload)
+
+    def _unpack_frames(self, payload: bytes) -> bytes:
+        """Return what all frames hold; of one that ends too early what there is of it."""
+        chunks, left_bytes = [], MAX_UNPACKED_BYTES
+        with self._context.stream_reader(payload, read_across_frames=True) as reader:
+            while chunk := reader.read(_CHUNK_BYTES):
+                chunks.append(chunk)
+                self.unpacked_bytes += len(chunk)
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise _too_large(f"more than {MAX_UNPACKED_BYTES}")
+        return b"".join(chunks)
+
+
+class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
+    """The records of one partition in one answer of a broker; iterated anew by each poll.
+
+    A poll unpacks `MAX_UNPACKED_BYTES` of it and one batch more at most, and what is left then is
+    fetched again. As many records as a poll may bring, of as many bytes as one may have, would be
+    too much memory; and a batch of 800 bytes that is 4 million empty headers takes half a second,
+    so that a poll of hundreds would keep the group waiting for its member.
+    """
+
+    next_fetch_offset: int
+    _unpacker: ClassVar[ZstdUnpacker]
+    _unpacked_before = 0
+    """What had been unpacked when the poll began."""
+    _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
+    """For each partition the batch whose checksum did not fit last, and how often it did not."""
+
+    @override
+    def __iter__(self) -> Iterator[Record]:
+        self._unpacked_before = self._unpacker.unpacked_bytes
+        records: Iterator[Record] = self._records_iterator
+        return records
+
+    @override
+    def _unpack_records(self) -> Generator[Record, None, None]:
+        """Yield the records of all batches; end early where the rest is to be fetched again.
+
+        One function, as agents send batches of one tick: a call for each costs as much as its tick.
+        """
+        topic, partition = self._tp
+        make = tuple.__new__  # what a call of the class comes to, in half the time
+        while self._records.has_next():
+            batch = self._records.next_batch()
+            try:
+                if not batch.validate_crc() and self._may_be_spoiled(batch):
+                    return
+                for record in self._wanted(batch):
+                    offset = record.offset
+                    if offset < self.next_fetch_offset:
+                        continue  # read before: brokers answer with whole batches
+                    self.next_fetch_offset = offset + 1
+                    key, value = record.key, record.value
+                    fields = (topic, partition, offset, record.timestamp, key, value, None)
+                    yield make(Record, fields)
+            except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
+                yield from self._skip(batch, error)
+            # Also where compaction has removed the last records of the batch.
+            self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
+            if self._unpacker.unpacked_bytes - self._unpacked_before > MAX_UNPACKED_BYTES:
+                return
+
+    def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
+        """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
+        offset, partition = batch.next_offset, TopicPartition(*self._tp)
+        last_offset, times = self._spoiled.get(partition, (offset, 0))
+        times = times + 1 if last_offset == offset else 1
+        self._spoiled[partition] = (offset, times)
+        if times < _FETCHES:
+            return True
+        raise UnreadableError("its checksum does not fit", reason=UnreadableReason.DAMAGED)
+
+    def _wanted(self, batch: Any) -> Iterable[Any]:  # noqa: ANN401  # untyped
+        """Return the records of a batch: none where it is a marker, or of an aborted transaction.
+
+        Raises `UnreadableError` where the batch is in a form that none of ours writes.
+        """
+        if batch.is_control_batch or self._aborted_transactions or self._aborted_producers:
+            if self._isolation_level == READ_COMMITTED and batch.producer_id is not None:
+                self._consume_aborted_up_to(batch.base_offset)
+                if batch.is_control_batch and self._contains_abort_marker(batch):
+                    # It may stand in a partition to which its transaction wrote nothing.
+                    self._aborted_producers.discard(batch.producer_id)
+                if batch.is_transactional and batch.producer_id in self._aborted_producers:
+                    return ()
+            if batch.is_control_batch:
+                return ()
+        codec = getattr(batch, "compression_type", None)
+        if codec not in _OUR_CODECS:
+            raise _of_other_form(codec)
+        records: Iterable[Any] = batch
+        return records
+
+    def _skip(self, batch: Any, error: Exception) -> Iterator[Record]:  # noqa: ANN401  # untyped
+        """Yield one record in place of those that cannot be had."""
+        topic, partition = self._tp
+        first_offset = max(self.next_fetch_offset, getattr(batch, "base_offset", 0))
+        next_offset = batch.next_offset
+        if first_offset >= next_offset:
+            return  # all of them were had before
+        self.next_fetch_offset = next_offset
+        reason, detail = UnreadableReason.DAMAGED, f"{type(error).__name__}: {error}"
+        if isinstance(error, UnreadableError):
+            reason, detail = error.reason, str(error)
+        yield Record(
+            topic,
+            partition,
+            next_offset - 1,
+            max(0, getattr(batch, "max_timestamp", 0)),
+            None,
+            None,
+            Unreadable(first_offset, reason, detail[:_DETAIL_CHARACTERS]),
+        )
+
+
+def _too_large(size: str) -> UnreadableError:
+    return UnreadableError(
+        f"its {size} bytes, unpacked, are more than the {MAX_UNPACKED_BYTES} that a batch may have",
+        reason=UnreadableReason.TOO_LARGE,
+    )
+
+
+def _of_other_form(codec: int | None) -> UnreadableError:
+    said = "it is in the form before Kafka 0.11"
+    if codec is not None:
+        name = _CODECS.get(codec, f"codec {codec}")
+        said = f"it is packed with {name}; here it is zstd, or nothing"
+    return UnreadableError(said, reason=UnreadableReason.CODEC)

@@ -1,0 +1,119 @@
+"""Kafka's record batches by hand, for what no client of ours writes, and their way to a broker.
+
+The format is that of magic 2: https://kafka.apache.org/documentation/#recordbatch
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+import zstandard
+from aiokafka import TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.errors import NotLeaderForPartitionError
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.util import calc_crc32c, encode_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+_HEAD = struct.Struct(">qiibIhiqqqhii")
+_CHECKED = struct.Struct(">hiqqqhii")
+_SKIPPED_MAGIC = 0x184D2A50
+
+
+class Raw(NamedTuple):
+    """A record as bytes, its header's names too."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+def body(records: Sequence[Raw]) -> bytes:
+    """Give the records of a batch as they are before they are packed."""
+    return b"".join(_record(offset, record) for offset, record in enumerate(records))
+
+
+def batch(
+    packed: bytes, *, count: int, codec: int = NONE, time_ms: int, base_offset: int = 0
+) -> bytes:
+    """Give a whole batch of so many records, with the checksum of what is in it."""
+    checked = _CHECKED.pack(codec, count - 1, time_ms, time_ms, -1, -1, -1, count) + packed
+    head = struct.pack(">iBI", -1, 2, calc_crc32c(checked))
+    return struct.pack(">qi", base_offset, len(head) + len(checked)) + head + checked
+
+
+def pack(data: bytes, codec: int) -> bytes:
+    """Pack as other clients do."""
+    packers = {GZIP: gzip_encode, SNAPPY: snappy_encode, LZ4: lz4_encode, ZSTD: zstd_encode}
+    return bytes(packers[codec](data)) if codec else data
+
+
+def skipped_frame(content: bytes) -> bytes:
+    """Give a frame of zstd that is to be stepped over."""
+    return struct.pack("<II", _SKIPPED_MAGIC, len(content)) + content
+
+
+def two_frames(data: bytes) -> bytes:
+    """Pack as a client that flushes between records: frame after frame, one to be skipped too."""
+    half = len(data) // 2
+    parts = (data[:half], data[half:])
+    packed = [zstandard.ZstdCompressor().compress(part) for part in parts]
+    return skipped_frame(b"anything") + skipped_frame(b"more").join(packed)
+
+
+def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
+    """Pack one record of zeros, of which zstd makes thousandths."""
+    inside = b"\0\0\0" + _bytes(b"k") + encoded(size_bytes)  # no attributes, deltas 0
+    head = encoded(len(inside) + size_bytes + 1) + inside
+    total = len(head) + size_bytes + 1 if says_size else -1
+    compressor = zstandard.ZstdCompressor().compressobj(size=total)
+    packed = compressor.compress(head)
+    zeros = bytes(1 << 20)
+    for left in range(size_bytes, 0, -len(zeros)):
+        packed += compressor.compress(zeros[: min(left, len(zeros))])
+    return packed + compressor.compress(b"\0") + compressor.flush()  # no headers
+
+
+async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
+    """Send a batch to a broker as it is; give the offset of its first record."""
+    client = AIOKafkaClient(bootstrap_servers=servers)
+    await client.bootstrap()
+    try:
+        await client.set_topics([topic])
+        while True:
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
+            answer = await client.send(leader, request)
+            ((_, ((_, code, offset, *_),)),) = answer.topics
+            if code != NotLeaderForPartitionError.errno:
+                break  # a topic that was just made has no leader yet
+            await client.force_metadata_update()
+    finally:
+        await client.close()
+    assert code == 0, f"the broker refused it: {code}"
+    return int(offset)
+
+
+def encoded(number: int) -> bytes:
+    """Write a number as records do: zigzag, seven bits a byte."""
+    into = bytearray()
+    encode_varint(number, into.append)
+    return bytes(into)
+
+
+def _record(offset: int, record: Raw) -> bytes:
+    parts = [b"\0", encoded(0), encoded(offset), _bytes(record.key), _bytes(record.value)]
+    parts.append(encoded(len(record.headers)))
+    for name, content in record.headers:
+        parts += (_bytes(name), _bytes(content))
+    inside = b"".join(parts)
+    return encoded(len(inside)) + inside
+
+
+def _bytes(content: bytes | None) -> bytes:
+    return encoded(-1) if content is None else encoded(len(content)) + content

@@ -1,0 +1,91 @@
+"""Batches on a real broker that no client of ours writes, and where they came to lie."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError
+
+from tests import raw_batches
+from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.real.parts.kafka import Kafka
+
+GIBIBYTE = 1 << 30
+NAMELESS = [(b"\xff\xfe", b"anything")]
+
+
+class Hostile(NamedTuple):
+    """A way to write a batch of records that cannot be unpacked."""
+
+    pack: Callable[[bytes], bytes]
+    codec: int
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    says: int | None = None
+    """How many records it says it has, where it is not those given."""
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+HOSTILE = {
+    "a header's name that is not UTF-8": Hostile(_same, NONE, NAMELESS),
+    "the same, packed": Hostile(lambda data: raw_batches.pack(data, ZSTD), ZSTD, NAMELESS),
+    "gzip": Hostile(lambda data: raw_batches.pack(data, GZIP), GZIP),
+    "snappy": Hostile(lambda data: raw_batches.pack(data, SNAPPY), SNAPPY),
+    "lz4": Hostile(lambda data: raw_batches.pack(data, LZ4), LZ4),
+    "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
+    "a bomb that does not say so": Hostile(
+        lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, says=1
+    ),
+}
+"""What a broker takes and no consumer can read."""
+LEGAL = {
+    "two frames, and one to be skipped": Hostile(raw_batches.two_frames, ZSTD),
+    "a frame to be skipped": Hostile(
+        lambda data: raw_batches.skipped_frame(b"x") + raw_batches.pack(data, ZSTD), ZSTD
+    ),
+}
+"""What others may write, and every consumer must read."""
+
+
+async def write(
+    kafka: Kafka, place: TopicPartition, how: Hostile, records: Sequence[Raw]
+) -> tuple[int, int]:
+    """Write a batch; give the offsets of its first and its last record."""
+    named = [record._replace(headers=how.headers) for record in records]
+    count = how.says or len(named)
+    packed = how.pack(raw_batches.body(named))
+    data = raw_batches.batch(
+        packed, count=count, codec=how.codec, time_ms=time.time_ns() // 1_000_000
+    )
+    first = await raw_batches.produce(kafka.bootstrap_servers, place.topic, place.partition, data)
+    return first, first + count - 1
+
+
+async def committed(kafka: Kafka, group: str, place: TopicPartition) -> int | None:
+    """Give the offset that a group has committed."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group)
+    except GroupCoordinatorNotAvailableError:
+        return None  # no group has been here yet
+    finally:
+        await admin.close()
+    return found[place].offset if place in found else None
+
+
+def most_memory_bytes(pid: int) -> int:
+    """Give the most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(kilobytes) * 1024

@@ -1,0 +1,256 @@
+"""No batch and no record on Kafka ends or blocks the join: real workers, and what it cannot use."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from benchmarks.ticks import Fleet, node_name
+from enricher.podwatch.known import read_known
+from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.clock import SystemClock
+from gpuledger.codec import encode
+from gpuledger.records import Incident, Severity
+from gpuledger.service import Check
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import (
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    MARKS,
+    PODS,
+    SAMPLES,
+    TOPICS,
+    Topic,
+    partition_of_node,
+)
+from tests.raw_batches import ZSTD, Raw, pack
+from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, most_memory_bytes, write
+from tests.real.test_replay import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kcat import Kcat
+
+NODE, OTHER = node_name(0), node_name(1)
+GROUP = "gpuledger-join"
+LOOK_SECONDS = 60.0
+MOST_CHARACTERS = 1_100
+BEFORE, AFTER = range(5), range(100, 105)
+PLAIN = Hostile(lambda data: pack(data, ZSTD), ZSTD)
+Letter = tuple[str, int, int | None, str]
+
+
+def place(topic: str, node: str = NODE) -> TopicPartition:
+    return TopicPartition(topic, partition_of_node(node, partitions=SAMPLES.partitions))
+
+
+class Scene:
+    """A broker with ticks, records that cannot be used between them, and a worker."""
+
+    def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path, guarantee: str) -> None:
+        self.kafka = kafka
+        self._kcat = kcat
+        self._fleet = Fleet(nodes=2)
+        self._settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        self.bus = KafkaBus(self._settings)
+        self.worker = Deployable(
+            name="join",
+            command=["gpuledger-join"],
+            folder=folder,
+            environment={
+                "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+                "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+                "JOIN__PROCESSING_GUARANTEE": guarantee,
+            },
+        )
+
+    async def make_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
+        await create_topics(self._settings, topics)
+
+    def tick(self, seq: int, node: int = 0) -> Raw:
+        return Raw(node_name(node).encode(), encode(self._fleet.tick(node, seq)))
+
+    async def publish_ticks(self, seqs: range) -> None:
+        """Publish ticks of both nodes, which lie in different partitions."""
+        now_ms = time.time_ns() // 1_000_000
+        async with self.bus.producer() as producer:
+            for node in range(2):
+                ticks = [self.tick(seq, node) for seq in seqs]
+                messages = [Message(each.key, each.value, now_ms) for each in ticks]
+                partition = place(SAMPLES.name, node_name(node)).partition
+                await producer.publish(SAMPLES.name, partition, messages)
+
+    def read(self, topic: str) -> list[dict[str, Any]]:
+        found = self._kcat.consume(self.kafka.bootstrap_servers, topic)
+        return [json.loads(each.value or b"") for each in found]
+
+    def events(self) -> list[tuple[str, int]]:
+        return sorted((event["node"], event["seq"]) for event in self.read(EVENTS.name))
+
+    def letters(self) -> list[Letter]:
+        """Give what the dead letters say, which is never much."""
+        found = self.read(DEAD_LETTERS.name)
+        assert all(len(letter["detail"]) < MOST_CHARACTERS for letter in found)
+        said = [
+            (each["topic"], each["offset"], each.get("last_offset"), each["reason"])
+            for each in found
+        ]
+        return sorted(said, key=str)
+
+    async def await_committed(self, wanted: dict[TopicPartition, int]) -> None:
+        deadline = time.monotonic() + LOOK_SECONDS
+        while True:
+            found = {at: await committed(self.kafka, GROUP, at) for at in wanted}
+            if all((found[at] or 0) >= offset for at, offset in wanted.items()):
+                return
+            assert self.worker.exit_status() is None, self.worker.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, (found, wanted)
+            time.sleep(0.3)  # noqa: ASYNC251  # nothing else runs in this loop
+
+
+@pytest.fixture(params=["exactly_once", "at_least_once"])
+def scene(
+    start_kafka: Callable[[], Kafka],
+    kcat: Kcat,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Scene:
+    refuse_stray_settings()
+    return Scene(kafka=start_kafka(), kcat=kcat, folder=tmp_path, guarantee=request.param)
+
+
+async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene) -> None:
+    """Each of these alone ended a worker or kept it from all its partitions."""
+    await scene.make_topics()
+    await scene.publish_ticks(BEFORE)
+    wanted: list[Letter] = []
+    for how in HOSTILE.values():
+        for topic in (SAMPLES.name, PODS.name, MARKS.name):
+            first, last = await write(scene.kafka, place(topic), how, [scene.tick(0)] * 3)
+            wanted.append((topic, first, last, "unreadable"))
+    booked = [*BEFORE, *AFTER]
+    for number, how in enumerate(LEGAL.values()):
+        seqs = range(10 * (number + 1), 10 * (number + 1) + 4)
+        await write(scene.kafka, place(SAMPLES.name), how, [scene.tick(seq) for seq in seqs])
+        booked += seqs
+    wanted += [await write_long_key(scene), *await write_large_incidents(scene)]
+    await scene.publish_ticks(AFTER)
+    ends = {place(SAMPLES.name): await end_of(scene, SAMPLES.name)}
+    ends |= {place(INCIDENTS.name): await end_of(scene, INCIDENTS.name)}
+    worker = scene.worker
+    try:
+        worker.start()
+        await scene.await_committed(ends)
+
+        assert scene.events() == sorted(
+            [(NODE, seq) for seq in booked] + [(OTHER, seq) for seq in (*BEFORE, *AFTER)]
+        )
+        assert scene.letters() == sorted(wanted, key=str)
+        assert {at: await committed(scene.kafka, GROUP, at) for at in ends} == ends
+        assert most_memory_bytes(worker.pid) < 400 * 2**20
+        assert all(check["ok"] for check in worker.readyz()["checks"].values())
+        assert 'gpuledger_records_unreadable_total{reason="codec"} 27.0' in worker.metrics()
+        assert worker.stop() == 0
+    finally:
+        worker.kill()
+
+    events = len(scene.events())
+    await write(scene.kafka, place(EVENTS.name), HOSTILE["lz4"], [Raw(NODE.encode(), b"{}")])
+    again = replay(scene.kafka, "--compare")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"compared {events} events" in again.stdout
+    known = await read_known(bus=scene.bus, check=Check(), clock=SystemClock())
+    assert known.undecodable == len(HOSTILE)
+
+
+async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(scene: Scene) -> None:
+    """Its limit was set by hand: no record is put aside over it, and nothing is lost."""
+    small = replace(EVENTS, extra={"max.message.bytes": "1000"})
+    await scene.make_topics([each if each is not EVENTS else small for each in TOPICS])
+    await scene.publish_ticks(BEFORE)
+    worker = scene.worker
+    try:
+        worker.start()
+        await until(lambda: "max.message.bytes" in str(worker.readyz()), worker)
+        assert "gpuledger_join_events_total 0.0" in worker.metrics()
+        await set_limit(scene.kafka, EVENTS.name, 1_048_588)
+        await scene.await_committed({place(SAMPLES.name): len(BEFORE)})
+
+        assert scene.events() == sorted((node, seq) for node in (NODE, OTHER) for seq in BEFORE)
+        assert scene.read(DEAD_LETTERS.name) == []
+    finally:
+        worker.kill()
+
+
+async def until(probe: Callable[[], bool], worker: Deployable) -> None:
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        with suppress(OSError):
+            if probe():
+                return
+        assert worker.exit_status() is None, worker.log.read_text()[-3000:]
+        assert time.monotonic() < deadline, worker.log.read_text()[-3000:]
+        time.sleep(0.2)  # noqa: ASYNC251  # nothing else runs in this loop
+
+
+async def set_limit(kafka: Kafka, topic: str, limit_bytes: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    try:
+        wanted = {"max.message.bytes": str(limit_bytes)}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
+    finally:
+        await admin.close()
+
+
+async def write_long_key(scene: Scene) -> Letter:
+    """A tick under a key of 250 kB, of which the letter would quote five times as much."""
+    record = scene.tick(50)._replace(key=b"\x7f" * 250_000)
+    first, _ = await write(scene.kafka, place(SAMPLES.name), PLAIN, [record])
+    return (SAMPLES.name, first, None, "foreign_key")
+
+
+async def write_large_incidents(scene: Scene) -> list[Letter]:
+    """One whose error quotes it, and one of which more is made than a message may hold."""
+    incident = Incident(
+        node=NODE,
+        boot_id="a-boot",
+        gpu_uuid="GPU-0",
+        time_ns=time.time_ns(),
+        kind="xid",
+        source="kmsg",
+        severity=Severity.CRITICAL,
+        message="x" * 1_500_000,
+        processes=[],
+    )
+    large = encode(incident)
+    quoted = large.replace(b'"critical"', b'"' + b"\x7f" * 250_000 + b'"')
+    key = NODE.encode()
+    at = place(INCIDENTS.name)
+    first, _ = await write(scene.kafka, at, PLAIN, [Raw(key, large)])
+    second, _ = await write(scene.kafka, at, PLAIN, [Raw(key, quoted)])
+    return [
+        (INCIDENTS.name, first, None, "too_large"),
+        (INCIDENTS.name, second, None, "undecodable"),
+    ]
+
+
+async def end_of(scene: Scene, topic: str) -> int:
+    async with scene.bus.reader() as reader:
+        spans = await reader.spans(topic)
+    return spans[place(topic)].end

@@ -1,0 +1,234 @@
+"""No batch ends or blocks who reads it: what cannot be unpacked is skipped, exactly, and told."""
+
+from __future__ import annotations
+
+import pytest
+import zstandard
+from aiokafka.consumer.fetcher import READ_COMMITTED
+from aiokafka.record.memory_records import MemoryRecords
+
+from gpuledger.bus.kafka_unpacking import PartitionBatches, read_any_batch
+from gpuledger.bus.limits import MAX_UNPACKED_BYTES
+from gpuledger.bus.protocol import Record, TopicPartition, UnreadableReason
+from tests import raw_batches
+from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
+
+AT = TopicPartition("a.topic", 3)
+TIME_MS = 1_700_000_000_000
+DAMAGED, CODEC = UnreadableReason.DAMAGED, UnreadableReason.CODEC
+TOO_LARGE = UnreadableReason.TOO_LARGE
+
+
+@pytest.fixture(autouse=True)
+def _reading_any_batch() -> None:
+    read_any_batch()
+
+
+def values(first: int, count: int = 3) -> list[Raw]:
+    return [Raw(b"k", b"%d" % number) for number in range(first, first + count)]
+
+
+def batch(records: list[Raw], *, at: int, codec: int = ZSTD) -> bytes:
+    packed = raw_batches.pack(raw_batches.body(records), codec)
+    return of(packed, at=at, codec=codec, count=len(records))
+
+
+def of(packed: bytes, *, at: int, codec: int = ZSTD, count: int = 3) -> bytes:
+    return raw_batches.batch(packed, count=count, codec=codec, time_ms=TIME_MS, base_offset=at)
+
+
+def answer(data: bytes, *, position: int = 0) -> PartitionBatches:
+    return PartitionBatches(
+        AT,
+        MemoryRecords(data),
+        aborted_transactions=[],
+        fetch_offset=position,
+        key_deserializer=None,
+        value_deserializer=None,
+        check_crcs=True,
+        isolation_level=READ_COMMITTED,
+    )
+
+
+def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
+    """Give all records, fetching again as long as there are some; for each batch its offset."""
+    records: list[Record] = []
+    position = 0
+    while left := b"".join(data for at, data in parts if at >= position):
+        found = answer(left, position=position)
+        records += found
+        position = found.next_fetch_offset
+    return records
+
+
+def shown(records: list[Record]) -> list[object]:
+    """Give values, and of what cannot be read its offsets and the reason."""
+    return [
+        int(each.value or b"")
+        if each.unreadable is None
+        else (each.unreadable.first_offset, each.offset, each.unreadable.reason)
+        for each in records
+    ]
+
+
+BODY = raw_batches.body(values(3))
+PACKED = raw_batches.pack(BODY, ZSTD)
+NOT_UTF_8 = raw_batches.body([*values(3, 1), Raw(b"k", b"4", [(b"\xff\xfe", b"")]), *values(5, 1)])
+HOSTILE = {
+    "a header's name that is not UTF-8": (of(NOT_UTF_8, at=3, codec=NONE), [3], 4, DAMAGED),
+    "the same, packed": (of(raw_batches.pack(NOT_UTF_8, ZSTD), at=3), [3], 4, DAMAGED),
+    "no zstd": (of(b"no frame of zstd", at=3), [], 3, DAMAGED),
+    "nothing": (of(b"", at=3), [], 3, DAMAGED),
+    "a frame that ends too early": (of(PACKED[:-4], at=3), [3, 4], 5, DAMAGED),
+    "a second frame that is none": (of(PACKED + b"junk", at=3), [], 3, DAMAGED),
+    "a skipped frame alone": (of(raw_batches.skipped_frame(b"x" * 99), at=3), [], 3, DAMAGED),
+    "records cut short": (of(BODY[:-4], at=3, codec=NONE), [3, 4], 5, DAMAGED),
+    "gzip": (batch(values(3), at=3, codec=GZIP), [], 3, CODEC),
+    "gzip that is none": (of(b"\x1f\x8b", at=3, codec=GZIP), [], 3, CODEC),
+    "snappy": (batch(values(3), at=3, codec=SNAPPY), [], 3, CODEC),
+    "lz4": (batch(values(3), at=3, codec=LZ4), [], 3, CODEC),
+    "a codec of the future": (of(BODY, at=3, codec=6), [], 3, CODEC),
+    "a bomb that says so": (of(raw_batches.bomb(MAX_UNPACKED_BYTES), at=3), [], 3, TOO_LARGE),
+    "a bomb": (
+        of(raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False), at=3),
+        [],
+        3,
+        TOO_LARGE,
+    ),
+    "a bomb behind a frame": (
+        of(PACKED + raw_batches.bomb(MAX_UNPACKED_BYTES), at=3),
+        [],
+        3,
+        TOO_LARGE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("between", "before", "first", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_a_batch_that_cannot_be_unpacked_is_one_record_of_its_offsets_and_no_other_is_touched(
+    between: bytes, before: list[int], first: int, reason: UnreadableReason
+) -> None:
+    parts = [(0, batch(values(0), at=0)), (3, between), (6, batch(values(6), at=6))]
+
+    assert shown(fetched(parts)) == [0, 1, 2, *before, (first, 5, reason), 6, 7, 8]
+
+
+@pytest.mark.parametrize(("between", "before", "first", "reason"), HOSTILE.values(), ids=HOSTILE)
+def test_the_position_is_exact_behind_each_record(
+    between: bytes, before: list[int], first: int, reason: UnreadableReason
+) -> None:
+    del before, first, reason
+    found = answer(batch(values(0), at=0) + between + batch(values(6), at=6))
+
+    for record in found:
+        assert found.next_fetch_offset == record.offset + 1
+
+
+def test_what_stands_for_a_batch_has_no_key_and_no_value_and_the_time_of_the_batch() -> None:
+    (record,) = list(answer(of(b"no frame", at=0)))
+
+    assert (record.topic, record.partition, record.key, record.value) == (*AT, None, None)
+    assert record.timestamp_ms == TIME_MS
+
+
+def test_who_goes_on_in_the_middle_of_a_batch_is_told_of_what_is_left_of_it() -> None:
+    (record,) = list(answer(of(NOT_UTF_8, at=3, codec=NONE), position=5))
+
+    assert shown([record]) == [(5, 5, DAMAGED)]
+
+
+def test_a_batch_is_told_from_its_first_offset_on_where_nothing_lies_before_it() -> None:
+    (record,) = list(answer(of(b"no frame", at=90), position=7))
+
+    assert shown([record]) == [(90, 92, DAMAGED)]
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        raw_batches.two_frames(BODY),
+        raw_batches.skipped_frame(b"x") + PACKED,
+        PACKED + raw_batches.skipped_frame(b"x"),
+        raw_batches.skipped_frame(b"") + PACKED,
+    ],
+)
+def test_frames_of_one_batch_are_unpacked_as_one(packed: bytes) -> None:
+    assert shown(list(answer(of(packed, at=3)))) == [3, 4, 5]
+
+
+def test_a_batch_of_the_most_bytes_is_read() -> None:
+    size = MAX_UNPACKED_BYTES - 100
+    for says_size in (True, False):
+        packed = raw_batches.bomb(size, says_size=says_size)
+        (record,) = list(answer(of(packed, at=0, count=1)))
+        assert record.value == bytes(size)
+
+
+def test_a_poll_unpacks_so_many_bytes_and_the_rest_is_fetched_again() -> None:
+    big = [Raw(None, bytes(MAX_UNPACKED_BYTES // 4)) for _ in range(6)]
+    parts = [(at, batch(big[at : at + 2], at=at)) for at in (0, 2, 4)]
+
+    found = answer(b"".join(data for _, data in parts))
+    assert [record.offset for record in found] == [0, 1, 2, 3]
+    assert found.next_fetch_offset == 4
+    assert [record.offset for record in fetched(parts)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_headers_count_as_much_though_nobody_gets_them() -> None:
+    headed = [Raw(None, b"", [(b"", bytes(1 << 20))] * 7)]
+    data = b"".join(batch(headed, at=at) for at in range(4))
+
+    assert [record.offset for record in answer(data)] == [0, 1]
+
+
+def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
+    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False)
+    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+
+    assert shown(list(answer(data))) == [(0, 0, TOO_LARGE)]
+
+
+def test_a_bomb_that_says_what_it_is_costs_nothing() -> None:
+    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES)
+    data = b"".join(of(bomb, at=at, count=1) for at in range(4))
+
+    assert shown(list(answer(data))) == [(at, at, TOO_LARGE) for at in range(4)]
+
+
+def test_polls_that_take_a_few_records_each_get_all_of_them() -> None:
+    found = answer(batch(values(0), at=0) + batch(values(3), at=3))
+
+    assert [taken(found, 2) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
+
+
+def taken(found: PartitionBatches, most: int) -> list[object]:
+    """Take some records, as a poll does."""
+    records: list[Record] = []
+    for record in found:
+        records.append(record)
+        if len(records) == most:
+            break
+    return shown(records)
+
+
+def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given_up() -> None:
+    good, spoiled = batch(values(0), at=0), bytearray(batch(values(3), at=3))
+    spoiled[-1] ^= 1
+    data = bytes(good + spoiled + batch(values(6), at=6))
+
+    seen = []
+    position = 0
+    for _ in range(3):
+        found = answer(data, position=position)
+        seen.append(shown(list(found)))
+        position = found.next_fetch_offset
+
+    assert seen == [[0, 1, 2], [], [(3, 5, DAMAGED), 6, 7, 8]]
+
+
+def test_a_frame_whose_window_is_larger_than_a_batch_may_be_is_refused() -> None:
+    wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    packed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    data = packed.compress(BODY) + packed.flush()
+
+    assert shown(list(answer(of(data, at=3)))) == [(3, 5, DAMAGED)]
