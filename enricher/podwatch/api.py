@@ -48,11 +48,19 @@ class KubernetesError(UnavailableError):
         return self.status == HTTPStatus.GONE or self.reason in _EXPIRED_REASONS
 
 
+class AnswerTooLargeError(KubernetesError):
+    """The API server's answer is larger than what may be held at once."""
+
+
 class Answer(Protocol):
     """The body of a successful answer."""
 
-    async def read(self) -> bytes:
-        """Give the whole body; `KubernetesError` where the connection breaks first."""
+    async def read(self, *, most_bytes: int) -> bytes:
+        """Return the whole body.
+
+        Raises `AnswerTooLargeError` for more than `most_bytes`, `KubernetesError` where the
+        connection breaks first.
+        """
 
     def chunks(self) -> AsyncGenerator[bytes]:
         """Give the body as it comes; `KubernetesError` where the connection breaks or is silent."""

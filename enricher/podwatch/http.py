@@ -5,14 +5,15 @@ Here do aiohttp's exceptions end. Who is asked, and with which credentials, is k
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 import msgspec
 
-from enricher.podwatch.api import Answer, KubernetesError
+from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError
+from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
 
 _MOST_ERROR_BYTES: Final = 64 * 1024
@@ -58,14 +59,18 @@ class _HttpAnswer:
         self._server = server
         self._silence_seconds = silence_seconds
 
-    async def read(self) -> bytes:
-        try:
-            chunks = []
-            while chunk := await self._next():
+    async def read(self, *, most_bytes: int) -> bytes:
+        chunks = []
+        read_bytes = 0
+        async with aclosing(self.chunks()) as found:
+            async for chunk in found:
                 chunks.append(chunk)
-            return b"".join(chunks)
-        except _BROKEN as error:
-            raise _unreachable(error, server=self._server) from error
+                read_bytes += len(chunk)
+                if read_bytes > most_bytes:
+                    raise AnswerTooLargeError(
+                        f"the API server {self._server} answers with over {most_bytes} bytes"
+                    )
+        return b"".join(chunks)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         try:
@@ -106,7 +111,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
 def _status_of(body: bytes) -> Status:
     """Read the Status object; what a proxy in between says is taken as it is."""
     try:
-        return _decode_status(body)
+        return decode_cut(_decode_status, body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Status(message=body[:_SHOWN_CHARACTERS].decode(errors="replace").strip())
 

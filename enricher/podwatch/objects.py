@@ -164,6 +164,21 @@ class VersionOnly(_Object):
     metadata: VersionMeta
 
 
+class IdentityMeta(_Object):
+    """Which pod an object is."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class IdentityOnly(_Object):
+    """A pod, of which only is wanted which one it is."""
+
+    metadata: IdentityMeta
+
+
 class WatchEvent(_Object):
     """One line of a watch; what the object is depends on the type."""
 
