@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos schemas docs lock clean
+.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos fuzz schemas docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,13 @@ bench: $(VENV)/.bench compiled ## Measure (one benchmark: ARGS="join --json figu
 
 chaos: $(VENV)/.dev compiled ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
 	@$(ON_COMPILED) $(BIN)/python -m tests.chaos $(ARGS)
+
+# The seed is printed, so that what was found is found again: make fuzz FUZZ_SEED=…
+FUZZ_COUNT ?= 2000
+FUZZ_SEED := $(or $(FUZZ_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+fuzz: $(VENV)/.dev ## Give every decoder bad input (FUZZ_COUNT=2000 inputs each, FUZZ_SEED to repeat a run)
+	@echo "FUZZ_COUNT=$(FUZZ_COUNT) FUZZ_SEED=$(FUZZ_SEED)"
+	@FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/python -m pytest $(SPREAD) tests/fuzz --hypothesis-seed=$(FUZZ_SEED) $(ARGS)
 
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
