@@ -125,6 +125,8 @@ def _load(path: FilePath) -> Mapping[str, Any]:
         raise SettingsError(f"cannot read settings file {path}: {reason}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is no YAML: {explain_yaml(error)}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: expected settings, got YAML nested too deep") from error
     except ValueError as error:  # of a date that is none
         raise SettingsError(f"{path} is no YAML: a date or number in it is not valid") from error
     if loaded is not None and not isinstance(loaded, dict):

@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.exposition.counters import read_counters
 from agent.recorded.opening import open_recording
@@ -17,6 +18,8 @@ from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.errors import UserError
 from gpuledger.service.web_config import read_web_config
 from gpuledger.settings import load_settings
+from gpuledger.settings.fields import settings_of
+from simulator.scenario import load_scenario
 from sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json
 
@@ -79,6 +82,29 @@ def test_a_settings_file_is_taken_or_its_mistake_is_said(
     file.write_bytes(data)
     try:
         load_settings(model, prog="p", description="d", argv=["--config", str(file)], environ={})
+    except UserError as error:
+        said(error)
+
+
+@given(data=changed_bytes([file.read_bytes() for file in (ROOT / "scenarios").glob("*.yaml")]))
+def test_a_scenario_is_taken_or_its_mistake_is_said(folder: Path, data: bytes) -> None:
+    file = folder / "scenario.yaml"
+    file.write_bytes(data)
+    try:
+        load_scenario(file)
+    except UserError as error:
+        said(error)
+
+
+VALUES = [b"5", b"a:1,b:2", b"{a: b}", b"[a, b]", b"1.5", b"true", b"2020-01-01"]
+VARIABLES = [setting.variable for setting in settings_of(AgentSettings)]
+
+
+@given(variable=st.sampled_from(VARIABLES), value=changed_bytes(VALUES))
+def test_a_variable_is_taken_or_its_mistake_is_said(variable: str, value: bytes) -> None:
+    environ = {variable: value.replace(b"\0", b"").decode(errors="surrogateescape")}
+    try:
+        load_settings(AgentSettings, prog="p", description="d", argv=[], environ=environ)
     except UserError as error:
         said(error)
 
