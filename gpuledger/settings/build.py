@@ -60,7 +60,7 @@ def _value_of(setting: Setting, given: Mapping[Path, Given]) -> Any:  # noqa: AN
 
 
 def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
-    if setting.is_secret and given.value == MASK:
+    if setting.is_secret and given.value in (MASK, Secret(MASK)):
         raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
     try:
         return _read_text(setting.type, given.value) if given.is_text else _take(setting, given)
@@ -103,6 +103,8 @@ def _parse(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
 
 
 def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's hook for types that it does not know
+    if isinstance(value, Secret) and wanted is Secret:  # read from its file already
+        return value
     if wanted in (Secret, FilePath) and isinstance(value, str):
         return wanted(value)
     raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")
