@@ -25,6 +25,8 @@ _Stamp = tuple[tuple[str, int, int, int], ...]
 class KafkaCredentials:
     """The certificates and passwords in force."""
 
+    _context: ssl.SSLContext
+
     def __init__(
         self,
         settings: KafkaSettings,
@@ -69,7 +71,8 @@ class KafkaCredentials:
 
     def _take(self) -> None:
         password = _current("sasl_password", self._settings.sasl_password)
-        self._context = tls_context(self._settings)
+        if self._settings.security_protocol.endswith("SSL"):
+            self._context = tls_context(self._settings)
         self._password = password
 
     def _read_stamp(self) -> _Stamp:
