@@ -6,16 +6,18 @@ read here nothing lies deeper than ten.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from msgspec import Raw
 
 T = TypeVar("T")
 MOST_DEPTH: Final = 64
-# All up to a bracket that stands in no string. Possessive, so that no input is looked at twice.
-_TO_BRACKET: Final = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}])', re.DOTALL)
+# A string, whose brackets are none, a bracket, or the begin of a string without end. Possessive, so
+# that no input is looked at twice.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
 _OPENING: Final = b"[{"
+_CLOSING: Final = b"]}"
 
 
 def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
@@ -33,21 +35,17 @@ def cut(data: bytes, *, most_depth: int = MOST_DEPTH) -> bytes:
     """
     parts = []
     kept_to = depth = 0
-    for at, bracket in _brackets(data):
+    for token in _TOKEN.finditer(data):
+        bracket = data[token.start()]
         if bracket in _OPENING:
             depth += 1
             if depth == most_depth + 1:
-                parts.append(data[kept_to:at])
-        else:
+                parts.append(data[kept_to : token.start()])
+        elif bracket in _CLOSING:
             if depth == most_depth + 1:
                 parts.append(b"null")
-                kept_to = at + 1
+                kept_to = token.end()
             depth -= 1
+        elif token.end() - token.start() == 1:
+            break
     return b"".join(parts) if depth > most_depth else b"".join([*parts, data[kept_to:]])
-
-
-def _brackets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    found = _TO_BRACKET.match(data)
-    while found:
-        yield found.end() - 1, found[1]
-        found = _TO_BRACKET.match(data, found.end())
