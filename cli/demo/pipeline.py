@@ -5,27 +5,28 @@ shown is the caller's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from cli.demo.groups import own_group
+from cli.demo.groups import PREFIX, own_group
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
-from cli.demo.sending import SinkWatch
+from cli.demo.run_bus import Offsets, RunBus, find_beginning
+from cli.demo.sending import SinkWatch, Work
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.addresses import shown_url
-from gpuledger.bus.protocol import TransactionalBus
-from gpuledger.errors import BusError
+from gpuledger.errors import BusError, BusUnavailableError, TopicsError
 from gpuledger.service import Readiness
-from gpuledger.topics import SAMPLES
+from gpuledger.topics import TOPICS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
@@ -37,6 +38,9 @@ from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
 _ANSWER_SECONDS: Final = 2.0
+_JOINING_SECONDS: Final = 30.0
+"""How long the groups may take to give all partitions to this run. Members of a run that ended
+without a word hold theirs for a session, which is `cli.demo.plan`'s."""
 _DRAIN_SECONDS: Final = 5.0
 _CLOSING_SECONDS: Final = 15.0
 _CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
@@ -53,6 +57,8 @@ class Ending:
     """Ticks that the nodes published; `None` where the bus could not be asked."""
     is_bus_away: bool = False
     """Whether the bus did not answer any more."""
+    missing_topics: list[str] = field(default_factory=list)
+    """Topics that are not there any more."""
     is_closed: bool = True
     """Whether every stage has ended; one that waits for a bus that is away may not."""
 
@@ -61,6 +67,8 @@ class Ending:
 class Run:
     """A pipeline at work."""
 
+    bus: DemoBus
+    """What it runs on."""
     machine: Machine
     """Whose GPUs are read."""
     tally: Tally
@@ -81,25 +89,31 @@ class Run:
 async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
-    What has not ended in its time is left, as `Ending.is_closed` says.
+    What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
+    the brokers do not answer, or another run reads the same topics.
     """
-    partitions = await bus.partitions(SAMPLES.name)
+    beginning = await find_beginning(bus)
     ending = Ending()
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
-        consumer = await stack.enter_async_context(bus.consumer(subscription()))
+        read_bus = RunBus(bus, beginning=beginning, once=True)
+        consumer = await stack.enter_async_context(read_bus.consumer(subscription()))
         tally = Tally()
         reader = EventReader(
-            consumer=consumer, tally=tally, partitions=partitions, nodes=machine.nodes
+            consumer=consumer, tally=tally, beginning=beginning, nodes=machine.nodes
         )
-        await reader.begin()
         stages = Stages()
         stack.push_async_callback(stages.end)
-        stages.start(reader.follow())
-        sinks = _start_sinks(stages, plan, bus=bus, received=received, machine=machine)
-        stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
+        stages.start("the reader of events", reader.follow())
+        sinks = _watch_sinks(plan, bus=bus, beginning=beginning, received=received)
+        for sink in sinks:
+            stages.start(sink.sink, sink.run(machine.clock))
+        join_bus = RunBus(bus, beginning=beginning)
+        stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
+        await _hold_all(stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
+            bus=bus,
             machine=machine,
             tally=tally,
             reader=reader,
@@ -108,6 +122,21 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             sinks=sinks,
             ending=ending,
         )
+
+
+async def _hold_all(stages: Stages, buses: Sequence[RunBus]) -> None:
+    """Wait until each group has given all partitions to this run, before there is a tick."""
+    try:
+        async with asyncio.timeout(_JOINING_SECONDS):
+            while not all(bus.holds_all() for bus in buses):
+                stages.must_run()
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise BusUnavailableError(
+            f"the brokers have not given all partitions to this demo's consumer groups ({PREFIX}…)"
+            f" within {_JOINING_SECONDS:g} s: another demo reads these topics, and each would count"
+            " the other's ticks; end it, or name other brokers"
+        ) from error
 
 
 @asynccontextmanager
@@ -124,7 +153,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
             try:
                 closing.result()
             except BusError:
-                ending.is_bus_away = True
+                ending.is_bus_away = not ending.missing_topics
 
 
 async def drain(run: Run) -> None:
@@ -132,18 +161,23 @@ async def drain(run: Run) -> None:
 
     A bus that does not answer is not waited for.
     """
-    try:
+    ending = run.ending
+    with suppress(BusError, TimeoutError):
         await _count_ticks(run)
         await run.stages.end_agents()
-        run.ending.ticks = await _count_ticks(run)
-    except (BusError, TimeoutError):
-        run.ending.is_bus_away = True
-        return
-    # What is missing afterwards shows in the summary: fewer events than ticks.
-    with suppress(TimeoutError):
+        ending.ticks = await _count_ticks(run)
+        # What is missing afterwards is said in the summary.
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while run.tally.events < run.ending.ticks:  # noqa: ASYNC110 - the bus has no event for this
+            while not _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
+    if ending.ticks is None or run.tally.events < ending.ticks:
+        await _find_reason(run)
+
+
+def _is_drained(run: Run, *, ticks: int) -> bool:
+    return run.tally.events >= ticks and all(
+        sink.has_taken(run.reader.newest) for sink in run.sinks
+    )
 
 
 async def _count_ticks(run: Run) -> int:
@@ -151,11 +185,33 @@ async def _count_ticks(run: Run) -> int:
         return await run.reader.count_ticks()
 
 
+async def _find_reason(run: Run) -> None:
+    """Record whether the brokers are away, or a topic is gone."""
+    ending = run.ending
+    try:
+        for topic in TOPICS:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                if not await _is_there(run.bus, topic.name):
+                    ending.missing_topics.append(topic.name)
+    except (BusError, TimeoutError):
+        ending.is_bus_away = True
+    if ending.ticks is None and not ending.missing_topics:
+        ending.is_bus_away = True
+
+
+async def _is_there(bus: DemoBus, topic: str) -> bool:
+    try:
+        await bus.partitions(topic)
+    except TopicsError:
+        return False
+    return True
+
+
 _JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
 
 
-def _start_sinks(
-    stages: Stages, plan: DemoPlan, *, bus: TransactionalBus, received: Received, machine: Machine
+def _watch_sinks(
+    plan: DemoPlan, *, bus: DemoBus, beginning: Offsets, received: Received
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
@@ -167,35 +223,17 @@ def _start_sinks(
         busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    to_write = SinkWatch(sink="remote_write", receiver=shown_url(write.url))
-    to_alert = SinkWatch(sink="alerts", receiver=shown_url(alerts.urls[0]))
-    to_store = SinkWatch(sink="store", receiver=shown_url(store.uri))
-    clock = machine.clock
-    stages.start(
-        run_remote_write(
-            bus=bus,
-            settings=write,
-            readiness=to_write.readiness,
-            group=own_group(REMOTE_WRITE_GROUP),
-            clock=clock,
+    kinds: list[tuple[str, str, str, Work]] = [
+        ("remote_write", write.url, REMOTE_WRITE_GROUP, partial(run_remote_write, settings=write)),
+        ("alerts", alerts.urls[0], ALERTS_GROUP, partial(run_alerts, settings=alerts)),
+        ("store", store.uri, STORE_GROUP, partial(run_store, settings=store)),
+    ]
+    return [
+        SinkWatch(
+            sink=name,
+            receiver=shown_url(receiver),
+            bus=RunBus(bus, beginning=beginning),
+            work=partial(work, group=own_group(group)),
         )
-    )
-    stages.start(
-        run_alerts(
-            bus=bus,
-            settings=alerts,
-            readiness=to_alert.readiness,
-            group=own_group(ALERTS_GROUP),
-            clock=clock,
-        )
-    )
-    stages.start(
-        run_store(
-            bus=bus,
-            settings=store,
-            readiness=to_store.readiness,
-            group=own_group(STORE_GROUP),
-            clock=clock,
-        )
-    )
-    return [to_write, to_alert, to_store]
+        for name, receiver, group, work in kinds
+    ]
