@@ -76,7 +76,7 @@ def test_missing_topics_are_made_and_every_tick_comes_back_as_an_event(
 def count_boots(store: Path) -> int:
     """Return how many boots the rows of a store are of."""
     with duckdb.connect() as connection:
-        sql = f"SELECT count(DISTINCT boot_id) FROM {entries_sql(str(store))}"  # noqa: S608  # ours
+        sql = f"SELECT count(DISTINCT boot_id) FROM {entries_sql(str(store))}"  # noqa: S608  # of our own parts
         (found,) = connection.execute(sql).fetchall()
     return int(found[0])
 

@@ -45,7 +45,7 @@ class LateBus(MemoryBus):
                 return {}
             return await poll(timeout_seconds=timeout_seconds, max_records=max_records)
 
-        consumer.poll = late  # type: ignore[method-assign]
+        consumer.poll = late  # type: ignore[method-assign]  # the bus makes it itself
 
 
 async def until(is_so: Callable[[], bool]) -> None:
