@@ -26,7 +26,8 @@ from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.addresses import shown_url
 from gpuledger.errors import BusError, BusUnavailableError, TopicsError
 from gpuledger.service import Readiness
-from gpuledger.topics import TOPICS
+from gpuledger.tasks import end_tasks
+from gpuledger.topics import SAMPLES, TOPICS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
@@ -41,6 +42,7 @@ _ANSWER_SECONDS: Final = 2.0
 _JOINING_SECONDS: Final = 30.0
 """How long the groups may take to give all partitions to this run. Members of a run that ended
 without a word hold theirs for a session, which is `cli.demo.plan`'s."""
+_ASKING_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 5.0
 _CLOSING_SECONDS: Final = 15.0
 _CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
@@ -110,7 +112,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             stages.start(sink.sink, sink.run(machine.clock))
         join_bus = RunBus(bus, beginning=beginning)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
-        await _hold_all(stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
+        await _hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             bus=bus,
@@ -124,12 +126,15 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
         )
 
 
-async def _hold_all(stages: Stages, buses: Sequence[RunBus]) -> None:
+async def _hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
     """Wait until each group has given all partitions to this run, before there is a tick."""
+    asking = asyncio.create_task(_ask_until_silent(bus))
     try:
         async with asyncio.timeout(_JOINING_SECONDS):
-            while not all(bus.holds_all() for bus in buses):
+            while not all(view.holds_all() for view in views):
                 stages.must_run()
+                if asking.done():
+                    await asking
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
         raise BusUnavailableError(
@@ -137,6 +142,15 @@ async def _hold_all(stages: Stages, buses: Sequence[RunBus]) -> None:
             f" within {_JOINING_SECONDS:g} s: another demo reads these topics, and each would count"
             " the other's ticks; end it, or name other brokers"
         ) from error
+    finally:
+        await end_tasks(asking)
+
+
+async def _ask_until_silent(bus: DemoBus) -> None:
+    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
+    while True:
+        await bus.partitions(SAMPLES.name)
+        await asyncio.sleep(_ASKING_SECONDS)
 
 
 @asynccontextmanager
@@ -144,6 +158,9 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
     stack = AsyncExitStack()
     try:
         yield stack
+    except BusError:
+        ending.is_bus_away = True
+        raise
     finally:
         closing = asyncio.create_task(stack.aclose())
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS

@@ -300,6 +300,24 @@ def test_a_start_that_waits_for_silent_brokers_ends_soon(
     assert (broker.bootstrap_servers in err) is not bool(number)
 
 
+def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    """The stages themselves would wait for them without an end."""
+    broker = start_kafka()
+    with started_demo(broker) as running:
+        assert running.stderr is not None
+        assert "making" in running.stderr.readline()
+        broker.process.send(signal.SIGSTOP)
+        try:
+            out, err = running.communicate(timeout=30)
+        finally:
+            broker.process.send(signal.SIGCONT)
+    assert running.returncode == 2
+    assert out == ""
+    assert f"--bus kafka://{broker.bootstrap_servers}" in err
+
+
 def wait_for_events(broker: Kafka, kcat: Kcat) -> None:
     """Wait until there is an event, however long the start takes."""
     end_seconds = time.monotonic() + 45
