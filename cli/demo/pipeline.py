@@ -5,13 +5,14 @@ shown is the caller's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cli.demo.groups import PREFIX, own_group
+from cli.demo.groups import own_group
+from cli.demo.joining import hold_all
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
@@ -24,10 +25,9 @@ from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.addresses import shown_url
-from gpuledger.errors import BusError, BusUnavailableError, TopicsError
+from gpuledger.errors import BusError, TopicsError
 from gpuledger.service import Readiness
-from gpuledger.tasks import end_tasks
-from gpuledger.topics import SAMPLES, TOPICS
+from gpuledger.topics import TOPICS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
@@ -39,10 +39,6 @@ from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
 _ANSWER_SECONDS: Final = 2.0
-_JOINING_SECONDS: Final = 30.0
-"""How long the groups may take to give all partitions to this run. Members of a run that ended
-without a word hold theirs for a session, which is `cli.demo.plan`'s."""
-_ASKING_SECONDS: Final = 1.0
 _DRAIN_SECONDS: Final = 5.0
 _CLOSING_SECONDS: Final = 15.0
 _CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
@@ -112,7 +108,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             stages.start(sink.sink, sink.run(machine.clock))
         join_bus = RunBus(bus, beginning=beginning)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
-        await _hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
+        await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             bus=bus,
@@ -124,33 +120,6 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             sinks=sinks,
             ending=ending,
         )
-
-
-async def _hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
-    """Wait until each group has given all partitions to this run, before there is a tick."""
-    asking = asyncio.create_task(_ask_until_silent(bus))
-    try:
-        async with asyncio.timeout(_JOINING_SECONDS):
-            while not all(view.holds_all() for view in views):
-                stages.must_run()
-                if asking.done():
-                    await asking
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        raise BusUnavailableError(
-            f"the brokers have not given all partitions to this demo's consumer groups ({PREFIX}…)"
-            f" within {_JOINING_SECONDS:g} s: another demo reads these topics, and each would count"
-            " the other's ticks; end it, or name other brokers"
-        ) from error
-    finally:
-        await end_tasks(asking)
-
-
-async def _ask_until_silent(bus: DemoBus) -> None:
-    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
-    while True:
-        await bus.partitions(SAMPLES.name)
-        await asyncio.sleep(_ASKING_SECONDS)
 
 
 @asynccontextmanager
@@ -170,7 +139,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
             try:
                 closing.result()
             except BusError:
-                ending.is_bus_away = not ending.missing_topics
+                ending.is_bus_away |= not ending.missing_topics
 
 
 async def drain(run: Run) -> None:

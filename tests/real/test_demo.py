@@ -226,9 +226,10 @@ def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwh
 ) -> None:
     """As after a lid that was closed for longer than a session."""
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "30")
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "40")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
+        time.sleep(5)
         running.send_signal(signal.SIGSTOP)
         time.sleep(15)
         running.send_signal(signal.SIGCONT)
