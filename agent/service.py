@@ -31,6 +31,7 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
 from gpuledger.service import Backoff, Check, Readiness, Severity
+from gpuledger.tasks import end_tasks
 
 _CLOSING_SECONDS = 2.0
 
@@ -78,7 +79,7 @@ async def _run_and_publish(
     try:
         await _first_to_fail(running, publishing, spilling)
     finally:
-        await _end(running)
+        await end_tasks(running)
         await flush(publisher, outbox, publishing, spilling, seconds=flush_seconds)
 
 
@@ -216,16 +217,10 @@ async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
     try:
         await _first_to_fail(*tasks)
     finally:
-        await _end(*tasks)
+        await end_tasks(*tasks)
 
 
 async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
-
-
-async def _end(*tasks: "asyncio.Task[None]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)

@@ -31,6 +31,7 @@ from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.service import Check, Readiness
 from gpuledger.service.readiness import Detail
 from gpuledger.settings import KafkaSettings
+from gpuledger.tasks import end_tasks
 from gpuledger.topics import EVENTS, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
@@ -56,7 +57,7 @@ def run() -> Iterator[Figure]:
     """Measure the join, another engine, the floors without Kafka, and the steps one by one."""
     find_quix()
     fleet = Fleet(nodes=_CACHED_NODES)
-    ticks = [encode(fleet.tick(number % _NODES, number)) for number in range(_TICKS)]
+    ticks = [encode(fleet.tick(number % _NODES, number // _NODES)) for number in range(_TICKS)]
     steps, event_bytes = _measure_steps(fleet, ticks)
     floors = {
         "codec_floor": 1e6 / (steps["decode"] + steps["encode"]),
@@ -162,8 +163,7 @@ async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> float:
                 await asyncio.sleep(0.3)
         return time.process_time() - pods.at_cpu_seconds
     finally:
-        join.cancel()
-        await asyncio.gather(join, return_exceptions=True)
+        await end_tasks(join)
 
 
 def _events_published() -> float:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Final
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
@@ -118,7 +118,7 @@ class _Work:
         self._ticks += 1
         template = self._templates[node]
         time_ns = self._now_ns = self._now_ns + _SECOND_NS // len(self._templates)
-        value = template.at(seq=second * 1_000, time_ns=time_ns)
+        value = template.at(seq=second * SEQ_PER_TICK, time_ns=time_ns)
         return Record(
             SAMPLES.name,
             self._places[node],

@@ -8,6 +8,7 @@ Data for benchmarks only; nothing is measured here.
 import random
 import uuid
 from dataclasses import dataclass
+from typing import Final
 
 from gpuledger.codec import encode
 from gpuledger.records import (
@@ -21,6 +22,9 @@ from gpuledger.records import (
 )
 
 GPUS, PROCESSES, CONTAINERS = 8, 20, 10
+SEQ_PER_TICK: Final = 1_000
+"""How much a node's `seq`, milliseconds since its boot, rises from a tick to the next one."""
+_NS_PER_TICK: Final = SEQ_PER_TICK * 1_000_000
 _BYTES = 80 * 2**30
 _MOST_PROCESS_BYTES = 16 * 2**30
 # No GPU has more than three processes, and drivers count what all of them hold as used.
@@ -30,22 +34,22 @@ _START_NS = 1_790_000_000_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TickTemplate:
-    """A node's tick but for its number and time: many that differ in nothing else cost little."""
+    """A node's tick but for its `seq` and time: many that differ in nothing else cost little."""
 
     node: str
     head: bytes
     tail: bytes
 
     def at(self, *, seq: int, time_ns: int) -> bytes:
-        """Give the tick with this number and time, encoded."""
+        """Return the tick with this `seq` (milliseconds since boot) and time, encoded."""
         return b'%b"seq":%d,"time_ns":%d%b' % (self.head, seq, time_ns, self.tail)
 
 
 def template_of(tick: NodeSample) -> TickTemplate:
-    """Give a tick without its number and time."""
+    """Return a tick without its `seq` and time."""
     head, found, tail = encode(tick).partition(b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns))
     if not found:
-        raise ValueError("a tick's number and time stand side by side no more")
+        raise ValueError("a tick's seq and time stand side by side no more")
     return TickTemplate(node=tick.node, head=head, tail=tail)
 
 
@@ -59,14 +63,14 @@ class Fleet:
         self._boots = [self._uuid() for _ in range(nodes)]
         self._containers = [[self._container() for _ in range(CONTAINERS)] for _ in range(nodes)]
 
-    def tick(self, node: int, seq: int) -> NodeSample:
-        """Give tick number `seq` of a node."""
+    def tick(self, node: int, number: int) -> NodeSample:
+        """Return a node's tick of this number; it ticks once a second from its boot on."""
         return NodeSample(
             node=node_name(node),
             boot_id=self._boots[node],
-            seq=seq,
-            time_ns=_START_NS + seq * 1_000_000_000,
-            interval_ns=1_000_000_000 + self._random.randrange(10**6),
+            seq=number * SEQ_PER_TICK,
+            time_ns=_START_NS + number * _NS_PER_TICK,
+            interval_ns=_NS_PER_TICK + self._random.randrange(10**6),
             gpus=[self._reading(gpu, uuid) for gpu, uuid in enumerate(self._gpus[node])],
             containers=self._containers[node],
             processes=[self._process(place) for place in range(PROCESSES)],

@@ -9,6 +9,7 @@ from typing import Final
 
 from cyclopts import App, CycloptsError
 
+from cli.demo.meanings import as_help
 from gpuledger import __version__
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
@@ -23,7 +24,10 @@ app = App(
 )
 # The help stands here as well, because asking the module for it would load it.
 app.command(
-    "cli.demo.command:demo", name="demo", help="Watch the whole pipeline at work on one screen."
+    "cli.demo.command:demo",
+    name="demo",
+    help="Watch the whole pipeline at work on one screen.",
+    help_epilogue=as_help(),
 )
 app.command(
     "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."

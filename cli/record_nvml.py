@@ -29,6 +29,7 @@ from cli.nvml_probes import probe_all
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness, configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger.tasks import end_tasks
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"
@@ -157,8 +158,7 @@ async def _run(source: Machine, settings: AgentSettings, tape: Tape, seconds: fl
         if agent.done():
             agent.result()
     finally:
-        agent.cancel()
-        await asyncio.gather(agent, return_exceptions=True)
+        await end_tasks(agent)
         _say(f"recording: done, {tape.lines} calls")
 
 

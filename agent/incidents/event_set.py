@@ -48,6 +48,10 @@ class Device(Protocol):
         """Its identity."""
 
     @property
+    def index(self) -> int:
+        """The driver's index of it."""
+
+    @property
     def handle(self) -> Any:  # noqa: ANN401  # the library's own
         """The library's handle."""
 

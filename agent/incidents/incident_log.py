@@ -30,6 +30,7 @@ class IncidentLog:
         facts = {
             "kind": incident.kind,
             "gpu": incident.gpu_uuid,
+            "gpu_index": incident.gpu_index,
             "xid": incident.xid,
             "action": incident.action,
             "pods": _pods_of(incident) or None,

@@ -77,6 +77,7 @@ class IncidentWatch:
         self._processes_on = processes_on
         self._allocations_on = allocations_on
         self._buses: Mapping[str, str] = {}
+        self._indices: Mapping[str, int] = {}
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
         self._pairing = Pairing()
@@ -92,8 +93,10 @@ class IncidentWatch:
     def opened(self, gpus: Sequence[Device]) -> None:
         """Wait for these GPUs' events from now on; called in any thread."""
         self.closing()
+        # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
+        # kept, as the library does not list it when it is opened again.
+        self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
         if self._open_kmsg:
-            # At once: what the inventory says of it comes with a later tick.
             self._buses = {**self._buses, **buses_of(self._library, gpus)}
         self._hanging = [thread for thread in self._hanging if thread.is_alive]
         if len(self._hanging) >= _MOST_HANGING:
@@ -173,6 +176,7 @@ class IncidentWatch:
             time_ns=seen.time_ns,
             source=seen.source,
             xid=seen.xid,
+            gpu_index=self._indices.get(seen.gpu_uuid),
             gpu_instance=seen.gpu_instance,
             compute_instance=seen.compute_instance,
             action=seen.action,

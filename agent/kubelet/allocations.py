@@ -19,6 +19,7 @@ from agent.settings import KubeletSettings
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation
 from gpuledger.service import Backoff, Check
+from gpuledger.tasks import end_tasks
 
 LEAST_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""
@@ -93,8 +94,7 @@ class Allocations:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
-                one.cancel()
+            await end_tasks(*waits)
 
     def _take(self, answer: bytes) -> None:
         if self._answered_ns is None or answer != self._answer:

@@ -99,12 +99,6 @@ def line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int])
     return _GAP.join(placed).rstrip()
 
 
-def wrap(words: Sequence[str], *, width: int) -> list[str]:
-    """Return lines of whole facts, as many of them on each as fit."""
-    lines: list[str] = []
-    for word in (shorten(word, width) for word in words):
-        if lines and len(lines[-1]) + len(_GAP) + len(word) <= width:
-            lines[-1] += _GAP + word
-        else:
-            lines.append(word)
-    return lines
+def shown(columns: Sequence[Column], widths: Sequence[int]) -> set[str]:
+    """Return the names of the columns that are not left out."""
+    return {column.name for column, width in zip(columns, widths, strict=True) if width}

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -14,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from cli.demo.alert_lines import as_line, describe
+from cli.demo.alerts import as_line
 from cli.demo.buses import open_bus
 from cli.demo.interruption import INTERRUPTED, unless_stopped
 from cli.demo.machine import find_machine
@@ -78,7 +77,7 @@ def demo(  # one parameter an option
     remote_write_url
         A Prometheus to write to; by default a receiver built in, which counts.
     alertmanager_url
-        An Alertmanager to alert; by default a receiver built in, which shows the alerts.
+        An Alertmanager to alert; by default a receiver built in. Alerts are shown either way.
     reuse_topics
         Write into topics that hold an earlier demo's records, of which this run reads and counts
         none; topics that hold records of anybody else, or that anybody else reads, are refused all
@@ -170,8 +169,6 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
     now_ns = run.machine.clock.time_ns()
-    now = datetime.fromtimestamp(now_ns / 1e9, tz=UTC)
-    alerts = [describe(alert, run.tally.presence) for alert in run.received.firing(now)]
     problems = [
         None if is_over else standstill(run.tally, now_ns=now_ns),
         *(problem(sink.line(), events=0) for sink in run.sinks),
@@ -181,7 +178,7 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     return Header(
         facts=[fact for fact in facts if fact],
         problems=[said for said in problems if said],
-        alerts=[as_line(alert) for alert in alerts],
+        alerts=[as_line(alert) for alert in run.alerts.firing()],
     )
 
 
@@ -189,21 +186,19 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
     tally, ending = run.tally, run.ending
     is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
     truth = run.machine.truth(tally)
-    own_writes, own_alerts = plan.remote_write_url is None, plan.alertmanager_url is None
-    alerts = [describe(alert, tally.presence) for alert in run.received.alerts.values()]
     return Summary(
         ticks=ending.ticks,
         events=tally.events,
         entries=tally.entries,
         pods=pod_lines(tally.pods, truth, tally.unused_gpu_seconds),
         without_pod_gpu_seconds=tally.without_pod_gpu_seconds,
-        incidents=incident_lines(tally.presence.incidents, tally.presence),
+        incidents=incident_lines(tally.presence.incidents),
         conservation_error_max_ratio=tally.conservation_error_max_ratio,
         truth_error_ratio=None if truth is None else truth_error_ratio(tally.pods, truth),
         store=StoreLine(path=str(plan.store), rows=count_rows(str(plan.store))),
         dead_letters=run.reader.dead_letters,
-        remote_write_requests=run.received.writes if own_writes else None,
-        alerts=sorted(alerts, key=lambda alert: alert.started) if own_alerts else None,
+        remote_write_requests=None if plan.remote_write_url else run.received.writes,
+        alerts=run.alerts.fired(),
         sinks=[sink.line([] if is_cut_off else run.reader.newest) for sink in run.sinks],
         bus_away=_servers(plan) if ending.is_bus_away else None,
         missing_topics=tuple(ending.missing_topics),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.joining import hold_all
 from cli.demo.machine import DemoBus, Machine
@@ -29,12 +30,15 @@ from gpuledger.errors import BusError, TopicsError
 from gpuledger.service import Readiness
 from gpuledger.topics import TOPICS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
+from sinks.alerts.service import NAME as ALERTS
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP
+from sinks.remote_write.service import NAME as REMOTE_WRITE
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.store.service import GROUP as STORE_GROUP
+from sinks.store.service import NAME as STORE
 from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
@@ -71,8 +75,10 @@ class Run:
     """Whose GPUs are read."""
     tally: Tally
     """What the events add up to so far."""
+    alerts: RunAlerts
+    """What fires, and what has fired."""
     reader: EventReader
-    """Who fills the tally."""
+    """Who fills both."""
     received: Received
     """What came in at the built-in receivers."""
     stages: Stages
@@ -94,16 +100,20 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
     ending = Ending()
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
+        tally, alerting = Tally(), _alerting(plan, received)
+        alerts = RunAlerts(settings=alerting, clock=machine.clock)
         read_bus = RunBus(bus, beginning=beginning, once=True)
-        consumer = await stack.enter_async_context(read_bus.consumer(subscription()))
-        tally = Tally()
         reader = EventReader(
-            consumer=consumer, tally=tally, beginning=beginning, nodes=machine.nodes
+            consumer=await stack.enter_async_context(read_bus.consumer(subscription())),
+            tally=tally,
+            alerts=alerts,
+            beginning=beginning,
+            nodes=machine.nodes,
         )
         stages = Stages()
         stack.push_async_callback(stages.end)
         stages.start("the reader of events", reader.follow())
-        sinks = _watch_sinks(plan, bus=bus, beginning=beginning, received=received)
+        sinks = _watch_sinks(plan, alerting, bus=bus, beginning=beginning, received=received)
         for sink in sinks:
             stages.start(sink.sink, sink.run(machine.clock))
         join_bus = RunBus(bus, beginning=beginning)
@@ -114,6 +124,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
             bus=bus,
             machine=machine,
             tally=tally,
+            alerts=alerts,
             reader=reader,
             received=received,
             stages=stages,
@@ -196,30 +207,38 @@ async def _is_there(bus: DemoBus, topic: str) -> bool:
 _JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
 
 
+def _alerting(plan: DemoPlan, received: Received) -> AlertsSettings:
+    return AlertsSettings(
+        urls=[plan.alertmanager_url or received.url],
+        timeout_seconds=_SEND_TIMEOUT_SECONDS,
+        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
+    )
+
+
 def _watch_sinks(
-    plan: DemoPlan, *, bus: DemoBus, beginning: Offsets, received: Received
+    plan: DemoPlan,
+    alerting: AlertsSettings,
+    *,
+    bus: DemoBus,
+    beginning: Offsets,
+    received: Received,
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
     )
-    alerts = AlertsSettings(
-        urls=[plan.alertmanager_url or received.url],
-        timeout_seconds=_SEND_TIMEOUT_SECONDS,
-        busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
-    )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    kinds: list[tuple[str, str, str, Work]] = [
-        ("remote_write", write.url, REMOTE_WRITE_GROUP, partial(run_remote_write, settings=write)),
-        ("alerts", alerts.urls[0], ALERTS_GROUP, partial(run_alerts, settings=alerts)),
-        ("store", store.uri, STORE_GROUP, partial(run_store, settings=store)),
-    ]
+    sinks: tuple[tuple[str, str, str, Work], ...] = (
+        (REMOTE_WRITE, REMOTE_WRITE_GROUP, write.url, partial(run_remote_write, settings=write)),
+        (ALERTS, ALERTS_GROUP, alerting.urls[0], partial(run_alerts, settings=alerting)),
+        (STORE, STORE_GROUP, store.uri, partial(run_store, settings=store)),
+    )
     return [
         SinkWatch(
             sink=name,
             receiver=shown_url(receiver),
             bus=RunBus(bus, beginning=beginning),
-            work=partial(work, group=own_group(group)),
+            work=partial(run_sink, group=own_group(group)),
         )
-        for name, receiver, group, work in kinds
+        for name, group, receiver, run_sink in sinks
     ]

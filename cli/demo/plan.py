@@ -1,5 +1,6 @@
 """What a run of the demo is to be: the options, checked before anything is started."""
 
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +84,12 @@ def _is_address(server: str) -> bool:
 def find_store(given: Path | None) -> Path:
     """Give the store's folder: the named one, or a new one under the system's temporary folder.
 
-    Raises `UserError` where the named one cannot be written to.
+    Raises `UserError` where the named one cannot be written to, or is a URL, which is not repeated.
     """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # of a URL's slashes a path keeps one
+        raise UserError("--store is a URL: the demo's store is a folder of this machine")
     if given.exists() and not given.is_dir():
         raise UserError(f"--store {given}: this is a file; name a folder")
     try:

@@ -61,11 +61,6 @@ class GpuPresence:
         """Record what has happened to a GPU."""
         self.incidents.append(incident)
 
-    def index_of(self, gpu_uuid: str) -> int | None:
-        """Return the driver's index of a GPU; `None` for one that no event had."""
-        seen = self._seen.get(gpu_uuid)
-        return seen.index if seen else None
-
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
         """Return the GPUs of a node that its newest event does not have."""
         here = {gpu.reading.uuid for gpu in newest.gpus}

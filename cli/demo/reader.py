@@ -1,10 +1,11 @@
-"""Reads the run's events, incidents and dead letters off the bus and hands them to the tally."""
+"""Reads the run's events, incidents and dead letters off the bus, for its tally and alerts."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.run_bus import Offsets
 from cli.demo.tally import Tally
@@ -30,10 +31,17 @@ class EventReader:
     """Follows the events of a run; its consumer gives each of them once."""
 
     def __init__(
-        self, *, consumer: Consumer, tally: Tally, beginning: Offsets, nodes: set[str]
+        self,
+        *,
+        consumer: Consumer,
+        tally: Tally,
+        alerts: RunAlerts,
+        beginning: Offsets,
+        nodes: set[str],
     ) -> None:
         self._consumer = consumer
         self._tally = tally
+        self._alerts = alerts
         self._nodes = nodes
         self._begun = {at: end for at, end in beginning.items() if at.topic == SAMPLES.name}
         self.dead_letters = 0
@@ -75,7 +83,9 @@ class EventReader:
     def _take_event(self, event: GpuEvent) -> None:
         if event.node in self._nodes:
             self._tally.add(event)
+            self._alerts.add(event)
 
     def _take_incident(self, taken: AttributedIncident) -> None:
         if taken.incident.node in self._nodes:
             self._tally.presence.add_incident(taken)
+            self._alerts.add_incident(taken)

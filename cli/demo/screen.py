@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from cli.demo.columns import Column, cut, fit, line, shorten, wrap
+from cli.demo.columns import Column, fit, line, shorten, shown
+from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
 from cli.demo.presence import LostGpu
+from cli.demo.prose import elide, fold, wrap
 from cli.demo.tally import Tally, owner_of
 from gpuledger.records import (
     Account,
@@ -28,7 +30,7 @@ PAGE_SECONDS: Final = 4.0
 _GIB: Final = 2**30
 _SECOND_NS: Final = 10**9
 _STANDSTILL_NS: Final = 5 * _SECOND_NS
-_MOST_ALERT_LINES: Final = 5
+_MOST_ALERTS: Final = 5
 # Lines of the table below its titles: where there is room, and at least, a node's name and a row.
 _GOOD_BODY: Final = 4
 _LEAST_BODY: Final = 2
@@ -102,10 +104,10 @@ def draw(
 ) -> list[Line]:
     """Return the lines of a screen; `seconds` since the first one turn the pages.
 
-    Without a `height` all lines are returned. Where it is too low for all of them, GPUs and the
-    number of the page come first, then what does not work, then alerts, then the facts.
+    Without a `height` all lines are returned. Where it is too low for all of them, first what the
+    columns mean is left out, then alerts and problems are one line each; then GPUs and the number
+    of the page come first, then what does not work, then alerts, then the facts.
     """
-    head = _head(header, width)
     rows = {node: list(rows_of(event)) for node, event in sorted(tally.latest.items())}
     cells = [row[:-1] for shown in rows.values() for row in shown]
     widths = fit(_COLUMNS, cells, width=width)
@@ -116,9 +118,13 @@ def draw(
         for node, shown in rows.items()
         for block in _blocks(node, shown, lost[node], widths=widths, width=width)
     ]
-    if height is None or len(head) + 1 + _lines_of(blocks) <= height:
-        return [*head, titles, *_body(blocks)]
-    head = _head(header, width, most=_room_above(height))
+    body, whole, meanings = [titles, *_body(blocks)], _head(header, width), _meanings(widths, width)
+    if height is None:
+        return [*whole, *body, *meanings]
+    for above, below in ((whole, meanings), (whole, []), (_short_head(header, width), [])):
+        if len(above) + len(body) + len(below) <= height:
+            return [*above, *body, *below]
+    head = _short_head(header, width, most=_room_above(height))
     above = [*head, titles] if height > _LEAST_SCREEN else []
     pages = _pages(blocks, max(_LEAST_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
@@ -131,23 +137,52 @@ def _room_above(height: int) -> int:
     return max(height - _GOOD_BODY - 2, min(1, height - _LEAST_BODY - 2), 0)
 
 
-def _head(header: Header, width: int, *, most: int | None = None) -> list[Line]:
-    """Return the lines above the table, at most so many: of facts the last ones go first."""
-    facts = [Line(text, "dim") for text in wrap(header.facts, width=width)]
-    problems = [Line(cut(problem, width), "bold red") for problem in header.problems]
-    if most is None:
-        return [*facts, *problems, *_alert_lines(header.alerts, width, most=_MOST_ALERT_LINES)]
-    problems = problems[:most]
-    alerts = _alert_lines(header.alerts, width, most=min(most - len(problems), _MOST_ALERT_LINES))
-    return [*facts[: most - len(problems) - len(alerts)], *problems, *alerts]
+def _head(header: Header, width: int) -> list[Line]:
+    """Return the lines above the table, each sentence whole."""
+    return [
+        *_facts(header, width),
+        *(
+            Line(text, "bold red")
+            for problem in header.problems
+            for text in fold(problem, width=width, indent="  ")
+        ),
+        *(
+            Line(text, "red")
+            for alert in _shown_alerts(header.alerts, most=_MOST_ALERTS)
+            for text in fold(alert, width=width, indent="  ")
+        ),
+    ]
 
 
-def _alert_lines(alerts: Sequence[str], width: int, *, most: int) -> list[Line]:
-    """Return a line for each alert; where there are too many, the last one counts the others."""
+def _short_head(header: Header, width: int, *, most: int | None = None) -> list[Line]:
+    """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
+    facts = _facts(header, width)
+    problems = [Line(elide(said, width=width), "bold red") for said in header.problems[:most]]
+    room = _MOST_ALERTS if most is None else min(most - len(problems), _MOST_ALERTS)
+    alerts = [
+        Line(elide(alert, width=width), "red") for alert in _shown_alerts(header.alerts, most=room)
+    ]
+    left = None if most is None else most - len(problems) - len(alerts)
+    return [*facts[:left], *problems, *alerts]
+
+
+def _facts(header: Header, width: int) -> list[Line]:
+    return [Line(text, "dim") for text in wrap(header.facts, width=width)]
+
+
+def _shown_alerts(alerts: Sequence[str], *, most: int) -> list[str]:
+    """Return what is said of alerts; where there are too many, the last line counts the others."""
     shown = list(alerts)
     if len(alerts) > most:
         shown = [*alerts[: most - 1], f"and {len(alerts) - most + 1} more alerts"] if most else []
-    return [Line(cut(f"! {alert}", width), "red") for alert in shown]
+    return [f"! {alert}" for alert in shown]
+
+
+def _meanings(widths: Sequence[int], width: int) -> list[Line]:
+    here = shown(_COLUMNS, widths)
+    columns = {name: meaning for name, meaning in LIVE_COLUMNS.items() if name in here}
+    said = [*as_facts(columns), *as_facts(LIVE_ROWS)]
+    return [Line(""), *(Line(text, "dim") for text in wrap(said, width=width))]
 
 
 def _body(blocks: Sequence[_Block]) -> list[Line]:
@@ -202,7 +237,7 @@ def _lost_line(gpu: LostGpu, index_width: int, width: int) -> Line:
     since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
     held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
     said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
-    return Line(cut(f"{gpu.index!s:>{index_width}}  {said}", width), "bold red")
+    return Line(elide(f"{gpu.index!s:>{index_width}}  {said}", width=width), "bold red")
 
 
 def rows_of(event: GpuEvent) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
+from cli.demo.prose import elide
 from cli.demo.run_bus import RunBus
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
@@ -82,8 +83,10 @@ class SinkWatch:
     def _failing(self) -> str | None:
         checks = self._readiness.report()["checks"]
         assert isinstance(checks, dict)  # noqa: S101 - the report's own form
-        details = [str(check["detail"]) for check in checks.values() if not check["ok"]]
-        return "; ".join(details)[:_MOST_CHARACTERS] or None
+        details = (str(check["detail"]) for check in checks.values() if not check["ok"])
+        # Several checks may say the same of the one receiver.
+        said = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
+        return elide("; ".join(said), width=_MOST_CHARACTERS) or None
 
 
 def has_failed(line: SinkLine, *, events: int) -> bool:

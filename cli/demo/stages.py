@@ -29,8 +29,10 @@ class Stages:
         """Wait until told to stop; raises what a stage raises, for none should end by itself."""
         stopped = asyncio.create_task(stop.wait())
         everything = {stopped, *self._agents, *self._others}
-        done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        try:
+            done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks(stopped)
         _raise_first(done - {stopped})
 
     def must_run(self) -> None:

@@ -6,9 +6,10 @@ Pure: numbers in, one object and lines out.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from cli.demo.alert_lines import AlertLine, as_line
-from cli.demo.columns import Column, fit, line
-from cli.demo.presence import GpuPresence
+from cli.demo.alerts import AlertLine, as_line
+from cli.demo.columns import Column, fit, line, shown
+from cli.demo.meanings import SUMMARY_COLUMNS, as_facts
+from cli.demo.prose import fold, wrap
 from cli.demo.screen import Line
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.tally import PodTotal
@@ -62,7 +63,7 @@ class IncidentLine:
     gpu_uuid: str
     """Its GPU."""
     gpu_index: int | None = None
-    """The driver's index of it."""
+    """The driver's index of it, where it is known."""
     time_ns: int
     """When, nanoseconds since the epoch."""
     kind: str
@@ -111,8 +112,8 @@ class Summary:
     """Records that could not be used."""
     remote_write_requests: int | None = None
     """Requests to the built-in receiver; absent where a real one was named."""
-    alerts: list[AlertLine] | None = None
-    """Alerts that the built-in receiver was sent; absent where a real one was named."""
+    alerts: list[AlertLine]
+    """Alerts that fired, the oldest first."""
     sinks: list[SinkLine]
     """What each sink has handed over."""
     bus_away: str | None = None
@@ -168,15 +169,13 @@ def _line_of_holder(namespace: str, pod: str, *, seconds: float, has_truth: bool
     )
 
 
-def incident_lines(
-    incidents: Iterable[AttributedIncident], presence: GpuPresence
-) -> list[IncidentLine]:
+def incident_lines(incidents: Iterable[AttributedIncident]) -> list[IncidentLine]:
     """Return a line for each incident, the oldest first."""
     lines = [
         IncidentLine(
             node=taken.incident.node,
             gpu_uuid=taken.incident.gpu_uuid,
-            gpu_index=presence.index_of(taken.incident.gpu_uuid),
+            gpu_index=taken.incident.gpu_index,
             time_ns=taken.incident.time_ns,
             kind=taken.incident.kind,
             xid=taken.incident.xid,
@@ -210,17 +209,27 @@ def draw_summary(summary: Summary, *, width: int) -> list[Line]:
     if summary.truth_error_ratio is None:
         widths[2] = 0
     problems = (problem(sink, events=summary.events) for sink in summary.sinks)
+    here = shown(_COLUMNS, widths)
+    meanings = {name: meaning for name, meaning in SUMMARY_COLUMNS.items() if name in here}
+    alerts = [f"! {as_line(alert)}" for alert in summary.alerts]
     return [
         Line(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
         *(Line(line(_COLUMNS, row, widths)) for row in rows),
+        *(Line(text, "dim") for text in wrap(as_facts(meanings), width=width)),
         Line(""),
-        *(Line(sentence) for sentence in _sentences(summary)),
-        *(Line(f"! {said}", "red") for said in _happenings(summary)),
-        *(
-            Line(sentence, "bold red")
-            for sentence in (*_shortcomings(summary), *problems)
-            if sentence
-        ),
+        *_folded(_sentences(summary), width),
+        # Whole, as it is to be copied.
+        Line(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
+        *_folded(alerts, width, "red"),
+        *_folded(filter(None, (*_shortcomings(summary), *problems)), width, "bold red"),
+    ]
+
+
+def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[Line]:
+    return [
+        Line(text, style)
+        for sentence in sentences
+        for text in fold(sentence, width=width, indent="  ")
     ]
 
 
@@ -235,13 +244,6 @@ def _shortcomings(summary: Summary) -> Iterator[str]:
     elif summary.ticks is not None and summary.events < summary.ticks:
         yield f"{summary.ticks - summary.events} ticks had not become events at the end."
     yield from summary.failures
-
-
-def _happenings(summary: Summary) -> list[str]:
-    """Return the alerts; where a real Alertmanager has them, the incidents."""
-    if summary.alerts is not None:
-        return [as_line(alert) for alert in summary.alerts]
-    return [f"{one.severity}  GPU on {one.node}: {one.message}" for one in summary.incidents]
 
 
 def _cells(pod: PodLine) -> list[str]:
@@ -268,6 +270,5 @@ def _sentences(summary: Summary) -> list[str]:
         f"{summary.dead_letters} records could not be used.",
         f"Entries sum to the device within {summary.conservation_error_max_ratio:.1e}.",
         f"Sent: {sent}.",
-        f"The store holds {summary.store.rows} rows: {summary.store.path}",
     ]
     return [sentence for sentence in said if sentence]

@@ -20,6 +20,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from cli.demo.screen import Line
+from gpuledger.tasks import end_tasks
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25
@@ -54,8 +55,7 @@ async def live(console: Console, draw: Draw, *, stop: asyncio.Event) -> AsyncIte
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_tasks(task)
             if not task.cancelled():
                 task.result()
 

@@ -163,9 +163,10 @@ class KafkaConsumer:
         except OffsetOutOfRangeError as error:
             await self._positions.go_on_after(client, error)
         except NoOffsetForPartitionError as error:
-            # It was said between the assignment and our own seek.
+            # It was said between the assignment and our own seek, which may have come since.
             (place,) = error.args
-            await self.seek(TopicPartition(*place), 0)
+            if kafka_internals.position_or_none(client, place) is None:
+                await self.seek(TopicPartition(*place), 0)
         return {}
 
     async def _begin(self, partitions: frozenset[TopicPartition]) -> None:
@@ -183,8 +184,7 @@ class KafkaConsumer:
             try:
                 await self._rebalances.give_up()
             finally:
-                self._client = None
-                await kafka_internals.stop_consumer(client)
+                await self._retire(client)
         if self._client is not None and kafka_internals.is_dead(self._client):
             _log.warning("consumer_replaced", group=self._subscription.group)
             await self._retire(self._client)
@@ -221,6 +221,7 @@ class KafkaConsumer:
         try:
             async with self._connection.asking(self._doing("connecting")):
                 await client.start()
+                kafka_internals.heed_refused_offsets(client)
                 topics = list(self._subscription.topics)
                 servers = self._connection.servers
                 inner = kafka_internals.inner_client(client)

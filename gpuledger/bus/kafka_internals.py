@@ -13,11 +13,20 @@ from types import ModuleType
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
 from aiokafka.consumer.fetcher import OffsetResetStrategy
-from aiokafka.errors import CorruptRecordException, IllegalStateError, KafkaError
+from aiokafka.errors import (
+    CorruptRecordException,
+    IllegalStateError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+    for_code,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionState
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.record import default_records
 
 from gpuledger.tasks import end_tasks
@@ -28,6 +37,7 @@ ZSTD_LEVEL: Final = 1
 # Powers of two, found by trying on events: how far back is looked, and in how many places.
 _WINDOW_LOG: Final = 18
 _HASH_LOG: Final = 12
+_OFFSET_FETCH: Final = OffsetFetchResponse_v3.API_KEY
 
 # ruff: noqa: SLF001  # this module is for what has no public name
 
@@ -65,6 +75,47 @@ async def committed_offsets(
         list(partitions)
     )
     return found
+
+
+def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
+    """Raise where the group's coordinator refuses to say what is committed, so that it is asked on.
+
+    A coordinator that has just lost the group, or still reads it, says so once for the whole
+    answer, which names no partitions then. aiokafka looks at those alone, and would take the
+    refusal for "nothing is committed": everything would be read from its beginning.
+    """
+    coordinator = client._coordinator
+    send = coordinator._send_req
+
+    async def send_and_look(request: Any) -> Any:  # noqa: ANN401  # untyped
+        answer = await send(request)
+        error = _refusal_of(answer)
+        if isinstance(error, NotCoordinatorForGroupError):
+            coordinator.coordinator_dead()
+        if error is not None:
+            raise error
+        return answer
+
+    coordinator._send_req = send_and_look
+
+
+def heed_refused_group_offsets(client: AIOKafkaAdminClient) -> None:
+    """Raise where a group's coordinator refuses its offsets, which aiokafka takes for none."""
+    send = client._send_request
+
+    async def send_and_look(*arguments: Any) -> Any:  # noqa: ANN401  # untyped
+        answer = await send(*arguments)
+        if (error := _refusal_of(answer)) is not None:
+            raise error
+        return answer
+
+    client._send_request = send_and_look
+
+
+def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # untyped
+    is_of_offsets = getattr(answer, "API_KEY", None) == _OFFSET_FETCH
+    code = getattr(answer, "error_code", 0) if is_of_offsets else 0
+    return for_code(code)() if code else None
 
 
 def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noqa: ANN401  # untyped
@@ -171,6 +222,26 @@ def _modules_of_records() -> set[ModuleType]:
     return {default_records, *(sys.modules[each.__module__] for each in classes)}
 
 
+async def send_batch(
+    client: AIOKafkaProducer, batch: BatchBuilder, topic: str, partition: int
+) -> asyncio.Future[Any]:
+    """Queue a batch; return what is done when it is acknowledged, and may be cancelled.
+
+    The client gives out a shield of the batch's own future. Where nobody waits behind the shield
+    any more and the batch fails later, as when its topic is gone, nobody would look at that.
+    """
+    sent: asyncio.Future[Any] = await client.send_batch(batch, topic, partition=partition)
+    queued = client._message_accumulator._batches[topic, partition][-1]
+    queued.future.add_done_callback(_look_at_failure)
+    return sent
+
+
+def _look_at_failure(future: asyncio.Future[Any]) -> None:
+    """Retrieve what a future failed with, as asyncio logs what nobody retrieved."""
+    if future.done() and not future.cancelled():
+        future.exception()
+
+
 async def abandon_transaction(client: AIOKafkaProducer) -> None:
     """Abort an open transaction; where that is not possible any more, leave it to the brokers.
 
@@ -180,9 +251,8 @@ async def abandon_transaction(client: AIOKafkaProducer) -> None:
     if manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR):
         await _ends_well(client.abort_transaction())
     ended = manager._transaction_waiter
-    if ended is not None and ended.done() and not ended.cancelled():
-        # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
-        ended.exception()
+    if ended is not None:
+        _look_at_failure(ended)  # whoever waited may be gone
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:
@@ -207,10 +277,8 @@ def _give_up_batches(client: AIOKafkaProducer) -> None:
     accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:
-        # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
         for future in (batch.future, batch._drain_waiter):
-            if future.done() and not future.cancelled():
-                future.exception()
+            _look_at_failure(future)
 
 
 async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import IllegalStateError, KafkaError, OffsetOutOfRangeError
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
@@ -240,10 +240,10 @@ class Positions:
 
 def _seek_or_leave(client: AIOKafkaConsumer, partition: TopicPartition, offset: int | None) -> None:
     """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
-    try:
-        if offset is None:
-            kafka_internals.reset_to_beginning(client, named(partition))
-        else:
-            client.seek(named(partition), offset)
-    except IllegalStateError:
+    place = named(partition)
+    if place not in client.assignment():
         return
+    if offset is None:
+        kafka_internals.reset_to_beginning(client, place)
+    else:
+        client.seek(place, offset)

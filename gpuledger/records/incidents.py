@@ -74,6 +74,9 @@ class Incident:
     `driver_unbound`, `mig_changed`, …"""
     source: str
     """Who said so: `nvml` (the driver's events), `kmsg` (the kernel's log) or `agent`."""
+    gpu_index: SmallNatural | None = None
+    """The driver's index of the GPU when the library was opened last with it; absent where the
+    agent never had it, as of an address on the bus at which no GPU answers."""
     gpu_instance: SmallNatural | None = None
     """The MIG GPU instance to which it happened, where the driver says."""
     compute_instance: SmallNatural | None = None

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import structlog
 
+from gpuledger.tasks import end_tasks
+
 _log = structlog.get_logger(__name__)
 _HEAD_BYTES: Final = 16_384
 _REQUEST_SECONDS: Final = 10.0
@@ -121,9 +123,7 @@ class _Connections:
     async def end(self) -> None:
         """End all of them now."""
         self._is_ending = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wait_seconds, stays = _REQUEST_SECONDS, True

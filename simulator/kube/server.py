@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gpuledger.errors import UserError
 from gpuledger.settings.address import parse_listen
+from gpuledger.tasks import end_tasks
 from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
 from simulator.kube.player import Player
@@ -175,11 +176,10 @@ async def serve_kube_api(
         bound_host, bound_port = runner.addresses[0][:2]
         yield f"http://{bound_host}:{bound_port}"
     finally:
-        if player:
-            player.cancel()
-            with suppress(asyncio.CancelledError):
-                await player
+        await end_tasks(player)
         await runner.cleanup()
+        if player and not player.cancelled():
+            player.result()
 
 
 async def _listen(runner: web.AppRunner, listen: str) -> None:

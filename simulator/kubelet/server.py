@@ -14,6 +14,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.server import Server, Stream
 from typing_extensions import override
 
+from gpuledger.tasks import end_tasks
 from simulator.kubelet.node import SimulatedKubelet
 
 _METHOD = "/v1.PodResourcesLister/List"
@@ -60,9 +61,7 @@ async def serve_kubelet(
     try:
         yield
     finally:
-        if linking:
-            linking.cancel()
-            await asyncio.wait([linking])
+        await end_tasks(linking)
         server.close()
         await server.wait_closed()
 

@@ -2,13 +2,15 @@
 
 from typing import Final
 
-from gpuledger.records import AttributedIncident, PodDescription
+from gpuledger.records import AttributedIncident, Incident, PodDescription
 
 INCIDENT: Final = "GpuIncident"
+_MAX_PODS_NAMED: Final = 3
+"""In the summary; all stand in the annotation `pods`."""
 
 
 def labels_of(taken: AttributedIncident) -> dict[str, str]:
-    """Give the alert's identity; the first known pod is in it, so that its owner is reached.
+    """Return the alert's identity; the first known pod is in it, so that its owner is reached.
 
     A label without a value is no label: Alertmanager takes it away.
     """
@@ -19,6 +21,7 @@ def labels_of(taken: AttributedIncident) -> dict[str, str]:
         "severity": incident.severity.value,
         "node": incident.node,
         "gpu_uuid": incident.gpu_uuid,
+        "gpu_index": _text(incident.gpu_index),
         "kind": incident.kind,
         "category": incident.category or "",
         "xid": _text(incident.xid),
@@ -29,17 +32,37 @@ def labels_of(taken: AttributedIncident) -> dict[str, str]:
 
 
 def annotations_of(taken: AttributedIncident) -> dict[str, str]:
-    """Give the alert's words, with all pods that were on the GPU."""
-    incident = taken.incident
+    """Return the alert's words, with all pods that were on the GPU."""
+    incident, pods = taken.incident, [_name(pod) for pod in taken.pods]
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
+    where = f"{_gpu(incident)} on node {incident.node}{_named(pods)}"
     words = {
-        "summary": f"{what} on {incident.node}",
+        "summary": f"{where}: {what}, {incident.message}",
         "description": incident.message,
         "mnemonic": incident.mnemonic,
         "action": incident.action,
-        "pods": ", ".join(map(_name, taken.pods)),
+        "pods": ", ".join(pods),
     }
     return {name: value for name, value in words.items() if value}
+
+
+def _gpu(incident: Incident) -> str:
+    """Return the GPU as people number it, and by what else is known of it where nobody can."""
+    if incident.gpu_index is not None:
+        gpu = f"GPU {incident.gpu_index}"
+    elif incident.gpu_uuid.startswith("GPU-"):
+        gpu = incident.gpu_uuid
+    else:
+        gpu = f"GPU {incident.gpu_uuid}"
+    return gpu if incident.gpu_instance is None else f"{gpu} instance {incident.gpu_instance}"
+
+
+def _named(pods: list[str]) -> str:
+    """Return the pods in brackets: the first few, and how many more there are."""
+    if not pods:
+        return ""
+    shown, more = ", ".join(pods[:_MAX_PODS_NAMED]), len(pods) - _MAX_PODS_NAMED
+    return f" ({'pod' if len(pods) == 1 else 'pods'} {shown}{f' and {more} more' * (more > 0)})"
 
 
 def _text(number: int | None) -> str:

@@ -45,11 +45,11 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
             for_ns=round(busy.for_seconds * 1e9),
             threshold=busy.threshold_ratio,
             measure=busy_without_pod_ratio,
-            summary="GPU {gpu} on {node} works for no pod",
+            summary="GPU {gpu} on node {node} works for no pod",
             description=(
-                "GPU {gpu} on {node} was busy for {measure:.0%} of the time with work of no pod "
-                "(threshold {threshold:.0%}): a process outside Kubernetes, or one that outlived "
-                "its pod. Look for it with `nvidia-smi` on the node."
+                "GPU {gpu} on node {node} was busy for {measure:.0%} of the time with work of no "
+                "pod (threshold {threshold:.0%}): a process outside Kubernetes, or one that "
+                "outlived its pod. Look for it with `nvidia-smi` on the node."
             ),
         ),
     )

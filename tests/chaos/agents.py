@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.ticks import Fleet, TickTemplate, node_name, template_of
+from benchmarks.ticks import SEQ_PER_TICK, Fleet, TickTemplate, node_name, template_of
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError
 from gpuledger.topics import SAMPLES, partition_of_node
@@ -32,7 +32,7 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 @dataclass(kw_only=True)
 class Agent:
-    """One node: its tick but for number and time, and the number of its next tick."""
+    """One node: its tick but for `seq` and time, and the number of its next tick."""
 
     node: str
     boot_id: str
@@ -40,12 +40,12 @@ class Agent:
     partition: int
     phase_seconds: float
     """When in each second it ticks."""
-    seq: int = 0
+    number: int = 0
 
     def message(self, *, started_ns: int) -> Message:
         """Give the next tick."""
-        time_ns = started_ns + int((self.seq + self.phase_seconds) * _NS_PER_SECOND)
-        value = self.template.at(seq=self.seq, time_ns=time_ns)
+        time_ns = started_ns + int((self.number + self.phase_seconds) * _NS_PER_SECOND)
+        value = self.template.at(seq=self.number * SEQ_PER_TICK, time_ns=time_ns)
         return Message(self.node.encode(), value, time_ns // 1_000_000)
 
 
@@ -116,9 +116,9 @@ class Publishing:
             await producer.publish(SAMPLES.name, agent.partition, [message])
         except BusUnavailableError:
             return False
-        self._tally.acknowledge(agent.node, agent.seq)
-        agent.seq += 1
+        self._tally.acknowledge(agent.node, agent.number)
+        agent.number += 1
         return True
 
     def _due_seconds(self, agent: Agent) -> float:
-        return agent.seq + agent.phase_seconds
+        return agent.number + agent.phase_seconds

@@ -10,6 +10,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
+from benchmarks.ticks import SEQ_PER_TICK
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -66,10 +68,10 @@ class Tally:
         self._differing = 0
         self._strange = 0
 
-    def acknowledge(self, node: str, seq: int) -> None:
+    def acknowledge(self, node: str, number: int) -> None:
         """Note that a tick was acknowledged; each node's come in their order."""
-        if seq != self._acknowledged[node]:
-            raise ValueError(f"{node}: tick {seq} after {self._acknowledged[node]} ticks")
+        if number != self._acknowledged[node]:
+            raise ValueError(f"{node}: tick {number} after {self._acknowledged[node]} ticks")
         self._acknowledged[node] += 1
         self.published += 1
 
@@ -79,15 +81,15 @@ class Tally:
             self._strange += 1
             self._show(f"strange: {node} {boot_id} {seq}")
             return
-        digests = self._digests[node]
-        digests.extend([_NOT_SEEN] * (seq + 1 - len(digests)))
+        digests, number = self._digests[node], seq // SEQ_PER_TICK
+        digests.extend([_NOT_SEEN] * (number + 1 - len(digests)))
         digest = _digest(books)
-        if digests[seq] == _NOT_SEEN:
-            digests[seq] = digest
+        if digests[number] == _NOT_SEEN:
+            digests[number] = digest
             self.seen += 1
             return
         self.repeated += 1
-        is_same = digests[seq] == digest
+        is_same = digests[number] == digest
         self._differing += not is_same
         self._show(f"{'again' if is_same else 'other books'}: {node} {boot_id} {seq}")
 
@@ -113,14 +115,15 @@ class Tally:
     def _is_possible(self, node: str, boot_id: str, seq: int) -> bool:
         if self._boots.get(node) != boot_id:
             return False
-        return seq < self._acknowledged[node] + MOST_AHEAD
+        number, rest = divmod(seq, SEQ_PER_TICK)
+        return not rest and number < self._acknowledged[node] + MOST_AHEAD
 
     def _lost(self) -> Iterator[tuple[str, int]]:
         for node, count in self._acknowledged.items():
             digests = self._digests[node]
-            for seq in range(count):
-                if seq >= len(digests) or digests[seq] == _NOT_SEEN:
-                    yield node, seq
+            for number in range(count):
+                if number >= len(digests) or digests[number] == _NOT_SEEN:
+                    yield node, number * SEQ_PER_TICK
 
     def _show(self, text: str) -> None:
         if len(self._examples) < _EXAMPLES:

@@ -66,13 +66,13 @@ class JoinWorkers:
         for worker in self.started:
             worker.kill()
 
-    async def publish_ticks(self, seqs: Iterable[int]) -> None:
+    async def publish_ticks(self, numbers: Iterable[int]) -> None:
         """Publish these ticks of each node."""
-        wanted = list(seqs)
+        wanted = list(numbers)
         async with KafkaBus(self.settings).producer() as producer:
             for node in range(self._nodes):
                 now_ms, key = time.time_ns() // 1_000_000, node_name(node).encode()
-                ticks = [encode(self.fleet.tick(node, seq)) for seq in wanted]
+                ticks = [encode(self.fleet.tick(node, number)) for number in wanted]
                 messages = [Message(key, tick, now_ms) for tick in ticks]
                 await producer.publish(SAMPLES.name, partition_of(node), messages)
 

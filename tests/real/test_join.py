@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -52,7 +52,11 @@ async def test_a_worker_that_dies_costs_no_tick_and_no_name(
     finally:
         for each in workers:
             each.kill()
-    assert seen.keys() == {(node_name(n), seq) for n in range(NODES) for seq in range(2 * TICKS)}
+    assert seen.keys() == {
+        (node_name(node), number * SEQ_PER_TICK)
+        for node in range(NODES)
+        for number in range(2 * TICKS)
+    }
 
 
 def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
@@ -92,12 +96,12 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
             await producer.publish(PODS.name, place(node), pods)
 
 
-async def publish_ticks(settings: KafkaSettings, fleet: Fleet, seqs: range) -> None:
+async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -> None:
     """Publish ticks of all nodes, second by second."""
     async with KafkaBus(settings).producer() as producer:
-        for seq in seqs:
+        for number in numbers:
             for node in range(NODES):
-                key, value = node_name(node).encode(), encode(fleet.tick(node, seq))
+                key, value = node_name(node).encode(), encode(fleet.tick(node, number))
                 message = Message(key, value, time.time_ns() // 1_000_000)
                 await producer.publish(SAMPLES.name, place(node), [message])
 

@@ -16,7 +16,7 @@ import aiokafka
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from benchmarks.ticks import node_name
+from benchmarks.ticks import SEQ_PER_TICK, node_name
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, Subscription
@@ -63,7 +63,11 @@ class Scene(JoinWorkers):
 
     async def await_events(self, ticks: int) -> dict[Id, list[Event]]:
         """Read until every tick has its event, and what else is there by then."""
-        wanted = {(node_name(node), seq) for node in range(NODES) for seq in range(ticks)}
+        wanted = {
+            (node_name(node), number * SEQ_PER_TICK)
+            for node in range(NODES)
+            for number in range(ticks)
+        }
         async with asyncio.timeout(LOOK_SECONDS):
             while not (self._found.keys() >= wanted and await self._is_at_end()):
                 for records in (await self._committed.getmany(timeout_ms=200)).values():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiokafka.client import AIOKafkaClient, CoordinationType
 
-from benchmarks.ticks import node_name
+from benchmarks.ticks import SEQ_PER_TICK, node_name
 from enricher.join.settings import GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -64,7 +64,7 @@ class Workers(JoinWorkers):
                 ]
                 await producer.publish(PODS.name, partition_of(node), pods)
 
-    async def nodes_with_events(self, *, seq: int) -> set[str]:
+    async def nodes_with_events(self, *, number: int) -> set[str]:
         """Return the nodes that have an event of this tick, once all have or the time is over."""
         found: set[str] = set()
         consumer = committed_consumer(self.settings.bootstrap_servers)
@@ -75,7 +75,9 @@ class Workers(JoinWorkers):
             while len(found) < NODES and time.monotonic() < end:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     events = (json.loads(record.value) for record in records)
-                    found |= {event["node"] for event in events if event["seq"] == seq}
+                    found |= {
+                        event["node"] for event in events if event["seq"] == number * SEQ_PER_TICK
+                    }
         finally:
             await consumer.stop()
         return found
@@ -138,7 +140,7 @@ async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
     assert stopped.metric("gpuledger_join_partitions") == EVENTS.partitions / 2
     await it.publish_ticks([1])
 
-    assert await it.nodes_with_events(seq=1) == EVERYBODY
+    assert await it.nodes_with_events(number=1) == EVERYBODY
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
@@ -157,7 +159,7 @@ async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_a
     killed.kill()
     await it.publish_ticks([1])
 
-    assert await it.nodes_with_events(seq=1) == EVERYBODY
+    assert await it.nodes_with_events(number=1) == EVERYBODY
     await asyncio.to_thread(killed.start)
     await it.publish_ticks([2])
-    assert await it.nodes_with_events(seq=2) == EVERYBODY
+    assert await it.nodes_with_events(number=2) == EVERYBODY

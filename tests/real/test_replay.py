@@ -200,10 +200,10 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet, nodes: Iterable[in
         await publish(settings, PODS, node, [(pod.uid, encode(pod)) for pod in fleet.pods(node)])
 
 
-async def publish_ticks(settings: KafkaSettings, fleet: Fleet, seqs: range) -> None:
+async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -> None:
     """Publish ticks of all nodes."""
     for node in range(NODES):
-        ticks = [(node_name(node), encode(fleet.tick(node, seq))) for seq in seqs]
+        ticks = [(node_name(node), encode(fleet.tick(node, number))) for number in numbers]
         await publish(settings, SAMPLES, node, ticks)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -12,8 +14,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.kafka_admin import open_admin
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
+from gpuledger.bus.kafka_positions import TOPIC_CHECK_SECONDS
 from gpuledger.bus.kafka_producer import KafkaProducer
 from gpuledger.bus.protocol import Message, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError
@@ -21,9 +25,13 @@ from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until, texts
 from tests.real.bus.given import numbered, settings_of
+from tests.real.changed_topics import recreate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kafka_cluster import KafkaCluster
 
 
 def _inside(client: KafkaProducer | KafkaConsumer) -> Any:  # noqa: ANN401  # aiokafka is untyped
@@ -121,3 +129,68 @@ async def test_a_node_may_have_its_clock_hours_ahead(
             with pytest.raises(BusUnavailableError, match="set this machine's clock"):
                 await publishing
             await producer.publish(topic.name, 0, [numbered(1)])
+
+
+async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_nothing(
+    start_kafka_cluster: Callable[[], KafkaCluster],
+) -> None:
+    """As in the moments in which the coordinator moves; who believed it would read all again."""
+    cluster = start_kafka_cluster()
+    topic = Topic(name="moved", record=PodRecord, key="uid", partitions=1)
+    settings = settings_of(cluster.bootstrap_servers)
+    await create_topics(settings, [topic])
+    place = TopicPartition(topic.name, 0)
+    asked = Subscription(group="g", topics=[topic.name])
+    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
+    try:
+        async with KafkaBus(settings).producer() as producer:
+            await producer.publish(topic.name, 0, [numbered(1), numbered(2)])
+        await poll_until(lambda found: len(found) >= 2, consumer)
+        await consumer.commit({place: 2})
+        coordinator = _inside(consumer)._coordinator
+        others = {broker.node_id for broker in cluster.brokers} - {coordinator.coordinator_id}
+        for other in others:
+            coordinator.coordinator_id = other
+            assert await consumer.committed(place) == 2
+        async with open_admin(KafkaConnection(settings)) as admin:
+            assert (await admin.groups())["g"] == {topic.name}
+    finally:
+        await consumer.close()
+
+
+async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_next_ones(
+    kafka: Kafka,
+) -> None:
+    """As where a topic is made anew, so that the client is replaced, while its group rebalances."""
+    topics = [
+        Topic(name=f"{what}-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=2)
+        for what in ("anew", "kept")
+    ]
+    settings = settings_of(kafka.bootstrap_servers)
+    await create_topics(settings, topics)
+
+    async def offer_while_it_ends(partitions: frozenset[TopicPartition]) -> None:
+        client = _inside(consumer)
+        end, listener = client.stop, client._subscription.listener
+
+        async def offer_and_end() -> None:
+            await listener.on_partitions_assigned(partitions)
+            await end()
+
+        client.stop = offer_and_end
+
+    names = [topic.name for topic in topics]
+    asked = Subscription(group=f"g-{names[0]}", topics=names, on_revoked=offer_while_it_ends)
+    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
+    try:
+        await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
+        await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
+        before = _inside(consumer)
+        # The process stands still meanwhile, as under SIGSTOP: its client hears of nothing.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, recreate(settings, topics[0])).result()
+        time.sleep(TOPIC_CHECK_SECONDS)  # noqa: ASYNC251  # as above
+        await poll_until(lambda _: _inside(consumer) is not before, consumer)
+        await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
+    finally:
+        await consumer.close()

@@ -134,7 +134,7 @@ def test_alertmanager_tells_the_owner_of_the_pod_on_whose_gpu_an_xid_was_seen(
     """The driver's event has come through the agent, the join and the sink."""
     alerts = pipeline.parts.alertmanager.await_alerts("GpuIncident", deadline_seconds=LOOK_SECONDS)
     labels = next(alert["labels"] for alert in alerts if alert["labels"].get("xid") == "31")
-    assert (labels["node"], labels["category"]) == ("gpu-a", "app")
+    assert (labels["node"], labels["gpu_index"], labels["category"]) == ("gpu-a", "0", "app")
     assert (labels["namespace"], labels["pod"]) == ("research", "pretrain-worker-0")
 
 

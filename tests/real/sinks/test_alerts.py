@@ -82,6 +82,7 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
         node=node,
         boot_id="boot-1",
         gpu_uuid=GPU,
+        gpu_index=3,
         time_ns=time.time_ns() - 400 * SECOND_NS,
         kind="xid",
         source="nvml",
@@ -101,7 +102,10 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
 
     (held,) = await asyncio.to_thread(on_node, alertmanager, node)
     assert (held["labels"]["xid"], held["labels"]["pod"]) == ("79", "train-0")
-    assert held["annotations"]["summary"] == "XID 79 on node-with-xid"
+    assert held["labels"]["gpu_index"] == "3"
+    assert held["annotations"]["summary"] == (
+        "GPU 3 on node node-with-xid (pod research/train-0): XID 79, GPU has fallen off the bus"
+    )
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -1,6 +1,7 @@
 """The ticks that benchmarks and chaos runs publish."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from benchmarks.ticks import CONTAINERS, GPUS, PROCESSES, Fleet, template_of
 from gpuledger.codec import Decoder
@@ -14,7 +15,13 @@ def test_the_same_seed_gives_the_same_ticks() -> None:
     assert Fleet(nodes=2).tick(1, 5) == Fleet(nodes=2).tick(1, 5)
 
 
-def test_a_template_gives_the_tick_with_another_number_and_time_and_nothing_else() -> None:
+def test_time_and_milliseconds_since_boot_rise_alike_as_of_a_clock_that_nobody_sets() -> None:
+    fleet = Fleet(nodes=1)
+    for tick, later in pairwise(fleet.tick(0, number) for number in range(3)):
+        assert later.time_ns - tick.time_ns == (later.seq - tick.seq) * 1_000_000 == 1_000_000_000
+
+
+def test_a_template_gives_the_tick_with_another_seq_and_time_and_nothing_else() -> None:
     tick = Fleet(nodes=1).tick(0, 7)
     made = decode(template_of(tick).at(seq=12_345, time_ns=67_890))
     assert made == replace(tick, seq=12_345, time_ns=67_890)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.ticks import SEQ_PER_TICK
 from tests.chaos.tally import MOST_AHEAD, Mode, Tally
 
 BOOTS = {"node-a": "boot-a", "node-b": "boot-b"}
@@ -10,10 +11,10 @@ BOOTS = {"node-a": "boot-a", "node-b": "boot-b"}
 def tally(*, acknowledged: int, events: list[tuple[int, bytes]]) -> Tally:
     """Give a tally with ticks and events of one node."""
     made = Tally(BOOTS)
-    for seq in range(acknowledged):
-        made.acknowledge("node-a", seq)
-    for seq, books in events:
-        made.see("node-a", "boot-a", seq, books)
+    for number in range(acknowledged):
+        made.acknowledge("node-a", number)
+    for number, books in events:
+        made.see("node-a", "boot-a", number * SEQ_PER_TICK, books)
     return made
 
 
@@ -46,9 +47,9 @@ def test_exactly_once_forgives_no_second_event(mode: Mode, *, kept: bool) -> Non
 
 
 def test_a_lost_tick_breaks_every_promise_and_is_named() -> None:
-    verdict = tally(acknowledged=1, events=[]).judge()
+    verdict = tally(acknowledged=2, events=[(0, b"x")]).judge()
     assert not verdict.keeps_promise("at_least_once")
-    assert verdict.examples == ["lost: node-a boot-a 0"]
+    assert verdict.examples == ["lost: node-a boot-a 1000"]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,11 @@ def test_a_lost_tick_breaks_every_promise_and_is_named() -> None:
     [
         ("node-c", "boot-a", 0),
         ("node-a", "boot-b", 0),
+        ("node-a", "boot-a", SEQ_PER_TICK),
         ("node-a", "boot-a", 1),
-        ("node-a", "boot-a", 1 + MOST_AHEAD),
+        ("node-a", "boot-a", (1 + MOST_AHEAD) * SEQ_PER_TICK),
     ],
-    ids=["node", "boot", "tick", "far tick"],
+    ids=["node", "boot", "tick", "between two ticks", "far tick"],
 )
 def test_an_event_of_a_tick_that_nobody_published_breaks_every_promise(
     node: str, boot_id: str, seq: int

@@ -68,6 +68,7 @@ class Functions:
 class Device:
     uuid: str
     handle: Any
+    index: int = 0
 
 
 def device(uuid: str) -> Device:

@@ -101,8 +101,25 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
 
     assert (incident.kind, incident.xid, incident.source) == ("xid", 48, "nvml")
     assert (incident.gpu_uuid, incident.gpu_instance) == (gpus[0].uuid, 3)
+    assert incident.gpu_index == 0
     assert incident.time_ns == EPOCH_NS + SECOND_NS
     assert incident.processes == on_it
+
+
+async def test_a_gpu_is_told_by_its_index_also_once_it_is_lost_and_an_unknown_one_has_none(
+    told: Told, idle: IncidentWatch, clock: PatientClock
+) -> None:
+    """The library does not list a lost GPU when it is opened again."""
+    gpus = gpus_of(failing_node(clock=clock))
+    try:
+        idle.opened(gpus)
+        idle.opened(gpus[:1])
+    finally:
+        idle.closing()
+    for uuid in (*(gpu.uuid for gpu in gpus), "PCI:0000:3B:00"):
+        idle.tell_of("gpu_lost", uuid, "it is lost")
+
+    assert [one.gpu_index for one in told.incidents] == [0, 1, None]
 
 
 async def test_what_both_sources_see_is_told_once_and_counted(

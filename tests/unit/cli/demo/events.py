@@ -78,6 +78,7 @@ def incident(
             node=node,
             boot_id="boot",
             gpu_uuid=uuid_of(gpu),
+            gpu_index=gpu,
             time_ns=round(second * SECOND_NS),
             kind=kind,
             source="agent",

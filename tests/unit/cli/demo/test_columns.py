@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.demo.columns import Column, cut, fit, line, shorten, wrap
+from cli.demo.columns import Column, cut, fit, line, shorten
 
 COLUMNS = (
     Column("Pod", "left", floor=20),
@@ -59,11 +59,3 @@ def test_a_line_never_exceeds_the_screen_and_a_number_is_never_cut(width: int, n
     drawn = line(COLUMNS, row, fit(COLUMNS, [row], width=width))
     assert len(drawn) <= width
     assert "1234567" in drawn
-
-
-def test_facts_are_wrapped_between_each_other() -> None:
-    assert wrap(["one fact", "another", "a third one"], width=18) == [
-        "one fact  another",
-        "a third one",
-    ]
-    assert wrap(["kafka.research.svc:9092"], width=12) == ["kafk…vc:9092"]

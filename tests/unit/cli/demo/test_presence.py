@@ -74,5 +74,3 @@ def test_the_gpus_of_another_node_are_its_own() -> None:
     newest = event(second=5, node="node-b", gpus=[0])
     presence = presence_of(event(second=4, gpus=[0, 1]))
     assert presence.lost(newest) == []
-    assert presence.index_of(uuid_of(1)) == 1
-    assert presence.index_of("GPU-unknown") is None

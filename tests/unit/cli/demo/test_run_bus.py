@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
+from cli.demo.alerts import RunAlerts
 from cli.demo.reader import EventReader, subscription
 from cli.demo.run_bus import RunBus, find_beginning
 from cli.demo.tally import Tally
@@ -11,6 +12,8 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.topics import EVENTS, PODS
+from simulator.clock import HandClock
+from sinks.alerts.settings import AlertsSettings
 from tests.unit.cli.demo.events import event
 
 PLACE = TopicPartition(EVENTS.name, 0)
@@ -111,7 +114,13 @@ async def test_each_event_is_counted_once_whatever_becomes_of_the_reader_s_group
     view = RunBus(bus, beginning=beginning, once=True)
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
     async with view.consumer(subscription()) as consumer:
-        reader = EventReader(consumer=consumer, tally=tally, beginning=beginning, nodes={"node-a"})
+        reader = EventReader(
+            consumer=consumer,
+            tally=tally,
+            alerts=RunAlerts(settings=AlertsSettings(), clock=HandClock(start_ns=0)),
+            beginning=beginning,
+            nodes={"node-a"},
+        )
         following = asyncio.create_task(reader.follow())
         try:
             await until_counted(tally, 10)

@@ -26,8 +26,9 @@ def draw_on(
     header: Header = HEADER,
     height: int | None = None,
     seconds: float = 0.0,
+    with_meanings: bool = False,
 ) -> list[str]:
-    """Draw the events as on a screen of that size."""
+    """Draw the events as on a screen of that size; what its names mean follows an empty line."""
     tally = Tally()
     for one in happened:
         if isinstance(one, AttributedIncident):
@@ -35,7 +36,8 @@ def draw_on(
         else:
             tally.add(one)
     lines = draw(tally, header, width=width, height=height, seconds=seconds)
-    return [line.text for line in lines]
+    texts = [line.text for line in lines]
+    return texts if with_meanings or "" not in texts else texts[: texts.index("")]
 
 
 def test_each_entry_has_a_row_in_the_units_people_read() -> None:
@@ -121,6 +123,41 @@ def test_what_fails_and_fires_stands_above_the_table_and_many_alerts_are_counted
     lines = draw_on(80, event(), header=header)
     shown = [f"! alert {n}" for n in range(4)]
     assert lines[:7] == ["facts", "a problem", *shown, "! and 5 more alerts"]
+
+
+LONG = (
+    "GpuIncident critical  GPU 3 on node gpu-node-2 (pod vision/transcode-6b8f4-9wkzp): XID 79, "
+    "GPU has fallen off the bus"
+)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_a_long_alert_is_broken_between_words_and_a_low_screen_shows_its_first_and_last(
+    width: int,
+) -> None:
+    header = Header(facts=["facts"], problems=["a problem " * 9], alerts=[LONG])
+    high = draw_on(width, *MANY, header=header)
+    first = next(number for number, line in enumerate(high) if line.startswith("! "))
+    titles = next(number for number, line in enumerate(high) if line.startswith("GPU"))
+    assert " ".join(" ".join(high[first:titles]).split()) == " ".join(f"! {LONG}".split())
+    (low,) = (line for line in draw_on(width, *MANY, header=header, height=12) if line[0] == "!")
+    assert low == f"! {LONG}" or (low.endswith(" off the bus") and " … " in low)
+    assert max(map(len, [*high, low])) <= width
+
+
+def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_there_is_room() -> None:
+    """Those that are there: on a narrow screen some columns are not."""
+    for width, method in ((40, False), (120, True)):
+        lines = draw_on(width, event(), with_meanings=True)
+        said = " ".join(lines[lines.index("") :])
+        assert ("Method: " in said) is method
+        assert all(f"{name}: " in said for name in ("SM %", "(idle) POD", "(host)"))
+        fits, low = (
+            draw_on(width, event(), height=height, with_meanings=True)
+            for height in (len(lines), len(lines) - 1)
+        )
+        assert fits == lines
+        assert low == lines[: lines.index("")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""The tasks of a run, and what is told of those that failed."""
+"""The tasks of a run: watched, told of where they failed, ended without a word left for asyncio."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -63,3 +64,32 @@ async def test_a_stage_that_goes_on_is_told_of() -> None:
     assert stages.failures(known=BusError) == []
     await stages.end()
     assert stages.failures() == []
+
+
+async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(context["message"])
+    )
+    stages, now = Stages(), asyncio.Event()
+    now.set()
+    stages.start_agent("the agent", lasts())
+    stages.start("store", fails(ValueError("a stage failed"), once=now))
+    await asyncio.sleep(0)
+
+    await stages.end_agents()
+    await stages.end()
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    del stages
+    gc.collect()
+    assert told == []
+
+
+async def test_waiting_that_is_cancelled_leaves_no_task_behind() -> None:
+    stages = Stages()
+    waiting = asyncio.create_task(stages.wait(asyncio.Event()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cli.demo.alert_lines import AlertLine
-from cli.demo.presence import GpuPresence
+from cli.demo.alerts import AlertLine
+from cli.demo.meanings import SUMMARY_COLUMNS
 from cli.demo.sending import SinkLine
 from cli.demo.summary import (
     StoreLine,
@@ -18,7 +18,7 @@ from cli.demo.summary import (
     truth_error_ratio,
 )
 from cli.demo.tally import PodTotal
-from tests.unit.cli.demo.events import event, incident
+from tests.unit.cli.demo.events import incident
 
 
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
@@ -68,10 +68,8 @@ def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
 
 
 def test_incidents_are_told_in_their_order_with_the_gpu_as_people_number_it() -> None:
-    presence = GpuPresence()
-    presence.add(event(gpus=[0, 1]))
     told = [incident("gpu_lost", second=5, gpu=1), incident("xid", second=4, gpu=1, xid=79)]
-    lines = incident_lines(told, presence)
+    lines = incident_lines(told)
     assert [(line.kind, line.xid, line.gpu_index) for line in lines] == [
         ("xid", 79, 1),
         ("gpu_lost", None, 1),
@@ -88,6 +86,7 @@ SUMMARY = Summary(
     pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", gpu_seconds=2.0)}, None, {}),
     without_pod_gpu_seconds=1.5,
     incidents=[],
+    alerts=[],
     conservation_error_max_ratio=0.0,
     store=StoreLine(path="/store", rows=9),
     dead_letters=0,
@@ -158,22 +157,35 @@ def test_the_exit_code_is_1_only_where_a_sink_has_not_handed_over_what_it_should
     assert [line for line in shown if "http://" in line] == ([said] if said else [])
 
 
-def test_the_alerts_stand_in_the_summary_or_the_incidents_where_a_real_receiver_has_them() -> None:
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_alerts_stand_in_the_summary_and_no_word_of_theirs_is_broken(width: int) -> None:
     alert = AlertLine(
         name="GpuIncident",
         severity="critical",
-        node="n",
+        node="gpu-node-2",
         gpu_uuid="u",
-        text="GPU 1 on n: XID 79",
+        text="GPU 3 on node gpu-node-2 (pod vision/transcode-6b8f4-9wkzp): XID 79, it fell off",
         started="2026-01-01T00:00:00Z",
     )
-    told = incident_lines([incident("gpu_lost", second=5)], GpuPresence())
-    for summary, expected in (
-        (replace(SUMMARY, alerts=[alert], incidents=told), "! GpuIncident critical  GPU 1 on n: "),
-        (replace(SUMMARY, alerts=None, incidents=told), "! critical  GPU on node-a: It happened"),
-    ):
-        shown = [line.text for line in draw_summary(summary, width=80) if line.text[:1] == "!"]
-        assert [line[: len(expected)] for line in shown] == [expected]
+    shown = draw_summary(replace(SUMMARY, alerts=[alert]), width=width)
+    lines = [line.text for line in shown if line.style == "red"]
+    assert " ".join(" ".join(lines).split()) == f"! GpuIncident critical {alert.text}"
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_column_that_does_not_say_it_itself_is_explained_below_the_table(width: int) -> None:
+    """And none that is not there."""
+    for truth, expected in ((None, "unused: "), ({"a": 1.0}, "true: ")):
+        pods = pod_lines(totals(a=1.0), truth, {})
+        error = None if truth is None else 0.0
+        summary = replace(SUMMARY, pods=pods, truth_error_ratio=error)
+        shown = draw_summary(summary, width=width)
+        said = " ".join(line.text for line in shown if line.style == "dim")
+        title, *_ = (line.text for line in shown)
+        assert expected in said
+        for name in SUMMARY_COLUMNS:
+            assert (f"{name}: " in said) == (name in title)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -195,8 +207,8 @@ def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width
     summary = replace(SUMMARY, bus_away="one:9092", ticks=None)
     shown = [line.text for line in draw_summary(summary, width=width)]
     assert exit_code(summary) == 1
-    assert any(line.startswith("Kafka at one:9092 was away at the end: ") for line in shown)
-    assert "An unknown number of ticks, 4 events, 9 entries." in shown
+    assert any(line.startswith("Kafka at one:9092 was away at the end:") for line in shown)
+    assert "An unknown number of ticks, 4 events, 9 entries." in " ".join(" ".join(shown).split())
     assert any("n/p" in line for line in shown)
 
 

@@ -252,6 +252,7 @@ def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> Attr
         "node": NODE,
         "boot_id": "boot-1",
         "gpu_uuid": GPU,
+        "gpu_index": 3,
         "time_ns": time_ns,
         "kind": "xid",
         "source": "nvml",
@@ -280,23 +281,27 @@ def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
         "severity": "critical",
         "node": NODE,
         "gpu_uuid": GPU,
+        "gpu_index": "3",
         "kind": "xid",
         "xid": "79",
         "namespace": "research",
         "pod": "train-0",
     }
     assert sent["annotations"] == {
-        "summary": "XID 79 on node-a",
+        "summary": (
+            "GPU 3 on node node-a (pods uid-train, research/train-0, research/other): "
+            "XID 79, GPU has fallen off the bus"
+        ),
         "description": "GPU has fallen off the bus",
         "pods": "uid-train, research/train-0, research/other",
     }
 
 
 def test_labels_without_a_value_are_left_out() -> None:
-    (sent,) = held(incident(kind="gpu_lost", xid=None))
+    (sent,) = held(incident(kind="gpu_lost", xid=None, gpu_index=None, message="It is lost"))
 
     assert sent["labels"].keys() == {"alertname", "severity", "node", "gpu_uuid", "kind"}
-    assert sent["annotations"]["summary"] == "gpu_lost on node-a"
+    assert sent["annotations"]["summary"] == f"{GPU} on node node-a: gpu_lost, It is lost"
 
 
 @pytest.mark.parametrize(("now", "ends"), [(0, 300), (200, 500)])

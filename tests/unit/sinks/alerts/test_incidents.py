@@ -13,6 +13,7 @@ def taken(*pods: PodDescription, **changes: Any) -> AttributedIncident:  # noqa:
         "node": "node-a",
         "boot_id": "boot-1",
         "gpu_uuid": "GPU-1",
+        "gpu_index": 3,
         "time_ns": 5,
         "kind": "xid",
         "source": "nvml",
@@ -32,7 +33,7 @@ def test_an_alert_can_be_routed_by_class_and_severity_and_says_what_to_do() -> N
 
     assert (labels["category"], labels["severity"]) == ("node", "critical")
     assert words == {
-        "summary": "XID 79 on node-a",
+        "summary": "GPU 3 on node node-a: XID 79, GPU has fallen off the bus",
         "description": "GPU has fallen off the bus",
         "mnemonic": "GPU_HAS_FALLEN_OFF_THE_BUS",
         "action": "RESTART_BM",
@@ -47,6 +48,7 @@ def test_an_alert_can_be_routed_by_class_and_severity_and_says_what_to_do() -> N
         {"gpu_instance": 1},
         {"kind": "gpu_lost", "xid": None},
         {"gpu_uuid": "GPU-2"},
+        {"gpu_index": 2},
         {"node": "node-b"},
     ],
 )
@@ -78,8 +80,49 @@ def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
     assert annotations_of(alerted)["pods"] == "uid-9, research/notebook-0, research/train-0"
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "GPU 3 on node node-a: "),
+        ({"gpu_instance": 9}, "GPU 3 instance 9 on node node-a: "),
+        ({"gpu_index": None}, "GPU-1 on node node-a: "),
+        ({"gpu_index": None, "gpu_uuid": "PCI:0000:3B:00"}, "GPU PCI:0000:3B:00 on node node-a: "),
+    ],
+)
+def test_a_person_on_call_is_told_the_gpu_as_people_number_it_and_no_number_is_invented(
+    changes: dict[str, Any], said: str
+) -> None:
+    told = taken(**changes)
+    assert annotations_of(told)["summary"] == f"{said}XID 79, GPU has fallen off the bus"
+    index = "" if told.incident.gpu_index is None else "3"
+    assert labels_of(told)["gpu_index"] == index
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "(pod n/p-0)"),
+        (2, "(pods n/p-0, n/p-1)"),
+        (3, "(pods n/p-0, n/p-1, n/p-2)"),
+        (40, "(pods n/p-0, n/p-1, n/p-2 and 37 more)"),
+    ],
+)
+def test_the_summary_names_the_pods_and_stays_a_line_where_there_are_many(
+    count: int, said: str
+) -> None:
+    pods = [
+        PodDescription(container_ids=[], state=PodState.KNOWN, namespace="n", name=f"p-{number}")
+        for number in range(count)
+    ]
+    words = annotations_of(taken(*pods))
+    assert words["summary"] == f"GPU 3 on node node-a {said}: XID 79, GPU has fallen off the bus"
+    assert words["pods"].count(",") == count - 1
+
+
 def test_what_an_incident_does_not_say_is_neither_label_nor_word() -> None:
-    bare = taken(kind="gpu_lost", xid=None, mnemonic=None, category=None, action=None)
+    bare = taken(
+        kind="gpu_lost", xid=None, mnemonic=None, category=None, action=None, gpu_index=None
+    )
 
     assert {name for name, value in labels_of(bare).items() if value} == {
         "alertname",
