@@ -120,12 +120,16 @@ def _take_flags(argv: Sequence[str], swap: Swap) -> Iterator[tuple[Flag, str, st
 
     Written as Go's programs take them: one dash or two, the value behind `=` or as the next word.
     A switch has no next word: one that stands there ends the flags, so later ones have no effect.
+    Nor has any word behind `--`.
     """
     words = deque(argv)
     is_over = False
     while words:
         word = words.popleft()
         written, equals, value = word.partition("=")
+        if word == "--" and swap.is_asked_for:
+            swap.without_effect += words
+            return
         flag = _BY_NAME.get(written.lstrip("-")) if word.startswith("-") else None
         if flag is None:
             swap.argv.append(word)

@@ -57,7 +57,7 @@ PROCESS_SAMPLES_DROPPED: Final = Counter(
 count_from_zero(PROCESS_SAMPLES_DROPPED, reason=("pid_zero", "not_listed", "implausible"))
 PROCESSES_UNREADABLE: Final = Counter(
     "gpuledger_agent_processes_unreadable",
-    "Processes on a GPU that /proc did not show, counted each tick: gone already, or of another"
+    "Processes that the driver listed in a tick and /proc did not show: gone already, or of another"
     " pid namespace.",
 )
 ACCOUNTS_LATE: Final = Counter(

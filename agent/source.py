@@ -3,7 +3,6 @@
 The only place in which the agent knows the simulator; it is imported where it is asked for.
 """
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
+from gpuledger.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulatedNode
@@ -31,8 +31,11 @@ _RECORDED: Final = "recorded:"
 
 
 async def open_source(settings: AgentSettings) -> Machine:
-    """Find the source while the event loop goes on; raises UserError where there is none."""
-    return await asyncio.to_thread(find_source, settings)
+    """Find the source while the event loop goes on; raises UserError where there is none.
+
+    A driver or a disk that does not answer keeps no signal waiting.
+    """
+    return await in_daemon_thread(partial(find_source, settings))
 
 
 def find_source(settings: AgentSettings) -> Machine:

@@ -12,9 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from gpuledger.addresses import shown_servers
 from gpuledger.bus.administration import Line, check_topics, create_topics
-from gpuledger.errors import SettingsError
 from gpuledger.settings import KafkaSettings, Option, load_settings
 
 WIDTH_IN_FILES: Final = 160
@@ -76,12 +74,6 @@ def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> Kaf
     loaded = load_settings(
         TopicsSettings, prog="gpuledger topics", description="", options=[option], argv=argv
     )
-    servers = loaded.kafka.bootstrap_servers
-    if "@" in servers:
-        raise SettingsError(
-            f"kafka.bootstrap_servers: {shown_servers(servers)}: brokers are named host:port; user"
-            " and password are kafka.sasl_username and kafka.sasl_password"
-        )
     return loaded.kafka
 
 

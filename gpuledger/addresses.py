@@ -4,6 +4,7 @@ Here lives what is known to be an address. Masking whatever looks like one withi
 `gpuledger.settings.secret`'s.
 """
 
+import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,21 +27,18 @@ def shown_url(url: str) -> str:
             return f"{scheme}{_SCHEME}{MASK}"
     except ValueError:  # no port, or no host, that anything could be sent to
         return f"{scheme}{_SCHEME}{MASK}"
-    return f"{scheme}{_SCHEME}{_host(parts)}{parts.path}"
-
-
-def shown_servers(servers: str) -> str:
-    """Return brokers, `host:port[,…]`, with what stands before an `@` masked."""
-    _, has_user, hosts = servers.rpartition("@")
-    return f"{MASK}@{hosts}" if has_user else servers
+    return f"{scheme}{_SCHEME}{_host(parts)}{parts.path.partition(';')[0]}"
 
 
 def _shown_bare(text: str) -> str:
     """Return a path as it is, and what lacks its scheme without what would be the user."""
-    if text.startswith("/"):
+    if text.startswith("/") and not text.startswith("//"):
         return text
-    address, _, query = text.partition("?")
-    return MASK if "@" in query else shown_servers(address)
+    address, query = (*re.split(r"[?;#]", text, maxsplit=1), "")[:2]
+    if "@" in query:
+        return MASK
+    _, has_user, host = address.rpartition("@")
+    return f"{MASK}@{host}" if has_user else address
 
 
 def _host(parts: SplitResult) -> str:
@@ -48,10 +46,13 @@ def _host(parts: SplitResult) -> str:
 
 
 def _may_hide_a_password(parts: SplitResult) -> bool:
-    """Return whether `/`, `?` or `#` in a password have cut it off from its host.
+    """Return whether `/`, `?` or `#` have cut user and password off from the host.
 
-    Raises ValueError where the port is none.
+    They may stand in the password, or a slash too many before the user. Raises ValueError where the
+    port is none.
     """
+    if not parts.netloc:
+        return "@" in parts.path
     has_port = parts.port is not None
     behind = f"{parts.path}?{parts.query}" if has_port or not parts.path else ""
     return "@" in behind or "@" in parts.fragment

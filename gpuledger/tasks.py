@@ -1,4 +1,4 @@
-"""How tasks are ended: the one place that cancels and waits."""
+"""How tasks are ended where what they failed with is not wanted: cancelled and waited for."""
 
 import asyncio
 from typing import Any

@@ -22,16 +22,15 @@ from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
-from gpuledger.tasks import end_tasks
 from gpuledger.topics import DEAD_LETTERS
+from sinks.desk import EpochDesk
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
 from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Partitions, Sink
+from sinks.working import work_beside
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
-_GRACE_SECONDS: Final = 1.5
-"""How long a sink may go on with what it does when the loop is cancelled."""
 _MOST_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
@@ -117,7 +116,7 @@ class _Session:
         self._polling, self._committing = _Streak(), _Streak()
         self.has_polled = False
         self._is_member = False
-        self._spare: dict[TopicPartition, list[Record]] = {}
+        self._hands_out_nothing = False
 
     async def run(self, bus: Bus) -> None:
         async with AsyncExitStack() as stack:
@@ -130,21 +129,18 @@ class _Session:
             )
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
             while True:
-                await self._take(await self._poll())
+                await self._take(await self._poll(self._how.poll_records))
                 await self._settle()
 
-    def acknowledge(
-        self,
-        partition: TopicPartition,
-        next_offset: int,
-        *,
-        time_ns: int | None = None,
-        is_committed: bool = False,
-    ) -> None:
-        time_ms = None if time_ns is None else time_ns // 1_000_000
-        self._lag.done(partition, next_offset, time_ms=time_ms)
-        if not is_committed:
-            self._progress.done(partition, next_offset)
+    def _desk(self) -> EpochDesk:
+        """Return the desk for what is polled, or given up, in the epochs of now."""
+        return EpochDesk(
+            consumer=self.consumer,
+            office=self.office,
+            progress=self._progress,
+            lag=self._lag,
+            epochs=self._progress.epochs,
+        )
 
     def _subscription(self) -> Subscription:
         return Subscription(
@@ -168,13 +164,16 @@ class _Session:
             group=self._how.group,
             partitions=_by_topic(partitions),
         )
-        await self._sink.assign(partitions, self)
+        if self._hands_out_nothing:
+            self.consumer.pause(partitions)
+        self._progress.begin(partitions)
+        await self._sink.assign(partitions, self._desk())
 
     async def _on_revoked(self, partitions: Partitions) -> None:
         """Commit what the receiver has; what it does not have is the next owner's to send."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                await self._sink.release(partitions, self)
+                await self._sink.release(partitions, self._desk())
                 await self._settle_once()
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
@@ -182,19 +181,10 @@ class _Session:
             self._forget(partitions)
 
     def _forget(self, partitions: Partitions) -> None:
-        kept = self.consumer.assignment() - partitions
-        self._progress.keep(kept)
-        self._lag.keep(kept)
-        for partition in partitions:
-            self._spare.pop(partition, None)
+        self._progress.end(partitions)
+        self._lag.keep(self._progress.epochs)
 
-    async def _poll(self) -> Polled:
-        if self._spare:
-            spare, self._spare = self._spare, {}
-            return spare
-        return await self._poll_once(self._how.poll_records)
-
-    async def _poll_once(self, max_records: int) -> Polled:
+    async def _poll(self, max_records: int) -> Polled:
         """Poll; wait and return nothing where that fails."""
         try:
             polled = await self.consumer.poll(
@@ -244,31 +234,40 @@ class _Session:
             if records
         ]
 
-    async def _work(self, polled: Polled) -> None:
-        moved = await self._sink.prepare(self)
-        kept = {at: records for at, records in polled.items() if at not in moved}
+    async def _work(self, polled: Polled, desk: EpochDesk) -> None:
+        voided = await self._sink.prepare(desk)
+        # A partition may also have been given up meanwhile, or given up and come back.
+        kept = {
+            at: records
+            for at, records in polled.items()
+            if at not in voided and desk.is_current(at)
+        }
         self._lag.polled(kept)
-        await self._sink.take(self._decode(kept), self)
+        await self._sink.take(self._decode(kept), desk)
 
     async def _take(self, polled: Polled) -> None:
         """Let the sink work; where that takes long, keep the membership of the group alive."""
-        task = asyncio.create_task(self._work(polled))
         try:
-            await asyncio.wait({task}, timeout=self._how.poll_seconds)
-            while not task.done():
-                await self._poll_paused()
-                await self._settle()
-            await task
+            await work_beside(
+                self._work(polled, self._desk()),
+                meanwhile=self._stay_member,
+                after_seconds=self._how.poll_seconds,
+            )
         finally:
-            await _end(task)
             self.consumer.resume(self.consumer.assignment())
 
+    async def _stay_member(self) -> None:
+        await self._poll_paused()
+        await self._settle()
+
     async def _poll_paused(self) -> None:
-        """Poll with everything paused; a partition that comes in meanwhile may bring one record."""
-        self.consumer.pause(self.consumer.assignment())
-        polled = await self._poll_once(1)
-        for partition, records in polled.items():
-            self._spare.setdefault(partition, []).extend(records)
+        """Poll for the group's sake alone: nothing is handed out, nor of what comes in by this."""
+        self._hands_out_nothing = True
+        try:
+            self.consumer.pause(self.consumer.assignment())
+            await self._poll(1)
+        finally:
+            self._hands_out_nothing = False
 
     async def _settle(self) -> None:
         """Publish the dead letters and commit what is done; nothing more is taken before that."""
@@ -287,7 +286,6 @@ class _Session:
 
     async def _settle_once(self) -> None:
         async with self._settling:
-            self._progress.keep(self.consumer.assignment())
             offsets = self._progress.uncommitted()
             await self.office.flush()
             if offsets:
@@ -300,9 +298,3 @@ def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
     return {
         topic: sorted(number for name, number in partitions if name == topic) for topic in topics
     }
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Give the task a moment, so that what is on its way is answered, then cancel it."""
-    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
-    await end_tasks(task)

@@ -45,9 +45,10 @@ class Desk(Protocol):
         time_ns: int | None = None,
         is_committed: bool = False,
     ) -> None:
-        """Say that all before `next_offset` is done; `time_ns` is the newest event's time.
+        """Record that all before `next_offset` is done; `time_ns` is the newest event's time.
 
-        With `is_committed` the sink has committed the offset itself.
+        Counts only where the partition has been held ever since the call for which the sink was
+        given this desk. With `is_committed` the sink has committed the offset itself.
         """
 
 
@@ -60,9 +61,9 @@ class Sink(Protocol):
         """Take note of partitions newly held; must neither block nor raise."""
 
     async def prepare(self, desk: Desk) -> Partitions:
-        """Do what must come before the next `take`; give the partitions that were set elsewhere.
+        """Do what must come before the next `take`; return the partitions whose poll is voided.
 
-        What was polled of those is let go: it will be polled again, in its new place.
+        Those were set to another offset: what was polled of them is let go and polled again.
         """
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:

@@ -189,6 +189,8 @@ class RepublishingSink:
                 offsets={partition: batch.next_offset},
             )
         except (FencedError, BusError) as error:
+            if partition.partition not in self._writers:
+                return None  # given up meanwhile, which is what ended it
             self._unopened.add(partition)
             # One that was shut out has nothing to deliver: another one has it.
             if isinstance(error, FencedError):

@@ -12,7 +12,7 @@ class Sighting:
     kind: str
     """The incident's kind."""
     gpu_uuid: str
-    """The GPU, or `PCI:<bus>` where its UUID is not known."""
+    """The GPU, or `PCI:<bus>` or `INDEX:<index>` where its UUID is not known."""
     time_ns: int
     """When it happened, nanoseconds since the epoch."""
     source: str

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.metrics import GPU_DEADLINES_MISSED
 from agent.nvml.answers import GpuAnswers, LastSeen
+from agent.nvml.breaker_log import BreakerLog
 from agent.nvml.calls import GpuLostError, NvmlLostError
 from agent.nvml.gpu import Gpu
 from agent.nvml.gpu_thread import Abandoned, GpuThread, HealthTimes, slow_backoff
@@ -23,6 +24,7 @@ class Crew:
         self._deadline_seconds = deadline_seconds
         self._health_ns = round(health_seconds * 1e9)
         self._abandoned = Abandoned()
+        self._breaker_log = BreakerLog()
         self._threads: list[GpuThread] = []
         self._round: Round | None = None
         self.library_lost: str | None = None
@@ -107,7 +109,7 @@ class Crew:
             self.library_lost = str(error)
             return None
         if answer:
-            self._losses.answered(uuid)
+            self._losses.answered(uuid, index=answer.index)
             if answer.facts and answer.facts != self.facts.get(uuid):
                 self.facts[uuid] = answer.facts
                 self.facts_changes += 1
@@ -122,6 +124,7 @@ class Crew:
         return GpuThread(
             gpu,
             abandoned=self._abandoned,
+            breaker_log=self._breaker_log,
             backoff=slow_backoff,
             health=HealthTimes(origin_ns=health_ns, period_ns=self._health_ns),
             now_ns=now_ns,

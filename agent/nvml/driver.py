@@ -146,7 +146,7 @@ class Driver:
             self._opening = self._keeper.open()
         await wait_for(self._opening, self._deadline_seconds)
         if not self._opening.done():
-            self._check.failed("nvmlInit does not return")
+            self._fail("nvmlInit does not return")
             return False
         opening, self._opening = self._opening, None
         self._start_retry.tried(self._clock.monotonic_ns())
@@ -166,6 +166,7 @@ class Driver:
         for uuid in self._losses.known:
             if uuid not in there:
                 self._losses.lose(uuid, "not there when the library was started again")
+        self._losses.started({gpu.index: gpu.uuid for gpu in found}, self._nvml.unfound)
         if was_lost:
             self._losses.tell_all("driver_reloaded", f"before: {reason}")
 
@@ -181,11 +182,11 @@ class Driver:
         if self._is_unbound and isinstance(error, DriverNotLoadedError):
             # As it should be while a driver is exchanged, so no reason to give up.
             self._worked_seconds = time.monotonic()
-            self._check.failed(f"the driver was unbound: {error}")
+            self._fail(f"the driver was unbound: {error}")
             return
         self._was_lost = bool(self._losses.known)
         self._closed = str(error)
-        self._check.failed(self._closed)
+        self._fail(self._closed)
 
     def _heed(self) -> None:
         """Do what the driver wishes for, or as soon as the library is open again."""
@@ -200,7 +201,7 @@ class Driver:
         self._losses.tell_all("driver_unbound", "the agent has closed the library")
         self._is_unbound = True
         self._lose_library("the driver was unbound")
-        self._check.failed("the driver was unbound")
+        self._fail("the driver was unbound")
         self._keeper.close()
         self._start_retry.wait(self._clock.monotonic_ns(), _UNBINDING_SECONDS)
 
@@ -253,8 +254,7 @@ class Driver:
         DRIVER_UP.set(bool(answered))
         trouble = f"no answer in time from {', '.join(sorted(silent))}" if silent else missing
         if self._closed is not None or (trouble and not answered):
-            self._check.failed(self._closed or trouble)
-            self._gpus_check.waits("no GPU answers, see nvml")
+            self._fail(self._closed or trouble)
             return
         count = f"{len(answered)} GPUs"
         self._check.ok(count)
@@ -262,3 +262,8 @@ class Driver:
             self._gpus_check.failed(trouble)
         else:
             self._gpus_check.ok(", without ".join([count, *self._crew.open_groups]))
+
+    def _fail(self, reason: str) -> None:
+        """Record that no GPU answers, so that the check of each one fails as well."""
+        self._check.failed(reason)
+        self._gpus_check.failed("no GPU answers, see nvml")

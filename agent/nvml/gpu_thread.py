@@ -4,7 +4,6 @@ A thread that hangs is abandoned and another one takes its place, within a bound
 tick is decided elsewhere.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +13,7 @@ import structlog
 from agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED, THREADS_ABANDONED
 from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
 from agent.nvml.breaker import Breaker, Turn
+from agent.nvml.breaker_log import BreakerLog
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
 from agent.nvml.round import Question, Round
@@ -93,6 +93,7 @@ class GpuThread:
         gpu: Gpu,
         *,
         abandoned: Abandoned,
+        breaker_log: BreakerLog,
         backoff: Callable[[], Backoff],
         health: HealthTimes,
         now_ns: int,
@@ -108,7 +109,7 @@ class GpuThread:
         self._open = {
             group: BREAKER_OPEN.labels(gpu_uuid=gpu.uuid, group=group.value) for group in CallGroup
         }
-        self._opened_seconds: dict[CallGroup, float] = {}
+        self._breaker_log = breaker_log
         for group, breaker in self._breakers.items():
             if abandoned.hangs_in(gpu.uuid, group):
                 breaker.trip(now_ns)
@@ -195,16 +196,14 @@ class GpuThread:
         if group in question.errors:
             self._fail(group, "error", now_ns)
         elif group in question.answers:
-            self._breakers[group].succeeded()
-            self._show(group)
+            self._succeed(group)
         elif group is CallGroup.BOOKS or (question.at is group and ended.is_late(question)):
             self._fail(group, "deadline", now_ns)
 
     def _judge_probes(self, question: Question, asked: Round, now_ns: int) -> None:
         for group in question.probing:
             if asked.is_in_time(question, group):
-                self._breakers[group].succeeded()
-                self._show(group)
+                self._succeed(group)
             elif group in question.took_seconds or question.at is group:
                 self._fail(group, "probe", now_ns)
         question.probing = ()
@@ -235,17 +234,14 @@ class GpuThread:
         self._breakers[group].failed(now_ns)
         self._show(group, reason)
 
+    def _succeed(self, group: CallGroup) -> None:
+        self._breakers[group].succeeded()
+        self._show(group)
+        # Here alone: the breakers of a new start are closed before anything has answered.
+        self._breaker_log.closed(self.gpu.uuid, group)
+
     def _show(self, group: CallGroup, reason: str | None = None) -> None:
         is_open = self._breakers[group].is_open
         self._open[group].set(is_open)
-        if is_open and group not in self._opened_seconds:
-            self._opened_seconds[group] = time.monotonic()
-            _log.warning("breaker_opened", gpu=self.gpu.uuid, call_group=group.value, reason=reason)
-        elif not is_open and group in self._opened_seconds:
-            open_seconds = round(time.monotonic() - self._opened_seconds.pop(group), 3)
-            _log.warning(
-                "breaker_closed",
-                gpu=self.gpu.uuid,
-                call_group=group.value,
-                open_seconds=open_seconds,
-            )
+        if is_open:
+            self._breaker_log.opened(self.gpu.uuid, group, reason=reason)

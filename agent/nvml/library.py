@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from agent.incidents.xid_line import read_bus, write_bus
 from agent.nvml.calls import call_nvml
 from agent.nvml.gpu import Gpu
 from agent.nvml.inventory import ask_versions
@@ -45,8 +46,10 @@ class Nvml:
         self._gpus: list[Gpu] = []
         self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
-        self.missing = 0
-        """GPUs that the driver counts and that did not answer at the start."""
+        self._slots: dict[int, str] = {}
+        self.unfound: Mapping[int, str] = {}
+        """GPUs that the driver counts and that did not answer at the start, by index: what names
+        them, `PCI:0000:1b:00` where the driver tells the slot, else `INDEX:1`."""
 
     def open(self) -> list[Gpu]:
         """Start the library and give the GPUs that answer; raises NvmlLostError."""
@@ -55,8 +58,14 @@ class Nvml:
         count = call_nvml(self.library, "nvmlDeviceGetCount")
         found = self._find_all(count)
         self._gpus = [self._make(place, found) for place in found]
-        self.missing = count - len(self._gpus)
+        indices = set(range(count)) - {one.number for one in found}
+        self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
         return self._gpus
+
+    @property
+    def missing(self) -> int:
+        """How many GPUs the driver counts that did not answer at the start."""
+        return len(self.unfound)
 
     def versions(self) -> Mapping[str, str | None]:
         """Give the versions by the fields of `Inventory`; raises NvmlLostError."""
@@ -92,10 +101,21 @@ class Nvml:
         """Give the GPU at an index; one that is lost must not cost the others."""
         try:
             handle = call_nvml(self.library, "nvmlDeviceGetHandleByIndex", index)
-            uuid = call_nvml(self.library, "nvmlDeviceGetUUID", handle)
         except UnavailableError:
             return None
+        try:
+            uuid = call_nvml(self.library, "nvmlDeviceGetUUID", handle)
+        except UnavailableError:
+            self._note_slot(index, handle)
+            return None
         return _Found(number=index, uuid=uuid, handle=handle)
+
+    def _note_slot(self, index: int, handle: Any) -> None:  # noqa: ANN401  # the library's own
+        """Record where a GPU is plugged in that does not tell who it is."""
+        with contextlib.suppress(UnavailableError):
+            slot = call_nvml(self.library, "nvmlDeviceGetPciInfo_v3", handle).busId
+            if bus := read_bus(slot):
+                self._slots[index] = write_bus(bus)
 
     def _make(self, one: _Found, all_found: Sequence[_Found]) -> Gpu:
         return Gpu(

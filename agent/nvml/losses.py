@@ -18,6 +18,8 @@ class Losses:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._known: dict[str, None] = {}
+        self._indices: dict[int, str] = {}
+        self._unnamed: dict[int, str] = {}
         self._lost: dict[str, str] = {}
 
     @property
@@ -38,11 +40,25 @@ class Losses:
         GPUS_LOST.set(len(self._lost))
         self._tell("gpu_lost", uuid, reason)
 
-    def answered(self, uuid: str) -> None:
-        """Take down that a GPU answered; told where it was lost."""
+    def started(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
+        """Record a start: by index, the UUIDs that it found and what names the others.
+
+        Those that an earlier start found are lost by their UUID, and not by another name.
+        """
+        self._indices |= found
+        for index, name in unfound.items():
+            if index not in self._indices and index not in self._unnamed:
+                self._unnamed[index] = name
+                self.lose(name, "it does not answer at the start of the library")
+
+    def answered(self, uuid: str, *, index: int) -> None:
+        """Record that a GPU answered; told where it was lost, be it by another name."""
         self._known[uuid] = None
-        if uuid not in self._lost:
-            return
+        for name in (uuid, self._unnamed.pop(index, None)):
+            if name in self._lost:
+                self._recover(name)
+
+    def _recover(self, uuid: str) -> None:
         reason = self._lost.pop(uuid)
         GPUS_LOST.set(len(self._lost))
         self._tell("gpu_recovered", uuid, f"it answers again; it was lost: {reason}")

@@ -75,13 +75,17 @@ class ProcessTable:
     ) -> Roll:
         """Call the roll: `listed` holds the pids on each GPU that answered.
 
-        On a GPU that did not answer, processes are where they were. `listed_boottime_ns` is when
+        On a GPU that did not answer, processes are where they were: nobody can tell whether one
+        that `/proc` no longer shows still holds it, and it ends with the first answer that does not
+        list it. It usually died with its GPU, so only what was listed now is counted as unreadable.
+        `listed_boottime_ns` is when
         the lists were read: a process that started later took the pid of one that was listed.
         Of the ended ones, the next roll still knows those whose pids are `lingering`.
         """
         before = self._known
+        listed_pids = {pid for pids in listed.values() for pid in pids}
         self._known = {
-            pid: self._know(pid, gpus, listed_boottime_ns)
+            pid: self._know(pid, gpus, listed_boottime_ns, is_listed=pid in listed_pids)
             for pid, gpus in _gpus_by_pid(listed, before).items()
         }
         records = [
@@ -101,13 +105,16 @@ class ProcessTable:
             if not known.gpus.isdisjoint(gpus)
         ]
 
-    def _know(self, pid: int, gpus: frozenset[str], listed_boottime_ns: int) -> KnownProcess:
+    def _know(
+        self, pid: int, gpus: frozenset[str], listed_boottime_ns: int, *, is_listed: bool
+    ) -> KnownProcess:
         cached = self._known.get(pid)
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
         is_confirmed = started_ns is not None and started_ns <= listed_boottime_ns
         if not is_confirmed:
-            PROCESSES_UNREADABLE.inc()
+            if is_listed:
+                PROCESSES_UNREADABLE.inc()
             facts = cached.facts if cached else UNREADABLE
         return KnownProcess(
             pid=pid,

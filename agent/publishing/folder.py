@@ -50,9 +50,21 @@ class SpoolFolder:
             os.close(self._lock)
             self._lock = None
 
+    def is_there(self) -> bool:
+        """Return whether the folder that is locked is still the one at the path."""
+        if self._lock is None:
+            return False
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._lock))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # it cannot be looked at now, which is no reason to count it as lost
+            return True
+
     def files(self) -> list[Path]:
-        """Give the spool's files in their order."""
-        return sorted(one for one in self.path.glob(f"*{_SUFFIX}") if one.stem.isdecimal())
+        """Return the spool's files in their order; a folder that cannot be read is not empty."""
+        paths = [Path(entry.path) for entry in os.scandir(self.path)]
+        return sorted(path for path in paths if path.suffix == _SUFFIX and path.stem.isdecimal())
 
     def file(self, number: int) -> Path:
         """Give the path of the file of a number; a later number is a later file."""

@@ -17,6 +17,7 @@ from gpuledger.errors import GpuledgerError
 _HEAD: Final = struct.Struct("<IIIqq")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
+_MAX_PARCELS: Final = 10_000  # many times what is ever written as one
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
 _DECODER: Final = msgspec.msgpack.Decoder(list[Parcel])
 
@@ -50,9 +51,10 @@ def pack_frame(parcels: Sequence[Parcel], *, spooled_ms: int) -> bytes:
 
 
 def read_head(data: bytes) -> Head | None:
-    """Read a head; `None` where there are too few bytes for one, or nothing but zeros."""
+    """Return a head; `None` where there are too few bytes for one, or it says what cannot be."""
     head = head_of(data) if len(data) >= HEAD_BYTES else None
-    return head if head and head.body_bytes and head.parcels else None
+    can_be = head and head.body_bytes and 0 < head.parcels <= _MAX_PARCELS and head.spooled_ms >= 0
+    return head if can_be else None
 
 
 def head_of(frame: bytes) -> Head:
@@ -60,13 +62,22 @@ def head_of(frame: bytes) -> Head:
     return Head._make(_HEAD.unpack_from(frame))
 
 
+def is_whole(data: bytes) -> bool:
+    """Return whether these bytes are a frame as it was written, nothing less and nothing more."""
+    head = read_head(data)
+    return (
+        head is not None
+        and len(data) == HEAD_BYTES + head.body_bytes
+        and zlib.crc32(data[_CHECKED_FROM:]) == head.checksum
+    )
+
+
 def unpack_frame(data: bytes) -> list[Parcel]:
     """Give the parcels of a whole frame; raises `DamagedError` where it is not one."""
     import cramjam  # noqa: PLC0415  # as in pack_frame
 
-    head = read_head(data)
-    if head is None or zlib.crc32(data[_CHECKED_FROM:]) != head.checksum:
-        raise DamagedError("its checksum does not fit")
+    if not is_whole(data):
+        raise DamagedError("its checksum or its length does not fit")
     try:
         return _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
     # Text that is not UTF-8 is a ValueError, and a body that asks for too much a MemoryError.

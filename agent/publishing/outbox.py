@@ -3,16 +3,19 @@
 Here lives the order. What is taken is in hand until it is sent; what memory has kept waiting for
 too long, or too much of, goes to the disk; the disk is emptied before memory is asked again. While
 the broker keeps up, the disk is not touched. The disk's troubles end here: they are counted, and
-the line goes on in memory.
+the line goes on in memory. While older ticks wait on a disk that cannot be read nothing newer is
+sent: the join takes what comes behind newer ticks for booked before.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
+from agent.publishing.attempts import Attempts
 from agent.publishing.disk import DiskThread
 from agent.publishing.parcels import Parcel
 from agent.publishing.queue import TickQueue, Waiting
@@ -21,6 +24,9 @@ from gpuledger.service import Backoff, Check
 
 T = TypeVar("T")
 _FRAME_TICKS: Final = 60
+_READ_WITHIN_SECONDS: Final = 10.0  # as newer ticks wait meanwhile
+_WRITE_WITHIN_SECONDS: Final = 60.0
+_SHORTEST_SECONDS: Final = 0.1
 
 
 class Outbox:
@@ -37,7 +43,7 @@ class Outbox:
         check: Check,
         after_seconds: float,
         disk: DiskThread | None = None,
-        backoff: Backoff | None = None,
+        backoff: Callable[..., Backoff] = Backoff,
         now_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = queue
@@ -45,13 +51,15 @@ class Outbox:
         self._check = check
         self._after_seconds = after_seconds
         self._disk = disk or DiskThread()
-        self._backoff = backoff or Backoff(first_seconds=1.0, most_seconds=60.0)
         self._now_seconds = now_seconds
+        self._reading, self._writing = (
+            Attempts(backoff=backoff(first_seconds=1, most_seconds=most), now_seconds=now_seconds)
+            for most in (_READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
+        )
         self._hand: list[Waiting] = []
         self._mark: Mark | None = None
         self._is_open = False
         self._told = 0
-        self._shut_until_seconds = 0.0
         self._turn = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
@@ -74,12 +82,19 @@ class Outbox:
         """Whether something waits on the disk."""
         return self._is_open and self._spool is not None and not self._spool.is_empty
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was put is sent."""
+        return not (self._hand or self._queue or self._waits_there)
+
     def put(self, parcel: Parcel) -> None:
         """Add the newest parcel."""
         now_seconds = self._now_seconds()
         self._queue.put(Waiting(now_seconds, parcel))
         self._filled.set()
-        if self._queue.is_half_full or self._waits_since(now_seconds - self._after_seconds):
+        waits_long = self._waits_since(now_seconds - self._after_seconds)
+        # A disk that has refused is shown to work by a write alone.
+        if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
     async def take(self, *, at_most: int) -> list[Parcel]:
@@ -88,22 +103,20 @@ class Outbox:
             async with self._turn:
                 if await self._take(at_most):
                     return [waiting.parcel for waiting in self._hand]
-                if not self._queue:
-                    self._filled.clear()
-            await self._filled.wait()
+                self._filled.clear()
+            await self._more_to_take()
 
     async def sent(self) -> None:
         """Forget what was in hand: it is acknowledged."""
         async with self._turn:
             self._hand, mark, self._mark = [], self._mark, None
             if mark and self._spool:
-                await self._ask(partial(self._spool.forget, mark))
-                self._tell()
+                await self._ask(partial(self._spool.forget, mark), self._reading)
         self._emptied.set()
 
     async def drained(self) -> None:
         """Wait until everything is sent."""
-        while self._hand or self._queue or self.is_on_disk:
+        while not self.is_empty:
             self._emptied.clear()
             await self._emptied.wait()
 
@@ -123,7 +136,7 @@ class Outbox:
             if self._mark is None:
                 self._queue.put_back(self._hand)
                 self._hand = []
-            self._shut_until_seconds = 0.0
+            self._writing.hurry()
             await self._spill()
 
     def close(self) -> None:
@@ -139,17 +152,37 @@ class Outbox:
             oldest_seconds = self._hand[0].since_seconds
         return oldest_seconds is not None and oldest_seconds <= seconds
 
+    async def _more_to_take(self) -> None:
+        """Wait for another parcel, or for the time at which the disk is read again."""
+        seconds = (self._reading if self._is_open else self._writing).wait_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                max(seconds, _SHORTEST_SECONDS) if self._waits_there else None
+            ):
+                await self._filled.wait()
+
+    @property
+    def _waits_there(self) -> bool:
+        """Whether older ticks wait on the disk, be it that they cannot be read now."""
+        return self._spool is not None and not self._spool.is_empty
+
     async def _take(self, at_most: int) -> bool:
-        spool = self._spool if self._is_open else await self._opened()
-        if spool is not None and not spool.is_empty:
-            found = await self._ask(partial(spool.read, at_most=at_most))
-            if found:
-                parcels, self._mark = found
-                spool.lend(self._mark)
-                self._hand = [Waiting(self._now_seconds(), parcel) for parcel in parcels]
-                return True
+        await self._opened()
+        if self._waits_there and (await self._take_from_disk(at_most) or self._waits_there):
+            return bool(self._hand)
         self._hand, self._mark = self._queue.take(at_most=at_most), None
         return bool(self._hand)
+
+    async def _take_from_disk(self, at_most: int) -> bool:
+        spool = self._spool
+        if spool is None or not self._is_open or self._reading.wait_seconds:
+            return False
+        found = await self._ask(partial(spool.read, at_most=at_most), self._reading)
+        if found:
+            parcels, self._mark = found
+            spool.lend(self._mark)
+            self._hand = [Waiting(self._now_seconds(), parcel) for parcel in parcels]
+        return bool(found)
 
     async def _spill(self) -> None:
         spool = await self._opened()
@@ -171,55 +204,53 @@ class Outbox:
                     self._queue.put_back(taken)
             if not kept:
                 return
-        self._works()
 
     async def _append(self, spool: Spool, waiting: Sequence[Waiting]) -> Mark | None:
-        return await self._ask(partial(spool.append, [one.parcel for one in waiting]))
+        parcels = [one.parcel for one in waiting]
+        return await self._ask(partial(spool.append, parcels), self._writing)
 
     async def _opened(self) -> Spool | None:
         """Give the spool where there is one that can be used now."""
         spool = self._spool
-        if spool is None or self._now_seconds() < self._shut_until_seconds:
+        if spool is None or self._writing.wait_seconds:
             return None
         if not self._is_open:
-            self._is_open = await self._ask(partial(_open, spool)) or False
-            if not self._is_open:
-                return None
-            self._works()
-        return spool
+            self._is_open = await self._ask(partial(_open, spool), self._writing) or False
+        return spool if self._is_open else None
 
-    async def _ask(self, work: Callable[[], T]) -> T | None:
+    async def _ask(self, work: Callable[[], T], attempts: Attempts) -> T | None:
         """Have the disk do something; `None` where it failed, which is counted."""
+        done = None
         try:
-            return await self._disk.run(work)
+            done = await self._disk.run(work)
+            attempts.worked()
         except TimeoutError as error:
             self._give_up(error)
         except OSError as error:
-            self._fails(error)
-        return None
-
-    def _works(self) -> None:
-        self._backoff.reset()
-        SPOOL_USABLE.set(1)
+            count_failure(error)
+            attempts.failed(error)
         self._tell()
+        return done
 
     def _tell(self) -> None:
         if self._spool is not None:
             self._told = self._spool.parcels
+            if self._spool.is_empty:
+                self._reading.worked()  # there is nothing left that could not be read
+        SPOOL_USABLE.set(not (self._writing.error or self._reading.error))
+        if error := self._writing.error:
+            self._check.failed(f"in memory only: {error}")
+        elif error := self._reading.error:
+            self._check.failed(f"the ticks on the disk cannot be read, newer ones wait: {error}")
+        else:
             self._check.ok(lambda: f"{self._told} ticks on the disk")
-
-    def _fails(self, error: OSError) -> None:
-        count_failure(error)
-        SPOOL_USABLE.set(0)
-        wait_seconds = self._backoff.next_seconds()
-        self._shut_until_seconds = self._now_seconds() + wait_seconds
-        self._check.failed(f"in memory only: {error}")
 
     def _give_up(self, error: OSError) -> None:
         """Go on without a disk that hangs, until the next start: its thread never comes back."""
         # What the spool says now may not be asked: its thread may be at work on it.
         SPOOL_DROPPED.labels(reason="hung").inc(self._told)
-        self._fails(error)
+        count_failure(error)
+        self._writing.failed(error)
         self._spool, self._mark = None, None
 
 

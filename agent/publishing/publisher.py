@@ -107,7 +107,9 @@ class Publisher:
         # All topics that are placed by node have the same number of partitions.
         partitions = await self._bus.partitions(SAMPLES.name)
         partition = partition_of_node(self._node, partitions=partitions)
-        self._check.ok(self._waiting())
+        # Brokers may answer this and take no record; only where none waits is it all there is.
+        if not self._times_ms and self._outbox.is_empty:
+            self._check.ok(self._waiting())
         while True:
             if not self._times_ms:
                 parcels = await self._outbox.take(at_most=_BATCH_TICKS)

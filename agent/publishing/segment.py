@@ -10,14 +10,15 @@ form of the file, without the boot's id, is still read. Errors: any method may r
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from agent.publishing.frames import HEAD_BYTES, DamagedError, Head, head_of, read_head, unpack_frame
+from agent.publishing.frames import head_of, unpack_frame
 from agent.publishing.parcels import Parcel
+from agent.publishing.scanning import Frame, next_whole, scan
 
 _MAGIC: Final = b"gpuledger spool\2"
 _FIRST_MAGIC: Final = b"gpuledger spool\1"
@@ -27,14 +28,6 @@ _FIRST_START: Final = len(_FIRST_MAGIC) + _POSITION.size
 START: Final = _FIRST_START + _BOOT_ID_BYTES
 """Where the first frame of a new file begins."""
 _OURS_ALONE: Final = 0o600
-
-
-class Frame(NamedTuple):
-    """Where a frame stands, and what is in it."""
-
-    start: int
-    end: int
-    head: Head
 
 
 @dataclass
@@ -77,27 +70,21 @@ class Segment:
 
     @classmethod
     def load(cls, path: Path) -> "Segment":
-        """Return a file with its frames; what is no whole frame ends it and is cut off."""
+        """Return a file with its frames; a torn end is cut off."""
         with _opened(path, os.O_RDWR) as file:
             length = os.fstat(file).st_size
             head = os.pread(file, START, 0)
-            boot_id, start = _form_of(head)
-            frames = list(_scan(file, start, length)) if start else []
-            end = frames[-1].end if frames else start or START
+            boot_id, start = _form_of(head) or (None, _first_frame(file, length))
+            frames = scan(file, start, length)
+            end = frames[-1].end if frames else min(start, length)
             if end < length:
                 os.ftruncate(file, end)
-        if not start:
-            return cls(path, boot_id, size_bytes=end, torn_bytes=length)
-        (position,) = _POSITION.unpack_from(head, len(_MAGIC))
-        unsent = [frame for frame in frames if frame.start >= position]
-        # A position that is no border was never written by us: rather twice than not at all.
-        known = {start, *(frame.end for frame in frames)}
         return cls(
             path,
             boot_id,
             size_bytes=end,
-            frames=deque(unsent if position in known else frames),
-            torn_bytes=max(0, length - end),
+            frames=deque(_unsent(frames, head, start)),
+            torn_bytes=length - end,
         )
 
     def append(self, frame: bytes) -> int:
@@ -119,10 +106,7 @@ class Segment:
         """Give what is in a frame; raises `DamagedError` where it is not whole."""
         with _opened(self.path, os.O_RDONLY) as file:
             data = os.pread(file, frame.end - frame.start, frame.start)
-        parcels = unpack_frame(data)
-        if len(data) != frame.end - frame.start:
-            raise DamagedError("it is shorter than it was")
-        return parcels
+        return unpack_frame(data)
 
     def save_position(self) -> None:
         """Write into the head where the first unsent frame begins."""
@@ -148,23 +132,29 @@ def _boot_id(written: bytes) -> str:
     return written.rstrip(b"\0").decode(errors="replace")
 
 
-def _form_of(head: bytes) -> tuple[str | None, int]:
-    """Return the boot's id and where frames begin; 0 where the head is none of ours."""
+def _form_of(head: bytes) -> tuple[str | None, int] | None:
+    """Return the boot's id and where frames begin; `None` where the head is none of ours."""
     if len(head) == START and head.startswith(_MAGIC):
         return _boot_id(head[_FIRST_START:]), START
     if len(head) >= _FIRST_START and head.startswith(_FIRST_MAGIC):
         return None, _FIRST_START
-    return None, 0
+    return None
 
 
-def _scan(file: int, start: int, length: int) -> Iterator[Frame]:
-    """Yield the frames by their heads; their bodies are checked when they are read."""
-    while head := read_head(os.pread(file, HEAD_BYTES, start)):
-        end = start + HEAD_BYTES + head.body_bytes
-        if end > length:
-            return
-        yield Frame(start, end, head)
-        start = end
+def _first_frame(file: int, length: int) -> int:
+    """Return where frames begin in a file whose head is broken; 0 where there is no whole one."""
+    first = next_whole(os.pread(file, length, 0), 0)
+    return first.start if first else 0
+
+
+def _unsent(frames: Sequence[Frame], head: bytes, start: int) -> list[Frame]:
+    """Return the frames from the position in the head on: rather twice than not at all."""
+    position = start
+    if _form_of(head):
+        (position,) = _POSITION.unpack_from(head, len(_MAGIC))
+    # One that is no border was never written by us.
+    known = {start, *(frame.end for frame in frames)}
+    return [frame for frame in frames if position not in known or frame.start >= position]
 
 
 @contextmanager

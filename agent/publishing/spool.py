@@ -8,6 +8,9 @@ by it: a leap of an hour must not drop an hour's ticks. What this boot has writt
 time since boot says (CLOCK_BOOTTIME, suspended time included). What an earlier boot has written is
 at least as old as this boot is, and counts as no older. What was written in the first form of the
 file, which names no boot, ages from when it was found.
+
+A file that cannot be read now may be good, and its ticks would be lost where newer ones are sent
+before them: it is tried again for a minute. A file that somebody has removed is lost at once.
 """
 
 import errno
@@ -29,7 +32,9 @@ from agent.metrics import (
 from agent.publishing.folder import SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
 from agent.publishing.parcels import Parcel, size_bytes
-from agent.publishing.segment import START, Frame, Segment, same_boot
+from agent.publishing.scanning import Frame
+from agent.publishing.segment import START, Segment, same_boot
+from agent.publishing.unreadable import UnreadableFiles
 from agent.settings import SpoolSettings
 
 _SEGMENT_BYTES: Final = 4 * 2**20
@@ -64,14 +69,15 @@ class Spool:
         self._found_ms = 0
         self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
+        self._unreadable = UnreadableFiles(now_ms=self._now_ms)
         self._writing: Segment | None = None
         self._last_number = 0
         self._lent: Mark | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here."""
-        return not self._segments
+        """Whether nothing waits here, nor in a file that cannot be read now."""
+        return not (self._segments or self._unreadable.are_awaited)
 
     @property
     def parcels(self) -> int:
@@ -79,9 +85,15 @@ class Spool:
         return sum(segment.parcels for segment in self._segments)
 
     def open(self) -> None:
-        """Find what an earlier agent left; once it has succeeded, calling again does nothing."""
+        """Find what an earlier agent left; once it has succeeded, calling again does nothing.
+
+        A folder that somebody has removed or exchanged since is begun anew.
+        """
         if self._folder.is_locked:
-            return
+            if self._folder.is_there():
+                return
+            self._lose(self._segments, "the folder was removed")
+            self._folder.unlock()
         self._folder.lock()
         try:
             self._load()
@@ -97,6 +109,7 @@ class Spool:
     def append(self, parcels: Sequence[Parcel]) -> Mark:
         """Write parcels behind all others, whole or not at all; give the place behind them."""
         self.open()
+        self._lose_removed()
         self._folder.refuse_below(self._settings.least_free_bytes)
         frame = pack_frame(parcels, spooled_ms=self._now_ms())
         self._drop_old()
@@ -114,7 +127,8 @@ class Spool:
         """Give the oldest parcels without forgetting them; `None` where there are none.
 
         They are at most `at_most`, and not many bytes, or one frame. A frame that is damaged, and a
-        file that cannot be read, are left out, counted.
+        file that was removed, are left out, counted. Raises `OSError` where the oldest file cannot
+        be read: what is behind it waits, for a minute at most.
         """
         self.open()
         self._drop_old()
@@ -140,8 +154,10 @@ class Spool:
 
     def _load(self) -> None:
         paths = self._folder.files()
+        self._unreadable.keep(paths)
         loaded = [segment for path in paths for segment in self._loaded(path)]
-        self._last_number = int(paths[-1].stem) if paths else 0
+        # Never lower than before: a number that was lent is no other file's.
+        self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
         self._segments = loaded
         self._found_ms = self._now_ms()
         for segment in [one for one in loaded if not one.frames]:
@@ -153,8 +169,11 @@ class Spool:
         try:
             segment = Segment.load(path)
         except OSError as error:
+            self._unreadable.raise_or_give_up(path, error)
             count_failure(error)
+            _log.error("spool_damaged", file=path.name, count=0, error=str(error))
             return
+        self._unreadable.forget(path)
         if segment.torn_bytes:
             SPOOL_TORN.inc()
             _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
@@ -175,15 +194,35 @@ class Spool:
                 self._tell_damage(segment, segment.frames[0].head.parcels, error)
                 self._drop_first_frame(segment, reason="damaged")
                 return None
+        except FileNotFoundError:
+            if not parcels:
+                self._lose([segment], "the file was removed")
+                return None
         except OSError as error:
             if not parcels:
+                self._unreadable.raise_or_give_up(segment.path, error)
                 count_failure(error)
-                self._tell_damage(segment, segment.parcels, error)
-                self._drop(segment, reason="damaged")
+                self._lose([segment], error)
+                self._tolerate(segment.delete)
                 return None
+        self._unreadable.forget(segment.path)
         return parcels, Mark(segment.number, end)
 
-    def _tell_damage(self, segment: Segment, count: int, error: Exception) -> None:
+    def _lose_removed(self) -> None:
+        """Leave out, counted, the files that somebody else has removed."""
+        there = set(self._folder.files())
+        removed = [segment for segment in self._segments if segment.path not in there]
+        self._lose(removed, "the file was removed")
+
+    def _lose(self, segments: Sequence[Segment], error: object) -> None:
+        """Count what cannot be read any more; the files are left alone."""
+        for segment in tuple(segments):
+            self._tell_damage(segment, segment.parcels, error)
+            self._count_dropped(segment, reason="damaged")
+            self._let_go(segment)
+        self._show()
+
+    def _tell_damage(self, segment: Segment, count: int, error: object) -> None:
         _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
 
     def _drop_old(self) -> None:
@@ -218,11 +257,14 @@ class Spool:
             self._drop(self._segments[0], reason="bytes")
 
     def _drop(self, segment: Segment, *, reason: str) -> None:
+        self._count_dropped(segment, reason=reason)
+        self._remove(segment)
+
+    def _count_dropped(self, segment: Segment, *, reason: str) -> None:
         lost = sum(
             frame.head.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
         )
         SPOOL_DROPPED.labels(reason=reason).inc(lost)
-        self._remove(segment)
 
     def _is_lent(self, segment: Segment, end: int) -> bool:
         return self._lent is not None and Mark(segment.number, end) <= self._lent
@@ -248,10 +290,14 @@ class Spool:
         return Segment.create(self._folder.file(self._last_number), boot_id=self._boot_id)
 
     def _remove(self, segment: Segment) -> None:
+        self._let_go(segment)
+        self._tolerate(segment.delete)
+
+    def _let_go(self, segment: Segment) -> None:
         self._segments.remove(segment)
+        self._unreadable.forget(segment.path)
         if segment is self._writing:
             self._writing = None
-        self._tolerate(segment.delete)
 
     def _bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments)

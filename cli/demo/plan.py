@@ -1,5 +1,6 @@
 """What a run of the demo is to be: the options, checked before anything is started."""
 
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
 _URL_SCHEMES: Final = ("http://", "https://")
 _KAFKA_SCHEME: Final = "kafka://"
+_ANSWER_SECONDS: Final = 10.0
+_SESSION_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,14 @@ def parse_bus(bus: str) -> KafkaSettings | None:
         )
     if not bus.startswith(_KAFKA_SCHEME) or not all(map(_is_address, servers.split(","))):
         raise UserError(f"--bus {bus}: expected `memory` or `kafka://host:port[,host:port…]`")
-    return KafkaSettings(bootstrap_servers=servers, client_id="gpuledger-demo")
+    return KafkaSettings(
+        bootstrap_servers=servers,
+        client_id="gpuledger-demo",
+        # Somebody watches: silent brokers are said soon, and so are the members of a run that was
+        # killed given up.
+        request_timeout_seconds=_ANSWER_SECONDS,
+        session_timeout_seconds=_SESSION_SECONDS,
+    )
 
 
 def _is_address(server: str) -> bool:
@@ -74,10 +84,12 @@ def _is_address(server: str) -> bool:
 def find_store(given: Path | None) -> Path:
     """Give the store's folder: the named one, or a new one under the system's temporary folder.
 
-    Raises `UserError` where the named one cannot be written to.
+    Raises `UserError` where the named one cannot be written to, or is a URL, which is not repeated.
     """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # of a URL's slashes a path keeps one
+        raise UserError("--store is a URL: the demo's store is a folder of this machine")
     if given.exists() and not given.is_dir():
         raise UserError(f"--store {given}: this is a file; name a folder")
     try:

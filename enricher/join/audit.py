@@ -78,7 +78,6 @@ class Audit:
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
             self._newest_ns = 0
-        self._skew.tell_steps(now_ns)
         expired = self._pending.expire(now_ns)
         metrics.PENDING.set(len(self._pending))
         if expired:

@@ -241,9 +241,7 @@ class JoinWorker:
                 into = self._slices.at(place.partition, now=now)
                 topic, messages = self._make(place, records)
                 into.add(TopicPartition(topic, place.partition), messages)
-                into.offsets[place] = records[-1].offset + 1
-                into.last_time_ms = records[-1].timestamp_ms
-                self._slices.count(len(records))
+                into.count(place, records)
                 await asyncio.sleep(0)
         for number in self._office.waiting():
             self._slices.at(number, now=now)
@@ -278,4 +276,4 @@ class JoinWorker:
     def _finish(self, made: Slice) -> None:
         for place, next_offset in made.offsets.items():
             if place.topic == SAMPLES.name:
-                self._lag.done(place, next_offset, time_ms=made.last_time_ms)
+                self._lag.done(place, next_offset, time_ms=made.last_tick_ms)

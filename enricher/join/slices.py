@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuledger.bus.protocol import Message, TopicPartition
-from gpuledger.topics import MARKS
+from gpuledger.bus.protocol import Message, Record, TopicPartition
+from gpuledger.topics import MARKS, SAMPLES
 
 _MARKS: Final = MARKS.name
 
@@ -19,19 +19,30 @@ class Slice:
     """What came of one partition number: in all inputs it has the same nodes."""
 
     number: int
+    begun_at: float
+    """When the first of it came, in seconds of the worker's clock."""
+    records: int = 0
+    """How many records came into it."""
     messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
     """What is to be published, in the order in which it was made."""
     marks: Sequence[Message] = ()
     """How far the nodes are booked with that, never to be seen before it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """How far the inputs are read with that."""
-    last_time_ms: int | None = None
-    """Event time of the last record in it."""
+    last_tick_ms: int | None = None
+    """Event time of the last tick in it; `None` where other inputs alone came into it."""
 
     @property
     def marks_place(self) -> TopicPartition:
         """Where the marks go."""
         return TopicPartition(_MARKS, self.number)
+
+    def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
+        """Count records of an input, at least one, whose work is in this slice."""
+        self.records += len(records)
+        self.offsets[place] = records[-1].offset + 1
+        if place.topic == SAMPLES.name:
+            self.last_tick_ms = records[-1].timestamp_ms
 
     def add(self, place: TopicPartition, messages: Sequence[Message]) -> None:
         """Add messages behind those that are there."""
@@ -46,30 +57,23 @@ class Slices:
         self._most_records = most_records
         self._most_seconds = most_seconds
         self._slices: dict[int, Slice] = {}
-        self._records = 0
-        self._begun_at = 0.0
 
     def at(self, number: int, *, now: float) -> Slice:
-        """Give the slice of a partition number; the first one begins the time."""
-        if not self._slices:
-            self._begun_at = now
-        return self._slices.setdefault(number, Slice(number=number))
-
-    def count(self, records: int) -> None:
-        """Count records whose work is in a slice."""
-        self._records += records
+        """Return the slice of a partition number, which begins now where there is none."""
+        return self._slices.setdefault(number, Slice(number=number, begun_at=now))
 
     def seconds_left(self, *, now: float) -> float | None:
-        """Give how long more may be gathered, at least 0; `None` where nothing waits."""
+        """Return how long more may be gathered, at least 0; `None` where nothing waits."""
         if not self._slices:
             return None
-        if self._records >= self._most_records:
+        if sum(each.records for each in self._slices.values()) >= self._most_records:
             return 0.0
-        return max(0.0, self._begun_at + self._most_seconds - now)
+        begun_at = min(each.begun_at for each in self._slices.values())
+        return max(0.0, begun_at + self._most_seconds - now)
 
     def take(self) -> list[Slice]:
-        """Give all slices, and begin anew."""
-        taken, self._slices, self._records = list(self._slices.values()), {}, 0
+        """Return all slices, and begin anew."""
+        taken, self._slices = list(self._slices.values()), {}
         return taken
 
     def drop(self, numbers: Iterable[int]) -> None:

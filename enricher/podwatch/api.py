@@ -4,7 +4,6 @@ Here live the protocol, its error and the choice of credentials. What the bytes 
 elsewhere; how often to ask is the reflector's business.
 """
 
-import asyncio
 import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +12,7 @@ from typing import Final, Literal, Protocol
 
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
+from gpuledger.threads import in_daemon_thread
 
 Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"
@@ -89,10 +89,10 @@ async def open_api(settings: KubernetesSettings) -> AsyncIterator[Api]:
 
     Raises `UserError` where no configuration is found or it cannot be read.
     """
-    # The client library takes seconds to import: nobody who does not need it pays for that, and
-    # whoever runs this loop goes on meanwhile.
-    module = "plain" if settings.url else "client"
-    seam = await asyncio.to_thread(importlib.import_module, f"enricher.podwatch.{module}")
+    # The client library takes seconds to import: nobody who does not need it pays for that, whoever
+    # runs this loop goes on meanwhile, and a signal does not wait for it.
+    module = f"enricher.podwatch.{'plain' if settings.url else 'client'}"
+    seam = await in_daemon_thread(lambda: importlib.import_module(module))
     opened = seam.open_plain(settings) if settings.url else seam.open_client(settings)
     async with opened as api:
         yield api

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
+from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
 from gpuledger.bus.kafka_internals import pack_at_least_cost, stop_producer
 from gpuledger.bus.limits import MAX_BATCH_BYTES
 from gpuledger.bus.protocol import Message, TopicPartition
@@ -17,9 +17,6 @@ from gpuledger.tasks import end_tasks
 
 _CHECK_SECONDS: Final = 2.0
 """How often it is asked whether topics are still there, while what was sent is not acknowledged."""
-_ABSENT_CHECKS: Final = 2
-"""So many answers in a row that a topic does not exist are believed; a broker that has just started
-may not have heard of it yet."""
 
 
 async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaProducer:  # noqa: ANN401  # aiokafka's own keywords
@@ -78,7 +75,7 @@ class KnownPartitions:
                     return task.result()
                 absence = await self._absence(client, places)
                 absent_checks = absent_checks + 1 if absence else 0
-                if absence and absent_checks >= _ABSENT_CHECKS:
+                if absence and absent_checks >= ABSENT_ANSWERS:
                     raise absence
         finally:
             await end_tasks(task)

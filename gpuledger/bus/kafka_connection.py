@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from aiokafka.client import AIOKafkaClient
 
@@ -20,6 +20,10 @@ from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.settings import KafkaSettings
+
+ABSENT_ANSWERS: Final = 2
+"""So many answers in a row that a topic does not exist are believed; a broker that has just started
+may not have heard of it yet."""
 
 
 class KafkaConnection:

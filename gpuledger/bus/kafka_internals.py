@@ -25,6 +25,7 @@ from aiokafka.errors import (
     NotCoordinatorForGroupError,
     for_code,
 )
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.record import default_records
@@ -222,6 +223,26 @@ def _modules_of_records() -> set[ModuleType]:
     return {default_records, *(sys.modules[each.__module__] for each in classes)}
 
 
+async def send_batch(
+    client: AIOKafkaProducer, batch: BatchBuilder, topic: str, partition: int
+) -> asyncio.Future[Any]:
+    """Queue a batch; return what is done when it is acknowledged, and may be cancelled.
+
+    The client gives out a shield of the batch's own future. Where nobody waits behind the shield
+    any more and the batch fails later, as when its topic is gone, nobody would look at that.
+    """
+    sent: asyncio.Future[Any] = await client.send_batch(batch, topic, partition=partition)
+    queued = client._message_accumulator._batches[topic, partition][-1]
+    queued.future.add_done_callback(_look_at_failure)
+    return sent
+
+
+def _look_at_failure(future: asyncio.Future[Any]) -> None:
+    """Retrieve what a future failed with, as asyncio logs what nobody retrieved."""
+    if future.done() and not future.cancelled():
+        future.exception()
+
+
 async def abandon_transaction(client: AIOKafkaProducer) -> None:
     """Abort an open transaction; where that is not possible any more, leave it to the brokers.
 
@@ -231,9 +252,8 @@ async def abandon_transaction(client: AIOKafkaProducer) -> None:
     if manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR):
         await _ends_well(client.abort_transaction())
     ended = manager._transaction_waiter
-    if ended is not None and ended.done() and not ended.cancelled():
-        # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
-        ended.exception()
+    if ended is not None:
+        _look_at_failure(ended)  # whoever waited may be gone
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:
@@ -258,10 +278,8 @@ def _give_up_batches(client: AIOKafkaProducer) -> None:
     accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:
-        # Whoever waited may be gone, and asyncio logs an exception that nobody looked at.
         for future in (batch.future, batch._drain_waiter):
-            if future.done() and not future.cancelled():
-                future.exception()
+            _look_at_failure(future)
 
 
 async def _ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:

@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
-from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition, is_other_topic
@@ -29,9 +29,6 @@ TOPIC_CHECK_SECONDS: Final = 10.0
 """How often the topics' identities are asked for while they are read."""
 TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
 """How long the answer may take; where there is none, nothing is known and it is asked later."""
-_ABSENT_CHECKS: Final = 2
-"""So many answers in a row that a topic does not exist are believed; a broker that has just started
-may not have heard of it yet."""
 _IDENTITY: Final = "topic_id="
 
 
@@ -138,7 +135,7 @@ class Positions:
         for partition in sorted(held):
             if partition.topic in others:
                 await self._report_recreated_at_position(client, partition)
-        self._is_out_of_date = bool(others) or self._absent_checks >= _ABSENT_CHECKS
+        self._is_out_of_date = bool(others) or self._absent_checks >= ABSENT_ANSWERS
 
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
         """Report what is missing where a broker has no such offset, and go to the first it has."""

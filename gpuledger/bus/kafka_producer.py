@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 
 from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.bus.kafka_internals import stop_producer
+from gpuledger.bus.kafka_internals import send_batch, stop_producer
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import GpuledgerError, TopicsError
@@ -81,7 +81,7 @@ async def _send(
     acknowledged: list[asyncio.Future[object]] = []
     try:
         for batch in pack(client, messages):
-            acknowledged.append(await client.send_batch(batch, topic, partition=partition))  # noqa: PERF401  # `finally` needs those sent before a failure
+            acknowledged.append(await send_batch(client, batch, topic, partition))  # noqa: PERF401  # `finally` needs those sent before a failure
         await asyncio.gather(*acknowledged)
     finally:
         for future in acknowledged:

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
+from gpuledger.bus.kafka_internals import abandon_transaction, send_batch, stop_producer
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
@@ -156,8 +156,7 @@ async def _fill(
     try:
         for place, each in messages.items():
             for batch in pack(client, each):
-                sent = await client.send_batch(batch, place.topic, partition=place.partition)
-                waiting.append(sent)
+                waiting.append(await send_batch(client, batch, *place))  # noqa: PERF401  # `finally` needs those sent before a failure
         if offsets:
             sending = client.send_offsets_to_transaction(offsets, group)
             waiting.append(asyncio.ensure_future(sending))

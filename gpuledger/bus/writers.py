@@ -12,6 +12,7 @@ from typing import Self
 
 from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus, Transactions
 from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.tasks import end_tasks
 
 
 @dataclass(kw_only=True)
@@ -31,14 +32,15 @@ class Writers:
         self._bus, self._group = bus, group
         self._finish_seconds = finish_seconds
         self._open: dict[int, _Writer] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         """Open nothing yet."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close whatever is open."""
-        await self.close(list(self._open))
+        """Close whatever is open or being opened."""
+        await self.close([*self._open, *self._opening])
 
     def __contains__(self, number: int) -> bool:
         """Say whether the partition has a writer."""
@@ -47,11 +49,20 @@ class Writers:
     async def open(self, numbers: Iterable[int]) -> None:
         """Take the partitions over; from then on their committed offsets move by us alone.
 
-        Raises BusUnavailableError where one of them could not be opened; the others are open.
+        One that is closed meanwhile has no writer after that. Raises BusUnavailableError where one
+        of them could not be opened; the others are open.
         """
         wanted = list(numbers)
         await self.close(wanted)
-        await _all_of(map(self._enter, wanted))
+        opening = {number: asyncio.create_task(self._enter(number)) for number in wanted}
+        self._opening |= opening
+        try:
+            outcomes = await asyncio.gather(*opening.values(), return_exceptions=True)
+        finally:
+            await end_tasks(*opening.values())
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     async def commit(
         self,
@@ -69,7 +80,12 @@ class Writers:
             await writer.transactions.commit(messages, offsets=offsets, group=self._group)
 
     async def close(self, numbers: Iterable[int]) -> None:
-        """Let commits under way end, for `finish_seconds`, and close; what is open is aborted."""
+        """Let commits under way end, for `finish_seconds`, and close; what is open is aborted.
+
+        What is being opened is ended first: the id is the next owner's to take.
+        """
+        numbers = list(numbers)
+        await end_tasks(*(self._opening.pop(each, None) for each in numbers))
         closing = [self._open.pop(each) for each in numbers if each in self._open]
         await _all_of(map(self._end, closing))
 

@@ -26,17 +26,21 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_until_signalled(
-    work: Callable[[], Awaitable[None]], *, stop_within_seconds: float = 10.0
+    work: Callable[[], Awaitable[None]],
+    *,
+    stop_within_seconds: float = 10.0,
+    on_stop: Callable[[], object] = bool,
 ) -> int:
     """Run `work()` until it ends or SIGTERM or SIGINT cancels it; give the exit code.
 
     0 where it ended or let itself be cancelled, 1 where it failed, 2 where a `UserError` came out
     of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
+    `on_stop` is called in the event loop when the signal has come, before the work is cancelled.
     """
     deadline = _Deadline(stop_within_seconds)
     signals = _EndingSignals()
     try:
-        asyncio.run(_supervise(work, deadline, signals))
+        asyncio.run(_supervise(work, deadline, signals, on_stop))
     except BaseException as error:  # noqa: BLE001  # the last place where it can be told
         return _explain(error)
     finally:
@@ -59,13 +63,17 @@ def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
 
 
 async def _supervise(
-    work: Callable[[], Awaitable[None]], deadline: "_Deadline", signals: "_EndingSignals"
+    work: Callable[[], Awaitable[None]],
+    deadline: "_Deadline",
+    signals: "_EndingSignals",
+    on_stop: Callable[[], object],
 ) -> None:
     task = asyncio.ensure_future(work())
 
     def stop(name: str) -> None:
         _log.info("signal_received", signal=name)
         deadline.begin()
+        on_stop()
         task.cancel()
 
     signals.take(stop)
@@ -93,8 +101,9 @@ class _EndingSignals:
 
         def pass_on(number: int, _: FrameType | None) -> None:
             self.have_come = True
+            # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
             for each in _ENDING:
-                signal.signal(each, signal.SIG_IGN)
+                signal.signal(each, _do_nothing)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(stop, signal.Signals(number).name)
 
@@ -102,10 +111,13 @@ class _EndingSignals:
             signal.signal(each, pass_on)
 
     def give_back(self) -> None:
-        """Give the signals to who had them before, unless one has come: the process ends."""
-        if not self.have_come:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+        """Give the signals to who had them before, or to nobody as the process ends by one."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.have_come else handler)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal that comes after the first one."""
 
 
 class _Deadline:

@@ -43,6 +43,7 @@ class Check:
         self._on_change = on_change
         self.has_failed = False
         """Whether it was said to have failed; one that only starts has not."""
+        self._has_ended = False
 
     @property
     def detail(self) -> str:
@@ -51,6 +52,8 @@ class Check:
 
     def ok(self, detail: Detail = "") -> None:
         """Record that it is so; a function as `detail` is asked whenever the check is shown."""
+        if self._has_ended and self.has_failed:
+            return
         self._detail = detail
         self.has_failed = False
         if not self.is_ok:
@@ -67,11 +70,17 @@ class Check:
 
     def waits(self, detail: Detail) -> None:
         """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
+        if self._has_ended and self.has_failed:
+            return
         self._detail = detail
         self.has_failed = False
         if self.is_ok:
             self.is_ok = False
             self._report()
+
+    def end(self) -> None:
+        """Record that the work ends: a failure stands, as giving up what failed mends nothing."""
+        self._has_ended = True
 
     def _report(self) -> None:
         if self._on_change:
@@ -93,6 +102,11 @@ class Readiness:
             )
             CHECK_OK.labels(check=name, severity=severity).set(0)
         return self._checks[name]
+
+    def end(self) -> None:
+        """Record that the work ends: no check that fails then is said to have recovered."""
+        for check in self._checks.values():
+            check.end()
 
     def is_ready(self) -> bool:
         """Return whether no critical check fails; without any check nothing is known to be."""

@@ -58,4 +58,4 @@ def run_service(
             finally:
                 _log.info("service_ended")
 
-    return run_until_signalled(work)
+    return run_until_signalled(work, on_stop=readiness.end)

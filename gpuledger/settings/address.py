@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>\d{1,5})"
 )
+_BROKER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
 _MOST_PORT: Final = 65535
 
 
@@ -19,6 +20,23 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not found or int(found["port"]) > _MOST_PORT:
         raise ValueError(f"expected host:port such as 0.0.0.0:9820, got {listen!r}")
     return found["six"] or found["host"] or "0.0.0.0", int(found["port"])  # noqa: S104  # that is what an empty host asks for
+
+
+def require_brokers(servers: str) -> None:
+    """Raise `ValueError` naming the value where it is not `host:port[,host:port…]`.
+
+    An IPv6 address stands in brackets; blanks around a broker are allowed, the client strips them.
+    """
+    for server in servers.split(","):
+        found = _BROKER.fullmatch(server.strip())
+        if found and 0 < int(found["port"]) <= _MOST_PORT:
+            continue
+        remedy = "expected host:port[,host:port…]"
+        if "@" in servers:
+            remedy += "; user and password are kafka.sasl_username and kafka.sasl_password"
+        elif "://" in servers:
+            remedy += " without a scheme; TLS and login are kafka.security_protocol"
+        raise ValueError(f"bootstrap_servers {servers!r}: {remedy}")
 
 
 def require_http_url(url: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from gpuledger.settings.address import parse_listen
+from gpuledger.settings.address import parse_listen, require_brokers
 from gpuledger.settings.secret import Secret
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -55,7 +55,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return min(_LONGEST_HEARTBEAT_SECONDS, self.session_timeout_seconds / 3)
 
     def __post_init__(self) -> None:
-        """Refuse combinations that cannot work; raises `ValueError`."""
+        """Raise `ValueError` where brokers are misnamed or a combination cannot work."""
+        require_brokers(self.bootstrap_servers)
         login = self.sasl_username and self.sasl_password
         if self.security_protocol.startswith("SASL") and not login:
             raise ValueError(

@@ -12,35 +12,44 @@ from typing_extensions import override
 MASK: Final = "********"
 
 # User and password end at the last `@` before the path; a password that holds a slash is told from
-# a path by the colon before it. In a text, an address ends at a blank, a quote or the next address.
+# a path by the colon before it. What follows `?`, `;` or `#` may be a token. Addresses are masked
+# as people mistype them too, with a slash or a blank too many, for such a one ends in an error
+# message. In a text, an address ends at a blank, a quote or the next address.
 _IN_TEXT: Final = r"(?:(?!,?[A-Za-z][\w+.-]{0,15}://)[^\s\"'])"
 _USER_IN_TEXT: Final = re.compile(
-    rf"(?:(?<=://)(?:[^\s\"'/]*|[^\s\"'/:]*:(?!//){_IN_TEXT}*)"
-    rf"|(?<![^\s\"'=,(\[{{])[^\s\"'=,(\[{{:/@]+:(?!//){_IN_TEXT}{{0,500}})(?=@)"
+    rf"(?P<slashes>://+)(?:[^\s\"'/]*|[^\s\"'/:]*:(?!//){_IN_TEXT}*)(?=@)"
+    rf"|(?<![^\s\"'=,(\[{{])[^\s\"'=,(\[{{:/@]+:(?!//){_IN_TEXT}{{0,500}}(?=@)"
 )
 _USER_AT_BEGIN: Final = re.compile(
-    r"(?:(?P<scheme>[A-Za-z][\w+.-]*://)(?:[^/]*|[^/:]*:.*)|[^/@:]+:(?!//).*)@", re.DOTALL
+    r"(?P<before>\s*(?:(?:[A-Za-z][\w+.-]*:)?//+)?)(?:(?<=/)(?:[^/]*|[^/:]*:.*)|[^/@:]+:(?!//).*)@",
+    re.DOTALL,
 )
-_QUERY_IN_TEXT: Final = re.compile(rf"(://[^\s\"'?]*\?){_IN_TEXT}+")
-_QUERY_AT_END: Final = re.compile(r"(://[^?]*\?).+", re.DOTALL)
+_TAIL_IN_TEXT: Final = re.compile(
+    rf"((?:://|(?<![^\s\"'=,(\[{{])[\w.-]+:\d{{1,5}}(?=[/?;#]))[^\s\"'?;#]*[?;#]){_IN_TEXT}+"
+)
+_TAIL_AT_END: Final = re.compile(
+    # Without a scheme it may be anything: a host with its path is told by what a token follows.
+    r"((?:^\s*//|://)[^?;#]*[?;#]|^\s*[\w.-]+(?::\d+)?(?:/[^?;#]*)?[?;#](?=[^=]+=)).+",
+    re.DOTALL,
+)
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text with user, password and query of each address in it masked.
+    """Return a text with user, password and what follows the path of each address in it masked.
 
     Where an address ends cannot be known for certain: a whole value is for `mask_address`.
     """
     if "@" in text:
-        text = _USER_IN_TEXT.sub(MASK, text)
-    return _QUERY_IN_TEXT.sub(rf"\1{MASK}", text) if "?" in text else text
+        text = _USER_IN_TEXT.sub(rf"\g<slashes>{MASK}", text)
+    return _TAIL_IN_TEXT.sub(rf"\1{MASK}", text)
 
 
 def mask_address(value: str) -> str:
     """Return a text that may be an address, with or without scheme, its secrets masked."""
     found = _USER_AT_BEGIN.match(value)
     if found:
-        value = f"{found['scheme'] or ''}{MASK}{value[found.end() - 1 :]}"
-    return _QUERY_AT_END.sub(rf"\1{MASK}", value)
+        value = f"{found['before']}{MASK}{value[found.end() - 1 :]}"
+    return mask_addresses(_TAIL_AT_END.sub(rf"\1{MASK}", value))
 
 
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value

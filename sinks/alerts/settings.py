@@ -30,7 +30,7 @@ class AlertsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     resend_seconds: Seconds = 60.0
     """How often a firing alert is sent again; it ends by itself four times that after the last."""
     incident_hold_seconds: Seconds = 300.0
-    """How long the alert of an incident stands."""
+    """How long the alert of an incident stands from when the first Alertmanager takes it."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
     silent_seconds: Seconds = 600.0

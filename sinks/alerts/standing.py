@@ -6,7 +6,7 @@ Alertmanager is told is the wall clock's, how long something has lasted is the m
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -59,10 +59,18 @@ class Standing:
     """When its condition was last seen to hold, by the monotonic clock."""
     over_ns: int = 0
     """Once it has an end: when that is, by the monotonic clock."""
+    hold_ns: int = 0
+    """For how long it stands from when it is told, where it has its end from the beginning."""
     told_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     refused_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last refused this alert as it is now, likewise."""
+
+    def hold_until_answered(self, now: Now) -> None:
+        """Hold it from now on where nobody has answered it: one that is over is not notified."""
+        if self.hold_ns and not self.told_ns and not self.refused_ns:
+            self.ends_ns = now.time_ns + self.hold_ns
+            self.over_ns = now.monotonic_ns + self.hold_ns
 
     def answered_ns(self, receiver: str) -> int | None:
         """Return when the Alertmanager last took or refused it, by the monotonic clock."""
@@ -129,11 +137,16 @@ class StandingAlerts:
         """Let an alert end at `at_ns`, or now where that is still to come."""
         if key in self._standing:
             alert = self._standing[key]
-            alert.ends_ns = max(alert.starts_ns, min(at_ns, now.time_ns))
-            # Told for some minutes from now on, however long ago that was by the node's clock.
-            alert.over_ns = now.monotonic_ns
-            alert.told_ns.clear()
-            alert.refused_ns.clear()
+            # Another object, which nobody has answered: an answer to the firing one that is on its
+            # way is no answer to its end.
+            self._standing[key] = replace(
+                alert,
+                ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
+                # Told for some minutes from now on, however long ago that was by the node's clock.
+                over_ns=now.monotonic_ns,
+                told_ns={},
+                refused_ns={},
+            )
 
     def hold(
         self,
@@ -156,7 +169,8 @@ class StandingAlerts:
         of_node[key] = None
         known = self._standing.get(key)
         alert = self._standing[self.fire(labels, annotations, since_ns=at_ns, now=now)]
-        alert.ends_ns, alert.over_ns = now.time_ns + hold_ns, now.monotonic_ns + hold_ns
+        alert.hold_ns = hold_ns
+        alert.hold_until_answered(now)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
         return dropped

@@ -85,6 +85,10 @@ class LiveSeries:
         node = self._node(event.node, now_ns)
         return _put_together(parts, is_behind=_is_behind(node, event))
 
+    def has_silent(self, before_ns: int) -> bool:
+        """Return whether there is something for `end_silent` to end."""
+        return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
+
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
         for node in self._nodes.values():

@@ -6,15 +6,16 @@ made elsewhere in this package; the consume loop is `sinks.consuming`'s.
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import structlog
 
 from gpuledger.addresses import shown_url
-from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
+from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Check, Readiness, Severity
 from gpuledger.service.repeats import Repeats
@@ -26,7 +27,7 @@ from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
-from sinks.remote_write.live import LiveSeries
+from sinks.remote_write.live import EncodedTick, LiveSeries
 from sinks.remote_write.requests import Request, Tick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
@@ -108,8 +109,7 @@ class RemoteWriteSink:
         async with asyncio.TaskGroup() as group:
             for batch in batches:
                 self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
-        for series in list(self._series.values()):
-            await self._end_silent(series)
+        await self._end_silent(desk)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Let requests on their way be answered, then forget the series without ending them."""
@@ -136,16 +136,29 @@ class RemoteWriteSink:
             desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
         desk.acknowledge(partition, batch.next_offset)
 
-    async def _end_silent(self, series: LiveSeries) -> None:
+    async def _end_silent(self, desk: Desk) -> None:
+        """End the series of nodes of which nothing has come for long.
+
+        What waits on the bus, as after an outage of the receiver, has come too: a node is silent
+        where its partition is read to its end.
+        """
         silent_ns = round(self._settings.silent_seconds * 1e9)
-        for tick in series.end_silent(before_ns=self._clock.monotonic_ns() - silent_ns):
-            try:
-                await self._write(tick.body)
-            except RejectedError as error:
-                if count := _repeats.count("stale_markers", more=tick.samples):
-                    _log.warning("stale_markers_rejected", count=count, error=str(error))
-            else:
-                SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
+        before_ns = self._clock.monotonic_ns() - silent_ns
+        silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
+        for partition in await _read_to_the_end(silent, desk.consumer):
+            # It may have been given up meanwhile.
+            if (series := self._series.get(partition)) is not None:
+                for tick in series.end_silent(before_ns=before_ns):
+                    await self._end_series(tick)
+
+    async def _end_series(self, tick: EncodedTick) -> None:
+        try:
+            await self._write(tick.body)
+        except RejectedError as error:
+            if count := _repeats.count("stale_markers", more=tick.samples):
+                _log.warning("stale_markers_rejected", count=count, error=str(error))
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
     def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
         series = self._series.setdefault(batch.partition, LiveSeries())
@@ -207,6 +220,19 @@ class RemoteWriteSink:
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         reason = "out_of_order" if is_order else "rejected"
         desk.office.bury(tick.record, reason=reason, detail=message)
+
+
+async def _read_to_the_end(
+    partitions: Collection[TopicPartition], consumer: Consumer
+) -> list[TopicPartition]:
+    """Return those of which there is nothing left to poll; none where the brokers do not answer."""
+    if not partitions:
+        return []
+    try:
+        ends = await consumer.end_offsets(partitions)
+        return [at for at in sorted(partitions) if await consumer.position(at) >= ends[at]]
+    except (BusError, NotAssignedError):
+        return []
 
 
 def _ahead(event: GpuEvent, time_ns: int) -> str:

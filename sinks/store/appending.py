@@ -7,10 +7,10 @@ import asyncio
 from functools import partial
 
 from gpuledger.clock import Clock
+from gpuledger.threads import in_daemon_thread
 from sinks.store.pending import Pending
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable
-from sinks.store.threads import in_daemon_thread
 
 
 class Appending:

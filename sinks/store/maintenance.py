@@ -11,11 +11,11 @@ import structlog
 
 from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
+from gpuledger.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.store.settings import StoreSettings
 from sinks.store.table import StreamTable
-from sinks.store.threads import in_daemon_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -48,9 +48,13 @@ class Maintenance:
                 removed = await in_daemon_thread(
                     partial(table.remove_orphans, older_than_hours=hours)
                 )
-            except ReceiverUnavailableError as error:
-                _log.warning("maintenance_failed", url=shown_url(table.uri), error=str(error))
-                return
+            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
+                _log.warning("maintenance_failed", url=shown_url(table.uri), error=_shown(error))
+                continue
             ORPHANS_REMOVED_TOTAL.inc(removed)
             if removed:
                 _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
+
+
+def _shown(error: Exception) -> str:
+    return str(error) if isinstance(error, ReceiverUnavailableError) else repr(error)

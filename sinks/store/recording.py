@@ -9,11 +9,11 @@ from functools import partial
 
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
 from gpuledger.clock import Clock
+from gpuledger.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.gaps import recorded_up_to, row_of, stream_of
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
-from sinks.store.threads import in_daemon_thread
 
 
 class GapRecording:

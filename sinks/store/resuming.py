@@ -10,6 +10,7 @@ from functools import partial
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.service import Check
+from gpuledger.threads import in_daemon_thread
 from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
@@ -18,7 +19,6 @@ from sinks.store.identity import other_topic, refuse_shorter_topic
 from sinks.store.recording import GapRecording
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
-from sinks.store.threads import in_daemon_thread
 
 
 class Resuming:

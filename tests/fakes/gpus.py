@@ -75,7 +75,8 @@ class PlayedNvml(Nvml):
         if self.error:
             raise self.error
         self.is_open = True
-        self.missing = sum(gpu.uuid in self.gone for gpu in self.gpus)
+        gone = [gpu for gpu in self.gpus if gpu.uuid in self.gone]
+        self.unfound = {gpu.index: f"INDEX:{gpu.index}" for gpu in gone}
         return [gpu for gpu in self.gpus if gpu.uuid not in self.gone]
 
     @override

@@ -4,15 +4,13 @@ Nothing is corrected by it. A clock that is behind looks like a way that is slow
 only one direction can be known: what is seen before it can have happened.
 """
 
-from typing import Final
-
 import structlog
 
 from enricher.join import metrics
 from enricher.join.timing.recent import RecentLeast
 from gpuledger.records import PodRecord
+from gpuledger.service.repeats import Repeats
 
-_LINE_NS: Final = 60 * 10**9
 _log = structlog.get_logger(__name__)
 
 
@@ -22,9 +20,7 @@ class ClockSkew:
     def __init__(self) -> None:
         self._ages_ns = RecentLeast()
         self._leads_ns = RecentLeast()
-        self._first_step: tuple[str, float] | None = None
-        self._uncounted = 0
-        self._told_ns = -_LINE_NS
+        self._steps = Repeats()
 
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
@@ -42,20 +38,12 @@ class ClockSkew:
             metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.least / 1e9))
 
     def see_step(self, node: str, seconds: float) -> None:
-        """Record that a node's clock was set; what it stamps from now on is of a new timeline."""
-        metrics.CLOCK_STEPS_TOTAL.labels(direction="ahead" if seconds > 0 else "back").inc()
-        self._uncounted += 1
-        self._first_step = self._first_step or (node, seconds)
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
 
-    def tell_steps(self, now_ns: int) -> None:
-        """Log one of the settings recorded since the last line for all; one line a minute at most.
-
-        A clock that is set to and fro, tick by tick, is one state and not a line each.
+        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
+        tick, is one state and not a line each: a line a minute for each node and direction.
         """
-        if self._first_step is None or 0 <= now_ns - self._told_ns < _LINE_NS:
-            return
-        node, seconds = self._first_step
-        _log.warning(
-            "node_clock_set", node=node, by_seconds=round(seconds, 3), count=self._uncounted
-        )
-        self._first_step, self._uncounted, self._told_ns = None, 0, now_ns
+        direction = "ahead" if seconds > 0 else "back"
+        metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
+        if count := self._steps.count((node, direction)):
+            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)

@@ -14,8 +14,10 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.bus.kafka_consumer import GIVE_UP_SECONDS
 from gpuledger.bus.kafka_transactions import KafkaTransactions
 from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.bus.writers import Writers
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
@@ -164,3 +166,30 @@ async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
         )
         assert found[0] == "1"
         assert found[-1] == "3"
+
+
+async def test_an_id_that_is_given_up_while_it_is_opened_is_its_next_owners(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    """As at a rebalance while a broker stands still: the opening would be answered after it."""
+    kafka = start_kafka()
+    settings = settings_of(kafka.bootstrap_servers)
+    topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
+    await create_topics(settings, [topic])
+    bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
+    async with (
+        Writers(bus=bus, group=GROUP, finish_seconds=1.0) as before,
+        Writers(bus=bus, group=GROUP, finish_seconds=1.0) as after,
+    ):
+        await before.open([0])
+        kafka.process.send(signal.SIGSTOP)
+        opening = asyncio.create_task(before.open([0]))
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(GIVE_UP_SECONDS):
+            await before.close([0])
+        await opening
+        assert 0 not in before
+        kafka.process.send(signal.SIGCONT)
+        await after.open([0])
+        for offset in range(3):
+            await after.commit(0, {place: [numbered(offset)]}, offsets={place: offset + 1})

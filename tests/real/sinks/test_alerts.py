@@ -151,3 +151,13 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
         await eventually(lambda: check.has_failed, within_seconds=10)
         assert check.detail == "404 404 page not found"
         assert committed(on, GROUP, place_of(NODE)) is None
+
+
+async def test_an_empty_list_is_answered_and_changes_nothing(
+    alertmanager: AlertmanagerApi,
+) -> None:
+    before = alertmanager.alerts()
+    async with aiohttp.ClientSession(headers=HEADERS) as session:
+        await AlertmanagerClient(session=session, url=alertmanager.url).post([])
+
+    assert len(alertmanager.alerts()) == len(before)

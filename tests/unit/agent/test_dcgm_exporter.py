@@ -224,6 +224,21 @@ def test_a_word_behind_a_switch_ends_the_flags_as_in_go_and_is_named(
     assert loaded.exposition.host_label == "hostname"
 
 
+@pytest.mark.parametrize(
+    "words", [["--", "-n"], ["--", "--kafka.bootstrap-servers", "a:1"], ["--"]]
+)
+def test_whatever_stands_behind_two_dashes_has_no_effect_as_in_go_and_is_named(
+    words: list[str],
+) -> None:
+    swap = read_swap(["--kubernetes=True", *words], {})
+    assert (swap.argv, swap.without_effect) == ([], words[1:])
+    assert list(swap.layer) == [("kubelet", "enabled")]
+
+
+def test_two_dashes_without_a_flag_of_dcgm_exporters_are_refused_as_ever() -> None:
+    assert read_swap(["--", "-n"], {}).argv[0] == "--"
+
+
 def test_a_flag_of_nobody_is_refused_as_ever() -> None:
     with pytest.raises(SettingsError, match="unrecognized arguments: --nonsense"):
         load([*CHART_ARGS, "--nonsense"], CHART_ENV)

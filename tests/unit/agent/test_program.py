@@ -1,14 +1,16 @@
 """`gpuledger-agent` as a program: its settings, its weight."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from agent.command import OPTIONS
 from agent.settings import AgentSettings, name_node
-from agent.source import find_source
+from agent.source import find_source, open_source
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
 
@@ -108,3 +110,29 @@ def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
     machine.nvml.nvmlInit()
     assert machine.nvml.nvmlDeviceGetCount() == 4
+
+
+def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        begun.set()
+        goes_on.wait(10)
+
+    monkeypatch.setattr("agent.source.probe", hang)
+
+    async def begin_and_end() -> None:
+        opening = asyncio.create_task(open_source(AgentSettings()))
+        while not begun.is_set():  # noqa: ASYNC110  # it is set in a thread
+            await asyncio.sleep(0)
+        opening.cancel()
+
+    # Where the end did wait, the emergency would let it go on.
+    emergency = threading.Timer(5, goes_on.set)
+    emergency.start()
+    asyncio.run(begin_and_end())
+    assert not goes_on.is_set()
+    emergency.cancel()
+    goes_on.set()

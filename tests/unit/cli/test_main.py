@@ -32,6 +32,8 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
         (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),
         (["topics", "check", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["topics", "check", "--bootstrap-servers", "kafka:http"], "'kafka:http': expected host:"),
+        (["topics", "create", "--bootstrap-servers", "kafka://a:1"], "without a scheme"),
         (["replay"], "--from"),
         (["replay", "--from", "yesterday", "--compare"], "--from: 'yesterday'"),
         (["replay", "--from", "-1h"], "--output FILE, --topic NAME or --compare"),
@@ -74,7 +76,7 @@ def test_a_mistake_is_told_without_the_password_in_it(
     assert main(argv) == 2
 
     said = capsys.readouterr().err
-    assert argv[-2] in said or "kafka.bootstrap_servers" in said
+    assert argv[-2] in said or "bootstrap_servers" in said
     assert "host:909" in said or "********" in said
     assert "hunter" not in said
     assert said.count("\n") == 1

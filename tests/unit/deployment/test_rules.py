@@ -142,3 +142,15 @@ def test_every_rule_is_a_row() -> None:
     rules = [rule["alert"] for group in RULES["groups"] for rule in group["rules"]]
 
     assert rules == [row.alert for row in ROWS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+def test_a_rule_that_waits_counts_over_less_than_it_waits(row: Row) -> None:
+    """Else what came once stays in the window for longer than that, and fires the alert."""
+    windows = [_minutes(window) for window in re.findall(r"\[(\d+[mh])\]", row.expression)]
+
+    assert all(window < _minutes(row.lasts) for window in windows if row.lasts)
+
+
+def _minutes(duration: str) -> int:
+    return int(duration[:-1]) * {"m": 1, "h": 60}[duration[-1]]

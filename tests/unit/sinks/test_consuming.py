@@ -1,7 +1,15 @@
 """The consume loop: what is committed, what is put aside, and what waits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -388,6 +396,7 @@ async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_
 
 def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
     progress, other = Progress(), TopicPartition("t", 1)
+    progress.begin({AT, other})
     progress.done(AT, 5)
     progress.done(AT, 3)
     progress.done(other, 7)
@@ -396,7 +405,11 @@ def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
     progress.committed({AT: 5})
     assert progress.uncommitted() == {other: 7}
 
-    progress.keep({AT})
+    progress.end({other})
+    assert progress.uncommitted() == {}
+    progress.begin({other})
+    progress.done(other, 9)
+    progress.begin({other})
     assert progress.uncommitted() == {}
     progress.done(other, 1)
     assert progress.uncommitted() == {other: 1}
@@ -452,13 +465,18 @@ class ScriptedConsumer:
     def __init__(self, subscription: Subscription, script: "Script") -> None:
         self._subscription, self._script = subscription, script
         self._held: Partitions = frozenset()
+        self._paused: set[TopicPartition] = set()
+        self.commits: list[Mapping[TopicPartition, int]] = []
 
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         await asyncio.sleep(0)
         step = next(self._script, None)
-        return {} if step is None else await step(self)
+        brought = {} if step is None else await step(self)
+        given = {at: records for at, records in brought.items() if at not in self._paused}
+        self._script.given += [(at, one.offset) for at in given for one in given[at]]
+        return given
 
     async def gain(self, partition: TopicPartition) -> None:
         self._held |= {partition}
@@ -467,22 +485,37 @@ class ScriptedConsumer:
     async def lose(self, partition: TopicPartition) -> None:
         await self._subscription.on_revoked(frozenset({partition}))
         self._held -= {partition}
+        self._paused -= {partition}
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         assert offsets.keys() <= self._held
+        self.commits.append(offsets)
 
     def assignment(self) -> Partitions:
         return self._held
 
     def pause(self, partitions: Partitions) -> None:
-        pass
+        self._paused |= partitions & self._held
 
     def resume(self, partitions: Partitions) -> None:
-        pass
+        self._paused -= partitions
 
 
 Step = Callable[[ScriptedConsumer], Awaitable[Mapping[TopicPartition, Sequence[Record]]]]
-Script = Iterator[Step]
+
+
+class Script:
+    """The steps that are left, and what was given in those that were done."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._steps = iter(steps)
+        self.given: list[tuple[TopicPartition, int]] = []
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps
 
 
 class ScriptedBus(MemoryBus):
@@ -496,50 +529,19 @@ class ScriptedBus(MemoryBus):
 
 def scripted(*steps: Step) -> ScriptedBus:
     made = ScriptedBus()
-    made.script = iter(steps)
+    made.script = Script(steps)
     return made
 
 
-def first_of(partition: TopicPartition) -> Mapping[TopicPartition, Sequence[Record]]:
-    made = event(0)
-    return {partition: [Record(*partition, 0, made.time_ns // 1_000_000, b"key", encode(made))]}
+Polled = Mapping[TopicPartition, Sequence[Record]]
+
+
+def first_of(partition: TopicPartition, *, offset: int = 0) -> Polled:
+    made, at = event(0), (*partition, offset)
+    return {partition: [Record(*at, made.time_ns // 1_000_000, b"key", encode(made))]}
 
 
 KEPT, LOST = (TopicPartition(EVENTS.name, number) for number in range(2))
-
-
-async def test_what_came_of_a_partition_beside_the_work_is_dropped_where_it_is_given_up() -> None:
-    sink = Recorder()
-    sink.gate.clear()
-
-    async def begins(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
-        await consumer.gain(KEPT)
-        return first_of(KEPT)
-
-    async def another_comes(
-        consumer: ScriptedConsumer,
-    ) -> Mapping[TopicPartition, Sequence[Record]]:
-        await consumer.gain(LOST)
-        return first_of(LOST)
-
-    async def it_goes(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
-        await consumer.lose(LOST)
-        sink.gate.set()
-        return {}
-
-    async def the_work_is_over(_: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
-        over.set()
-        return {}
-
-    over = asyncio.Event()
-    on = scripted(begins, another_comes, it_goes, *[the_work_is_over] * 3)
-    async with running(consuming(on, sink)):
-        await asyncio.wait_for(over.wait(), 10)
-        await eventually(lambda: sink.taken)
-        for _ in range(9):
-            await asyncio.sleep(0)
-
-    assert sink.taken == [(KEPT, 0)]
 
 
 async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_lag() -> None:
@@ -570,3 +572,226 @@ async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_l
         await eventually(lambda: len(details) == 2)
 
     assert details == ["2 partitions held, 42 s behind", "1 partitions held, 0 s behind"]
+
+
+class Held:
+    """What a member goes through, poll by poll, and what it committed; all polls end with it."""
+
+    def __init__(self, sink: Recorder) -> None:
+        self.sink = sink
+        self.over = asyncio.Event()
+        self.commits: list[Mapping[TopicPartition, int]] = []
+        self.given: list[tuple[TopicPartition, int]] = []
+
+    def gains(self, *partitions: TopicPartition, brings: Polled | None = None) -> Step:
+        async def step(consumer: ScriptedConsumer) -> Polled:
+            for partition in partitions:
+                await consumer.gain(partition)
+            return brings or {}
+
+        return step
+
+    def loses(self, *partitions: TopicPartition) -> Step:
+        async def step(consumer: ScriptedConsumer) -> Polled:
+            for partition in partitions:
+                await consumer.lose(partition)
+            return {}
+
+        return step
+
+    def brings(self, brought: Polled) -> Step:
+        async def step(_: ScriptedConsumer) -> Polled:
+            return brought
+
+        return step
+
+    async def has_its_receiver_back(self, _: ScriptedConsumer) -> Polled:
+        self.sink.gate.set()
+        return {}
+
+    async def looks(self, consumer: ScriptedConsumer) -> Polled:
+        self.commits = consumer.commits
+        return {}
+
+    async def ends(self, consumer: ScriptedConsumer) -> Polled:
+        self.commits = consumer.commits
+        self.over.set()
+        return {}
+
+    async def through(self, *steps: Step, **how: Any) -> None:  # noqa: ANN401  # as consuming takes it
+        idle = [self.looks] * 9
+        on = scripted(*steps, *idle, self.ends)
+        async with running(consuming(on, self.sink, **how)):
+            await asyncio.wait_for(self.over.wait(), 10)
+        self.given = on.script.given
+
+
+class Stuck(Recorder):
+    """A sink whose receiver is away, and which tells of everything once it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate.clear()
+
+
+async def test_what_was_polled_before_a_partition_went_and_came_back_is_never_committed() -> None:
+    member = Held(Stuck())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.loses(KEPT),
+        member.gains(KEPT),
+        member.has_its_receiver_back,
+    )
+
+    assert member.sink.taken == [(KEPT, 4)]
+    assert member.commits == []
+
+
+async def test_of_a_partition_that_came_back_what_is_polled_then_is_committed_as_it_is() -> None:
+    # After a topic was made anew its offsets begin again, below those that were done before.
+    member = Held(Recorder())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.looks,
+        member.loses(KEPT),
+        member.gains(KEPT, brings=first_of(KEPT, offset=0)),
+    )
+
+    assert member.commits == [{KEPT: 5}, {KEPT: 1}]
+
+
+async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
+    class Finishing(Recorder):
+        @override
+        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+            self.entered += len(batches)
+
+        @override
+        async def release(self, partitions: Partitions, desk: Desk) -> None:
+            for partition in partitions:
+                desk.acknowledge(partition, 1)
+
+    member = Held(Finishing())
+    await member.through(member.gains(KEPT, brings=first_of(KEPT)), member.loses(KEPT))
+
+    assert member.commits == [{KEPT: 1}]
+
+
+@pytest.mark.parametrize("comes_back", [0, 1])
+async def test_of_a_partition_that_comes_beside_the_work_nothing_is_read_before_it_is_over(
+    comes_back: int,
+) -> None:
+    member = Held(Stuck())
+    back = [member.loses(LOST), member.gains(LOST, brings=first_of(LOST))] if comes_back else []
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT)),
+        member.gains(LOST, brings=first_of(LOST)),
+        *back,
+        member.has_its_receiver_back,
+        *[member.brings(first_of(LOST))] * 3,
+    )
+
+    taken = member.sink.taken
+    assert set(taken) == {(KEPT, 0), (LOST, 0)}
+    assert member.given == taken
+
+
+async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_let_go() -> None:
+    class Setting(Recorder):
+        is_set = False
+
+        @override
+        async def prepare(self, desk: Desk) -> Partitions:
+            voided = frozenset() if self.is_set else desk.consumer.assignment()
+            self.is_set = bool(voided)
+            return voided
+
+    member = Held(Setting())
+    await member.through(
+        member.gains(KEPT, brings=first_of(KEPT, offset=4)),
+        member.brings(first_of(KEPT, offset=2)),
+    )
+
+    assert member.sink.taken == [(KEPT, 2)]
+
+
+async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
+    class Committing(Recorder):
+        @override
+        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+            for batch in batches:
+                desk.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+
+    member, clock, check = Held(Committing()), HandClock(), Check()
+    brings = member.gains(KEPT, brings=first_of(KEPT))
+    await member.through(brings, check=check, clock=clock)
+    clock.advance(42)
+
+    assert member.commits == []
+    assert check.detail.endswith(", 0 s behind")
+
+
+@pytest.mark.parametrize("comes_back", [0, 1])
+async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind(
+    comes_back: int,
+) -> None:
+    class Preparing(Stuck):
+        @override
+        async def prepare(self, desk: Desk) -> Partitions:
+            await self.gate.wait()
+            return frozenset()
+
+    check, clock = Check(), HandClock()
+    member = Held(Preparing())
+    back = [member.gains(LOST)] if comes_back else []
+    await member.through(
+        member.gains(KEPT, LOST, brings=first_of(LOST)),
+        member.loses(LOST),
+        *back,
+        member.has_its_receiver_back,
+        check=check,
+        clock=clock,
+    )
+    clock.advance(3600)
+
+    assert member.sink.taken == []
+    assert check.detail.endswith(", 0 s behind")
+
+
+async def test_a_commit_that_is_refused_until_the_group_was_polled_is_tried_after_a_poll() -> None:
+    class Polls(MemoryConsumer):
+        has_polled = True
+
+        @override
+        async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
+            self.has_polled = True
+            return await super().poll(timeout_seconds=timeout_seconds, max_records=max_records)
+
+        @override
+        async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+            if refused[0] < 3 or not self.has_polled:
+                refused[0] += 1
+                self.has_polled = False
+                raise BusUnavailableError("the group is rebalancing")
+            await super().commit(offsets)
+
+    class PollingBus(MemoryBus):
+        opened = 0
+
+        @override
+        @asynccontextmanager
+        async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+            async with super().consumer(subscription) as consumer:
+                consumer.__class__ = Polls
+                self.opened += 1
+                yield consumer
+
+    refused = [0]
+    on, sink = PollingBus(), Recorder()
+    like = bus()
+    on._partitions, on._logs = like._partitions, like._logs
+    await publish(on, event(0))
+    async with running(consuming(on, sink)):
+        await eventually(is_committed(on, 1))
+
+    assert (refused, on.opened) == ([3], 1)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Record, TopicPartition, Transactions
+from gpuledger.bus.protocol import Message, Record, Subscription, TopicPartition, Transactions
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
@@ -286,6 +286,64 @@ async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_d
 
     changes = [line["event"] for line in logged if line["event"].startswith("check_")]
     assert changes.count("check_failed") == 1
+
+
+class Endless(MemoryBus):
+    """A bus that commits nothing of one partition, and says so once its writer is closed."""
+
+    number: int
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            if not transactional_id.endswith(f"-{self.number}"):
+                yield inner
+                return
+            endless = EndlessTransactions()
+            yield endless
+            await endless.close()
+
+
+class EndlessTransactions:
+    def __init__(self) -> None:
+        self._closing, self._ended = asyncio.Event(), asyncio.Event()
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        await self._closing.wait()
+        self._ended.set()
+        raise BusUnavailableError("closed while it was committed")
+
+    async def close(self) -> None:
+        self._closing.set()
+        await self._ended.wait()
+
+
+async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None:
+    on, readiness = Endless(), Readiness()
+    on._partitions, on._logs = bus()._partitions, bus()._logs
+    stays, goes = (next(node for node in NODES if place_of(node)[1] == at) for at in (0, 1))
+    on.number = place_of(goes).partition
+    await publish(on, event(0, node=goes))
+
+    async def polls() -> None:
+        async with on.consumer(Subscription(group=GROUP, topics=[EVENTS.name])) as consumer:
+            while True:
+                await consumer.poll(timeout_seconds=0.01, max_records=1)
+
+    with capture_logs() as logged:
+        async with running(republishing(on, readiness=readiness)):
+            await eventually(lambda: "partitions_assigned" in {line["event"] for line in logged})
+            async with running(polls()):
+                await publish(on, event(0, node=stays))
+                await eventually(lambda: committed(on, GROUP, place_of(stays)) == 1)
+                assert readiness.check("rows.receiver").is_ok
 
 
 async def test_who_was_shut_out_waits_and_then_goes_on_from_what_is_committed() -> None:

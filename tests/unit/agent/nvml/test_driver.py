@@ -74,12 +74,24 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     assert bench.gpus_check.is_ok
 
 
-async def test_where_no_gpu_answers_the_driver_has_failed_and_no_single_gpu(bench: Bench) -> None:
+async def test_where_no_gpu_answers_both_checks_fail_and_say_so(bench: Bench) -> None:
+    """A check that is shown as not ok has its log line: it fails, and does not wait."""
     await bench.ask()
     for gpu in bench.gpus:
         gpu.lost = True
     await bench.ask()
-    assert (bench.check.is_ok, bench.gpus_check.has_failed) == (False, False)
+    assert (bench.check.has_failed, bench.gpus_check.has_failed) == (True, True)
+    assert bench.gpus_check.detail == "no GPU answers, see nvml"
+
+
+async def test_where_the_library_does_not_start_both_checks_fail(bench: Bench) -> None:
+    bench.library.errors["nvmlInit"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert await bench.ask() is None
+    assert (bench.check.has_failed, bench.gpus_check.has_failed) == (True, True)
+    bench.library.errors.clear()
+    bench.clock.advance(8)
+    await bench.ask()
+    assert (bench.check.is_ok, bench.gpus_check.is_ok) == (True, True)
 
 
 async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) -> None:

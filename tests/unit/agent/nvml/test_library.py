@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -144,6 +145,20 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     nvml = Nvml(library)
     assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
     assert nvml.missing == 1
+
+
+def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
+    class Slotted(FakeNvml):
+        @override
+        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+        def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> Any:  # noqa: N802  # NVML's own name
+            return SimpleNamespace(busId="00000000:1B:00.0")
+
+    nvml = Nvml(Slotted(FakeGpu("GPU-0")))
+    nvml.open()
+    assert nvml.unfound == {0: "PCI:0000:1b:00"}
 
 
 def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(

@@ -82,8 +82,14 @@ class Node:
             deadline_seconds=seconds,
             backoff=Backoff(first_seconds=1, most_seconds=2, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=2, most_seconds=4, jitter=lambda: 1.0),
-            tell=lambda kind, uuid, _: self.told.append((kind, self.uuids.index(uuid))),
+            tell=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
         )
+
+    def index_of(self, name: str) -> int:
+        """Return the index of a GPU by its UUID, or by what names it where that is not known."""
+        if name in self.uuids:
+            return self.uuids.index(name)
+        return int(name.removeprefix("INDEX:"))
 
     async def tick(self, last_seen: Mapping[str, LastSeen] | None = None) -> dict[int, GpuAnswers]:
         self.looks.begin_tick()

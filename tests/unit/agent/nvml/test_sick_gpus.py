@@ -14,6 +14,7 @@ from typing_extensions import override
 from agent.nvml.answers import CallGroup, GpuAnswers
 from agent.nvml.calls import (
     DriverNotLoadedError,
+    FailedError,
     GpuLostError,
     LibraryLostError,
     NvmlLostError,
@@ -287,6 +288,57 @@ async def test_where_no_gpu_answers_the_library_is_started_anew(bench: Bench) ->
     for _ in range(4):
         await bench.ask()
     assert bench.nvml.tried == 2
+
+
+async def test_a_gpu_that_is_lost_at_the_start_is_named_told_and_told_when_it_is_back(
+    bench: Bench,
+) -> None:
+    bench.nvml.gone = {"GPU-0"}
+    await bench.ask()
+    assert bench.gpus_check.detail == "1 GPUs do not answer: INDEX:0"
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "INDEX:0")]
+    bench.nvml.gone = set()
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "INDEX:0"), ("gpu_recovered", "INDEX:0")]
+    assert bench.gpus_check.is_ok
+    assert "INDEX:0" not in bench.driver.known
+
+
+async def test_a_gpu_that_answered_once_is_lost_by_its_uuid_alone(bench: Bench) -> None:
+    await bench.ask()
+    bench.sick.errors[BOOKS] = LOST
+    bench.nvml.gone = {"GPU-0"}
+    for _ in range(3):
+        bench.clock.advance(100)
+        await bench.ask()
+    assert bench.told == [("gpu_lost", "GPU-0")]
+
+
+async def test_a_breaker_is_logged_once_open_and_once_closed_through_new_starts(
+    bench: Bench,
+) -> None:
+    with capture_logs() as logs:
+        await bench.ask()
+        bench.clock.advance(60)
+        for gpu in bench.gpus:
+            gpu.errors[BOOKS] = FailedError("nvmlDeviceGetMemoryInfo: Timeout")
+        for _ in range(20):
+            bench.clock.advance(1)
+            await bench.ask()
+        assert bench.nvml.tried > 1
+        for gpu in bench.gpus:
+            gpu.errors = {}
+        for _ in range(20):
+            bench.clock.advance(100)
+            await bench.ask()
+    told = sorted((line["event"], line["gpu"]) for line in logs if "breaker" in line["event"])
+    names = ["GPU-0", "GPU-1", "GPU-2"]
+    assert told == [(event, gpu) for event in ("breaker_closed", "breaker_opened") for gpu in names]
 
 
 async def test_a_start_that_hangs_is_waited_for_by_no_tick_for_longer_than_its_deadline(

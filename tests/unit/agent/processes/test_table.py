@@ -1,6 +1,7 @@
 """Who a process is: pid and start time, never the pid alone."""
 
 import pytest
+from prometheus_client import REGISTRY
 
 from agent.processes.cgroup import Location
 from agent.processes.procfs import UNREADABLE, ProcessReader, read_boot_id
@@ -139,6 +140,25 @@ def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
         {"GPU-0": [7], "GPU-1": []}, listed_boottime_ns=10**12, time_ns=3
     ).records
     assert (record.change, record.gpu_uuids) == (ProcessChange.CHANGED, ["GPU-0"])
+
+
+def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    """That a process died with its GPU is usual, and no sign that /proc hides processes."""
+    name = "gpuledger_agent_processes_unreadable_total"
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7)
+    procfs.end(7)
+    before = REGISTRY.get_sample_value(name) or 0.0
+    for at_ticks in range(1100, 1500, 100):
+        lost = table.call({}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
+        assert (list(lost.now), lost.records) == ([7], [])
+    assert REGISTRY.get_sample_value(name) == before
+
+    assert [change for change, *_ in told(call(table, at_ticks=1600))] == ["ended"]
+    call(table, 8, at_ticks=1700)
+    assert REGISTRY.get_sample_value(name) == before + 1
 
 
 def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_told_again(

@@ -1,10 +1,12 @@
 """What the tests of the spool begin with: parcels, spools, a bus that can be away."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from typing_extensions import override
 
 from agent.publishing.disk import DiskThread
@@ -56,6 +58,22 @@ def spool_in(
 
 def files_in(folder: Path) -> list[Path]:
     return sorted((folder / NODE).glob("*.spool"))
+
+
+@contextmanager
+def unreadable(path: Path, error: int) -> Iterator[list[int]]:
+    """Let nobody open a file; the list has an entry for each attempt."""
+    truth, attempts = os.open, list[int]()
+
+    def refuse(name: object, *arguments: Any, **keywords: Any) -> int:  # noqa: ANN401  # passed on
+        if name != path:
+            return truth(name, *arguments, **keywords)  # type: ignore[arg-type]  # as it came
+        attempts.append(error)
+        raise OSError(error, os.strerror(error), str(path))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        yield attempts
 
 
 class ImmediateDisk(DiskThread):

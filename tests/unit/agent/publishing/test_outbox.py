@@ -18,10 +18,12 @@ from agent.publishing.spool import Spool
 from gpuledger.service import Backoff, Check
 from tests.unit.agent.publishing.given import (
     ImmediateDisk,
+    Uptime,
     files_in,
     number_of,
     parcel_of,
     spool_in,
+    unreadable,
 )
 
 T = TypeVar("T")
@@ -56,6 +58,7 @@ def outbox_of(
     clock: Hands | None = None,
     check: Check | None = None,
     most_ticks: int = 100,
+    wait_seconds: float = 1,
 ) -> Outbox:
     return Outbox(
         queue=TickQueue(most_ticks=most_ticks),
@@ -63,7 +66,9 @@ def outbox_of(
         check=check or Check(),
         after_seconds=5,
         disk=disk or ImmediateDisk(),
-        backoff=Backoff(first_seconds=1, most_seconds=1, jitter=lambda: 1.0),
+        backoff=lambda **_: Backoff(
+            first_seconds=wait_seconds, most_seconds=wait_seconds, jitter=lambda: 1.0
+        ),
         now_seconds=clock or Hands(),
     )
 
@@ -160,6 +165,69 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
     monkeypatch.setattr(spool, "append", refuse)
     await put(outbox, clock, *range(6, 12))
     assert await take_all(outbox, 12) == list(range(12))
+    spilling.cancel()
+
+
+async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_while(
+    tmp_path: Path,
+) -> None:
+    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    outbox = outbox_of(spool, clock=clock, check=check, wait_seconds=4)
+    spilling = asyncio.create_task(outbox.run())
+    await put(outbox, clock, *range(7))
+    taking = asyncio.create_task(take_all(outbox, 30))
+    with unreadable(files_in(tmp_path)[0], errno.EMFILE) as attempts:
+        await put(outbox, clock, *range(7, 20))
+        assert not taking.done()
+        # A read and a write of the same file, each every four seconds.
+        assert len(attempts) <= 2 * (1 + 13 // 4)
+        assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
+        assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
+    await put(outbox, clock, *range(20, 30))
+    assert await taking == list(range(30))
+    await put(outbox, clock, 30)
+    assert await take_all(outbox, 1) == [30]
+    assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 1)
+    spilling.cancel()
+
+
+async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
+    tmp_path: Path,
+) -> None:
+    up, clock, check = Uptime(0), Hands(), Check()
+    spool = spool_in(tmp_path, up_seconds=up, most_bytes=4_000)
+    spool.append([parcel_of(number) for number in range(30)])
+    damaged = SPOOL_DROPPED.labels(reason="damaged")
+    before = damaged._value.get()
+    outbox = outbox_of(spool, clock=clock, check=check)
+    spilling = asyncio.create_task(outbox.run())
+    taking = asyncio.create_task(take_all(outbox, 20))
+    spool.append([parcel_of(number, size_bytes=900) for number in range(30, 33)])
+    with unreadable(files_in(tmp_path)[0], errno.EIO):
+        await put(outbox, clock, *range(33, 45))
+        assert not taking.done()
+        assert "cannot be read, newer ones wait" in check.detail
+        assert outbox.in_memory <= 6
+        up.seconds = 60
+        await put(outbox, clock, *range(45, 50))
+        assert await taking == list(range(30, 50))
+    assert damaged._value.get() - before == 30
+    spilling.cancel()
+
+
+async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path: Path) -> None:
+    clock, disk, check = Hands(), FailingDisk(), Check()
+    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
+    spilling = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    await put(outbox, clock, *range(6))
+    assert check.has_failed
+    assert await take_all(outbox, 6) == list(range(6))
+    disk.error = None
+    await put(outbox, clock, 6)
+    assert await take_all(outbox, 1) == [6]
+    assert check.is_ok
     spilling.cancel()
 
 

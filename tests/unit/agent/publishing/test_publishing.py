@@ -207,6 +207,35 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
     assert check.is_ok
 
 
+async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
+    """As where too few replicas are in sync, or one of the topics is missing."""
+    bus, outbox, shown = FakeBus(), outbox_in_memory(), list[bool]()
+    check = Check(on_change=lambda one: shown.append(one.is_ok))
+    truth, refused = bus.publish, [BusUnavailableError("too few replicas are in sync")] * 7
+
+    async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == PROCESSES.name and refused:
+            raise refused.pop()
+        await truth(topic, partition, messages)
+
+    bus.publish = publish  # type: ignore[method-assign]  # it refuses one topic
+    outbox.put(parcel(0, processes=1))
+    await publish_all(bus, outbox, check)
+    assert bus.producers == 8
+    assert shown == [False, True]
+
+
+async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
+    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    bus.refusals = [BusUnavailableError("away")] * 3
+    publishing = asyncio.create_task(publisher_of(bus, outbox, check).run())
+    async with asyncio.timeout(9):
+        while not check.is_ok:  # noqa: ASYNC110  # a few turns of the loop
+            await asyncio.sleep(0)
+    publishing.cancel()
+    assert (bus.producers, bus.published) == (4, [])
+
+
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
     bus, outbox = FakeBus(), outbox_in_memory()
     bus.published.append(("before", 0, []))  # so that only the process records are refused

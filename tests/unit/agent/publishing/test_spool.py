@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import struct
 import zlib
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from agent.metrics import (
     QUEUE_TICKS,
@@ -37,6 +39,7 @@ from tests.unit.agent.publishing.given import (
     number_of,
     parcel_of,
     spool_in,
+    unreadable,
 )
 
 EARLIER_BOOT = "0c1de0c8-9d0f-4f7a-8ad8-0f0c55f5a6b1"
@@ -294,6 +297,149 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     lost = in_first + 2
     assert drain(again) == [number for number in range(30) if number != lost]
     assert dropped("damaged") - before == 1
+
+
+@given(frame=st.integers(0, 12), at=st.integers(min_value=0), flip=st.integers(1, 255))
+def test_of_a_file_with_any_byte_changed_the_other_frames_are_sent_and_the_loss_is_told(
+    tmp_path_factory: pytest.TempPathFactory, frame: int, at: int, flip: int
+) -> None:
+    before, torn = dropped("damaged"), SPOOL_TORN._value.get()
+    folder = tmp_path_factory.mktemp("spool")
+    spool = spool_in(folder)
+    for number in range(14):
+        spool.append([parcel_of(10 * number), parcel_of(10 * number + 1)])
+    hit = spool._segments[0].frames[frame]
+    change_byte(files_in(folder)[0], hit.start + at % (hit.end - hit.start), flip)
+    with capture_logs() as logs:
+        found = drain(reopened(spool, folder))
+    whole = [number for number in range(14) if number != frame]
+    assert found == [10 * number + second for number in whole for second in (0, 1)]
+    assert dropped("damaged") - before >= 1
+    assert SPOOL_TORN._value.get() == torn
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["spool_damaged"]
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_a_file_whose_own_head_is_broken_gives_its_frames(tmp_path: Path, at: int) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, *range(5))
+    change_byte(files_in(tmp_path)[0], at, 255)
+    assert drain(reopened(spool, tmp_path)) == list(range(5))
+
+
+def change_byte(path: Path, at: int, flip: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= flip
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_a_file_that_cannot_be_read_for_a_moment_loses_nothing(tmp_path: Path, error: int) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    fill(spool, *range(50))
+    with unreadable(files_in(tmp_path)[0], error), pytest.raises(OSError, match=r"Errno"):
+        spool.read(at_most=60)
+    assert (spool.parcels, len(files_in(tmp_path))) == (50, 1)
+    assert drain(spool) == list(range(50))
+    assert dropped("damaged") == before
+
+
+def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_read(
+    tmp_path: Path,
+) -> None:
+    before, clock = dropped("damaged"), Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock, most_bytes=20_000)
+    fill(spool, *range(30), size_bytes=64)
+    first, *_ = spool._segments
+    in_first = first.parcels
+    with unreadable(first.path, errno.EIO):
+        for second in (1000, 1030, 1059):
+            clock.seconds = second
+            with pytest.raises(OSError, match="Input/output error"):
+                spool.read(at_most=60)
+        clock.seconds = 1060
+        assert drain(spool) == list(range(in_first, 30))
+    assert dropped("damaged") - before == in_first
+    assert not first.path.exists()
+
+
+def test_a_file_that_cannot_be_read_at_the_start_waits_likewise(tmp_path: Path) -> None:
+    before, clock = spool_in(tmp_path), Uptime(1000)
+    fill(before, 1, 2)
+    before.close()
+    spool = spool_in(tmp_path, up_seconds=clock)
+    with unreadable(files_in(tmp_path)[0], errno.EMFILE):
+        with pytest.raises(OSError, match="Too many open files"):
+            spool.open()
+        waits = []
+        for second in (1000, 1119, 1120):  # not for ever, as nobody may try again
+            clock.seconds = second
+            waits.append(not spool.is_empty)
+    assert waits == [True, True, False]
+    clock.seconds = 1010
+    assert drain(spool) == [1, 2]
+
+
+def test_a_file_that_cannot_be_read_for_a_minute_at_the_start_is_left_alone(tmp_path: Path) -> None:
+    before, clock = spool_in(tmp_path), Uptime(1000)
+    fill(before, 1, 2)
+    before.close()
+    spool = spool_in(tmp_path, up_seconds=clock)
+    with unreadable(files_in(tmp_path)[0], errno.EIO):
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.open()
+        clock.seconds = 1060
+        fill(spool, 3)
+        assert drain(spool) == [3]
+    assert len(files_in(tmp_path)) == 1
+
+
+def test_files_that_somebody_removed_are_counted_and_what_comes_later_is_kept(
+    tmp_path: Path,
+) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path, most_bytes=20_000)
+    fill(spool, *range(30), size_bytes=64)
+    for path in files_in(tmp_path):
+        path.unlink()
+    fill(spool, 30)
+    assert (spool.parcels, SPOOL_TICKS._value.get()) == (1, 1)
+    assert dropped("damaged") - before == 30
+    fill(spool, 31)
+    files_in(tmp_path)[0].unlink()
+    assert (drain(spool), spool.parcels) == ([], 0)
+    assert dropped("damaged") - before == 32
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_folder_that_somebody_removed_is_begun_anew(
+    tmp_path: Path, *, is_made_again: bool
+) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    fill(spool, 1, 2)
+    found = spool.read(at_most=1)
+    assert found
+    spool.lend(found[1])
+    shutil.rmtree(tmp_path / "node-1")
+    if is_made_again:
+        (tmp_path / "node-1").mkdir()
+    fill(spool, 3)
+    spool.forget(found[1])
+    assert dropped("damaged") - before == 1
+    assert drain(spool) == [3]
+    with pytest.raises(BlockingIOError, match="another agent uses it"):
+        spool_in(tmp_path).open()
+
+
+def test_a_folder_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    tmp_path.rename(tmp_path.with_name("away"))
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        fill(spool, 2)
+    assert spool.is_empty
+    tmp_path.mkdir()
+    fill(spool, 3)
+    assert drain(spool) == [3]
 
 
 # Each has a checksum that fits: another version may have written it, or a user who may write here.

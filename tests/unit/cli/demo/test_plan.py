@@ -74,6 +74,15 @@ def test_an_address_is_taken_and_none_is_the_receiver_built_in() -> None:
     assert check_url("--alertmanager-url", None) is None
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/x?hunter2", "file:///tmp/x", "s3:/usr:hunter2@b"])
+def test_a_store_that_is_a_url_is_refused_without_being_repeated(url: str) -> None:
+    """It would be a folder of that name, which the summary shows."""
+    with pytest.raises(UserError, match=r"--store is a URL: .* a folder of this machine") as raised:
+        find_store(Path(url))
+
+    assert "hunter2" not in str(raised.value)
+
+
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """A folder is wanted."""
     file = tmp_path / "file"

@@ -355,7 +355,7 @@ async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_g
         office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
         delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
         await delivery.take_over([PLACE])
-        made = Slice(number=PLACE)
+        made = Slice(number=PLACE, begun_at=0.0)
         made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
         assert set(await delivery.deliver(consumer, [made])) == {PLACE}
         assert check.has_failed
@@ -375,7 +375,7 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         insist = Insistence(check=check, backoff=Backoff(), passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
-        await delivery.deliver(consumer, [Slice(number=PLACE, offsets=offsets)])
+        await delivery.deliver(consumer, [Slice(number=PLACE, begun_at=0.0, offsets=offsets)])
         assert check.has_failed
 
         await delivery.give_up([PLACE + 1])

@@ -37,3 +37,25 @@ def test_the_settings_are_shown_with_their_defaults() -> None:
     assert shown.returncode == 0, shown.stderr
     assert "tombstone_after_seconds: 900" in shown.stdout
     assert "page_limit: 500" in shown.stdout
+
+
+def test_a_signal_does_not_wait_for_the_import_of_the_client_library(tmp_path: Path) -> None:
+    (tmp_path / "kubernetes_asyncio.py").write_text("import time; time.sleep(60)")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(tmp_path),
+        "GPULEDGER_HTTP__LISTEN": "127.0.0.1:0",
+        "GPULEDGER_KUBERNETES__KUBECONFIG": str(tmp_path / "kubeconfig"),
+    }
+    command = [sys.executable, "-m", "enricher.podwatch"]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            said = child.stderr.readline()
+            child.terminate()
+            _, rest = child.communicate(timeout=30)
+        finally:
+            child.kill()
+    assert '"service_started"' in said
+    assert "service_ended" in rest
+    assert child.returncode == 0

@@ -24,6 +24,8 @@ class WatchedBus(MemoryBus):
         self.story: list[str] = []
         self.may_commit = asyncio.Event()
         self.may_commit.set()
+        self.may_open = asyncio.Event()
+        self.may_open.set()
         self._taken = taken
 
     @override
@@ -31,6 +33,7 @@ class WatchedBus(MemoryBus):
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
         if transactional_id in self._taken:
             raise FencedError("another producer has it")
+        await self.may_open.wait()
         async with super().transactions(transactional_id) as inner:
             watched = WatchedTransactions(inner, bus=self, name=transactional_id)
             await turn()  # so that who is refused is refused before
@@ -205,6 +208,45 @@ async def test_commits_of_a_partition_go_one_after_the_other_and_all_before_it_i
     assert await committed(bus, 1) == 2
     told = [f"{what} {GROUP}-1" for what in ("began", "committed")]
     assert bus.story[1:] == [*told, *told, f"closed {GROUP}-1"]
+
+
+async def test_what_is_given_up_while_it_is_opened_takes_no_id_from_its_next_owner() -> None:
+    bus, slow = WatchedBus(), WatchedBus()
+    slow._owners = bus._owners
+    slow.may_open.clear()
+    async with writers_of(slow) as before, writers_of(bus) as after:
+        opening = asyncio.create_task(before.open([1, 2]))
+        await turn()
+        await before.close([1])
+        await after.open([1])
+        slow.may_open.set()
+        await opening
+        assert [number in before for number in (1, 2)] == [False, True]
+        await commit(after, 1)
+    assert f"opened {GROUP}-1" not in slow.story
+
+
+async def test_what_is_opened_once_more_while_it_is_opened_has_one_writer() -> None:
+    bus = WatchedBus()
+    bus.may_open.clear()
+    async with writers_of(bus) as writers:
+        both = asyncio.gather(writers.open([1]), writers.open([1]))
+        await turn()
+        bus.may_open.set()
+        await both
+        await commit(writers, 1)
+    assert [line for line in bus.story if "opened" in line] == [f"opened {GROUP}-1"]
+
+
+async def test_an_end_while_partitions_are_opened_leaves_none_of_them_open() -> None:
+    bus = WatchedBus()
+    bus.may_open.clear()
+    async with writers_of(bus) as writers:
+        opening = asyncio.create_task(writers.open([1, 2]))
+        await turn()
+    bus.may_open.set()
+    await opening
+    assert bus.story == []
 
 
 FENCED, AWAY = FencedError("another has it"), BusUnavailableError("no broker answers")

@@ -87,6 +87,16 @@ async def serve(settings: Settings, readiness: Readiness) -> None:
     await slow()
 
 
+async def serve_in_outage(_: Settings, readiness: Readiness) -> None:
+    """Give up at the end what could not be delivered, so that nothing is left that fails."""
+    check = readiness.check("delivery")
+    check.failed("no broker")
+    try:
+        await slow()
+    finally:
+        check.ok()
+
+
 class LateSignal:
     """Signals this process when the interpreter, shutting down, clears the module that has it."""
 
@@ -106,6 +116,17 @@ async def signalled_late() -> None:
     await slow()
 
 
+async def signalled_twice_at_once() -> None:
+    """Have both signals come at the same instant."""
+    both = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
+        os.kill(os.getpid(), number)
+    say("working")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+    await slow()
+
+
 CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "slow": slow,
     "hanging": hanging,
@@ -114,6 +135,7 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "left-thread": left_thread,
     "failing-cleanup": failing_cleanup,
     "signalled-late": signalled_late,
+    "signalled-twice-at-once": signalled_twice_at_once,
 }
 
 
@@ -121,8 +143,10 @@ def main(case: str) -> int:
     """Run one case."""
     if case == "service":
         return run_service(serve, settings=Settings(), about={"node": "node-1"})
+    if case == "service-in-outage":
+        return run_service(serve_in_outage, settings=Settings())
     configure_logs(LogSettings())
-    seconds = 10.0 if case in {"slow", "signalled-late"} else 0.4
+    seconds = 10.0 if case == "slow" or case.startswith("signalled") else 0.4
     return run_until_signalled(CASES[case], stop_within_seconds=seconds)
 
 

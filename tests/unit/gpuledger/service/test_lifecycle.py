@@ -68,6 +68,15 @@ def test_the_first_line_says_what_runs_and_where() -> None:
     assert lines[-1]["event"] == "service_ended"
 
 
+def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
+    with running("service-in-outage") as child:
+        child.send_signal(signal.SIGTERM)
+        _, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    said = [event for event in logged(stderr) if event.startswith("check_")]
+    assert said == ["check_failed"]
+
+
 @pytest.mark.parametrize("case", ["hanging", "blocking", "left-task", "left-thread"])
 def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
     with running(case) as child:
@@ -87,6 +96,14 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
         stdout, _ = child.communicate(timeout=PATIENCE_SECONDS)
 
     assert (child.returncode, stdout) == (0, "cleaned up\n")
+
+
+def test_two_signals_at_the_same_instant_are_one() -> None:
+    with running("signalled-twice-at-once") as child:
+        stdout, stderr = child.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (child.returncode, stdout) == (0, "working\ncleaned up\n")
+    assert logged(stderr) == ["signal_received"]
 
 
 def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code() -> None:

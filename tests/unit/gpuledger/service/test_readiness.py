@@ -128,6 +128,22 @@ def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> Non
     assert [line["event"] for line in logs] == ["check_failed", "check_recovered"]
 
 
+def test_what_fails_when_the_work_ends_is_not_said_to_have_recovered() -> None:
+    """At its end a deployable gives up what it could not deliver: nothing is left that fails."""
+    readiness = Readiness()
+    fails, holds = readiness.check("test_fails_at_end"), readiness.check("test_holds_at_end")
+    holds.ok()
+    with capture_logs() as logs:
+        fails.failed("no broker")
+        readiness.end()
+        for check in (fails, holds):
+            check.waits("ending")
+            check.ok()
+
+    assert [line["event"] for line in logs] == ["check_failed"]
+    assert (fails.is_ok, fails.detail, holds.is_ok) == (False, "no broker", True)
+
+
 def test_a_check_is_a_metric() -> None:
     readiness = Readiness()
     check = readiness.check("test_metric", severity=Severity.WARNING)

@@ -1,8 +1,59 @@
-"""What follows from how to reach the brokers."""
+"""How to reach the brokers: what is refused, by every program alike, and what follows from it."""
+
+from importlib import import_module
 
 import pytest
 
 from gpuledger.settings import KafkaSettings
+
+PROGRAMS = {
+    "agent.command": [],
+    "enricher.podwatch.command": [],
+    "enricher.join.command": [],
+    "sinks.command": ["rows"],
+}
+MISNAMED = [
+    ("kafka", "'kafka': expected host:port[,host:port…]"),
+    ("kafka:http", "'kafka:http': expected host:port"),
+    ("kafka:0", "expected host:port"),
+    ("kafka:70000", "expected host:port"),
+    ("localhost:9:9/x", "expected host:port"),
+    ("one:9092,,two:9092", "expected host:port"),
+    ("::1:9092", "expected host:port"),
+    ("kafka://one:9092", "without a scheme; TLS and login are kafka.security_protocol"),
+    ("http://127.0.0.1:9/w?token=hunter2", "'http://127.0.0.1:9/w?********': expected"),
+    ("http://usr:hunter2@host/x", "'http://********@host/x': expected"),
+    ("one:9092,usr:hunter2@two:9092", "user and password are kafka.sasl_username and"),
+]
+
+
+@pytest.mark.parametrize(
+    "servers", ["kafka:9092", "a:1, b-2.c_d:65535", "[::1]:9092,10.0.0.1:9092", " kafka:9092"]
+)
+def test_brokers_are_hosts_with_their_ports(servers: str) -> None:
+    assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
+
+
+@pytest.mark.parametrize(("servers", "said"), MISNAMED)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code_2(
+    program: str,
+    servers: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["program", *PROGRAMS[program], "--print-config"])
+    monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", servers)
+    monkeypatch.setenv("NODE_NAME", "node-1")
+
+    assert import_module(program).main() == 2
+
+    line = capsys.readouterr().err
+    assert line.startswith("program: kafka: bootstrap_servers ")
+    assert said in line
+    assert line.count("\n") == 1
+    assert "hunter2" not in line
 
 
 @pytest.mark.parametrize(("session_seconds", "heartbeat_seconds"), [(6, 2), (9, 3), (30, 3)])

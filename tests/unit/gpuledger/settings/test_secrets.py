@@ -201,7 +201,7 @@ def test_the_printed_settings_mask_what_is_secret_in_an_address(
 ) -> None:
     urls = "http://a/w?token=hunter2,http://usr:hunter2#@b,http://c/@x"
     with pytest.raises(SystemExit):
-        load("--print-config", RECEIVER__URLS=urls, KAFKA__BOOTSTRAP_SERVERS="u:hunter2@a:1,b:2")
+        load("--print-config", RECEIVER__URLS=urls)
     shown = capsys.readouterr().out
 
     assert "hunter2" not in shown
@@ -223,7 +223,18 @@ ADDRESSES = [
     ("http://host/w?token=hunter2", "http://host/w?********"),
     ("http://u:hunter2@host?a=hunter2", "http://********@host?********"),
     ("usr:hunter2@host:9090/w", "********@host:9090/w"),
+    ("http:///usr:hunter2@host/x", "http:///********@host/x"),
+    ("http:///hunter2@host/x", "http:///********@host/x"),
+    ("https:////usr:hunter2@host/x?a=hunter2", "https:////********@host/x?********"),
+    ("s3:/usr:hunter2@host/x", "********@host/x"),
+    ("http://host/w#hunter2", "http://host/w#********"),
+    ("http://host/w;token=hunter2", "http://host/w;********"),
+    ("http://host#hunter2", "http://host#********"),
+    ("http:///w;token=hunter2?a=hunter2", "http:///w;********"),
+    ("host:9090/w?token=hunter2", "host:9090/w?********"),
+    ("127.0.0.1:9;token=hunter2", "127.0.0.1:9;********"),
     ("http://host/@x", "http://host/@x"),
+    ("file:///var/lib/store", "file:///var/lib/store"),
     ("me@example.org", "me@example.org"),
     ("localhost:9092,other:9092", "localhost:9092,other:9092"),
     ("/var/lib/a?b#c", "/var/lib/a?b#c"),
@@ -239,6 +250,26 @@ def test_an_address_is_masked_where_user_password_and_query_stand(
 ) -> None:
     assert mask_address(address) == masked
     assert mask_addresses(around.format(address)) == around.format(masked)
+
+
+@pytest.mark.parametrize(
+    ("value", "masked"),
+    [
+        (" s3://usr:hunter2@host/x", " s3://********@host/x"),
+        ("\t http:///usr:hunter2@host/x", "\t http:///********@host/x"),
+        ("//usr:hunter2@host/x?hunter2", "//********@host/x?********"),
+        ("a:1,http:///usr:hunter2@b", "********@b"),
+        ("a, http:///usr:hunter2@b", "a, http:///********@b"),
+        ("host/w?token=hunter2", "host/w?********"),
+        ("http://usr:hun ter2@host/w ?a b=hunter2", "http://********@host/w ?********"),
+        ("^(kube|istio)-.*;x", "^(kube|istio)-.*;x"),
+        ("/srv/a;b=c?d=e#f", "/srv/a;b=c?d=e#f"),
+    ],
+)
+def test_a_value_that_was_mistyped_is_masked_as_the_address_that_was_meant(
+    value: str, masked: str
+) -> None:
+    assert mask_address(value) == masked
 
 
 def test_each_address_of_a_list_is_masked_by_itself() -> None:

@@ -1,7 +1,10 @@
 """The alerts sink over the bus in memory and Alertmanagers that answer as told."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,15 +12,17 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
 from gpuledger.service import Readiness
-from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.service import GROUP, run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.alerts.standing import rfc3339
 from tests.unit.sinks.given import (
     GPU,
     NODE,
@@ -35,10 +40,32 @@ from tests.unit.sinks.given import (
     reading,
     running,
 )
-from tests.unit.sinks.receiver import Answer, Receiver, receiving
+from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
 
 AT = place_of(NODE)
 AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+
+
+class PatientClock(HandClock):
+    """A clock that the test alone moves: who waits before another attempt moves no time."""
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0.005)
+
+
+class GatedClock(PatientClock):
+    """A clock by which who waits before another attempt goes on when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(START_NS + SECOND_NS)
+        self.gate = asyncio.Event()
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds)
+        await self.gate.wait()
 
 
 def sink(
@@ -46,17 +73,19 @@ def sink(
     *receivers: Receiver,
     readiness: Readiness | None = None,
     clock: HandClock | None = None,
+    **changes: Any,  # noqa: ANN401  # as AlertsSettings takes them
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(
         urls=[receiver.url for receiver in receivers],
         busy_without_pod=BusyWithoutPodSettings(for_seconds=1.0),
+        **changes,
     )
     return asyncio.ensure_future(
         run_alerts(
             bus=on,
             settings=settings,
             readiness=readiness or Readiness(),
-            clock=clock or HandClock(START_NS + SECOND_NS),
+            clock=clock or PatientClock(START_NS + SECOND_NS),
         )
     )
 
@@ -113,10 +142,10 @@ async def test_nothing_is_sent_while_nothing_is_wrong() -> None:
 
 
 async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:
-    on, readiness = bus(), Readiness()
+    on, readiness, is_away = bus(), Readiness(), {True}
     async with (
         receiving() as one,
-        receiving(Answer(503, "away")) as other,
+        receiving(by_body=lambda _: Answer(503, "away") if is_away else Answer(200)) as other,
         running(sink(on, one, other, readiness=readiness)),
     ):
         await publish(on, busy(0), busy(1))
@@ -125,6 +154,9 @@ async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later(
         assert readiness.is_ready()
         assert readiness.check(f"alerts.alertmanager {one.url}").is_ok
         assert "away" in readiness.check(f"alerts.alertmanager {other.url}").detail
+        is_away.clear()
+        await eventually(lambda: readiness.check(f"alerts.alertmanager {other.url}").is_ok)
+        assert alerts(other)[-1]["labels"] == alerts(one)[0]["labels"]
 
 
 async def test_offsets_wait_until_an_alertmanager_has_the_alert() -> None:
@@ -200,7 +232,7 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
     answer: Answer,
 ) -> None:
     on, readiness = bus(), Readiness()
-    clock = HandClock(START_NS + SECOND_NS)
+    clock = PatientClock(START_NS + SECOND_NS)
     async with (
         receiving(answer) as receiver,
         running(sink(on, receiver, readiness=readiness, clock=clock)),
@@ -215,10 +247,14 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
         await publish(on, quiet(3))
         await eventually(is_committed(on, 4))
         assert (check.is_ok, its_own.is_ok) == (False, False)
+        seen = len(receiver.received)
+        for offset in (5, 6):
+            await publish(on, quiet(offset - 1))
+            await eventually(is_committed(on, offset))
+        assert len(receiver.received) == seen
         clock.advance(600)
-        await publish(on, quiet(4))
-        await eventually(is_committed(on, 5))
-        assert (check.is_ok, its_own.is_ok) == (True, True)
+        await eventually(lambda: (check.is_ok, its_own.is_ok) == (True, True))
+        assert receiver.received[-1].body == b"[]"
 
 
 @pytest.mark.parametrize("answer", [REFUSED, TOO_LARGE], ids=["invalid", "too large"])
@@ -285,6 +321,232 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
 
     assert [alert["labels"]["xid"] for alert in alerts(receiver)] == ["79"] * sent
     assert [letter.offset for letter in await dead_letters(on)] == [0]
+
+
+async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None:
+    at = place_of(node, ATTRIBUTED_INCIDENTS.name)
+    async with on.producer() as producer:
+        for xid in xids:
+            one = incident(START_NS)
+            value = encode(replace(one, incident=replace(one.incident, node=node, xid=xid)))
+            await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
+
+
+@asynccontextmanager
+async def another_member(on: MemoryBus) -> AsyncIterator[None]:
+    """Let another member join the group, take its share, and use none of it."""
+
+    async def polls() -> None:
+        topics = (EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+        async with on.consumer(Subscription(group=GROUP, topics=topics)) as consumer:
+            while True:
+                await consumer.poll(timeout_seconds=0.01, max_records=1)
+                if consumer.assignment():
+                    joined.set()
+
+    joined = asyncio.Event()
+    async with running(polls()):
+        await joined.wait()
+        yield
+
+
+def xids(receiver: Receiver, *, since: int = 0) -> set[str]:
+    requests = receiver.received[since:]
+    return {alert["labels"]["xid"] for each in requests for alert in orjson.loads(each.body)}
+
+
+NODES = [next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)]
+"""A node of each partition: of the first, which stays, and of the other, which goes."""
+STAYS, GOES = NODES
+
+
+def assignments(logged: Sequence[Mapping[str, Any]]) -> int:
+    return [line["event"] for line in logged].count("partitions_assigned")
+
+
+@pytest.mark.parametrize("node", NODES)
+async def test_what_no_alertmanager_took_is_told_after_any_rebalance(node: str) -> None:
+    on, clock, is_away = bus(), GatedClock(), {True}
+    at = place_of(node, ATTRIBUTED_INCIDENTS.name)
+    await publish_incidents(on, 79, node=node)
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 200)) as receiver:
+        with capture_logs() as logged:
+            async with running(sink(on, receiver, clock=clock)):
+                await eventually(lambda: clock.slept)
+                async with another_member(on):
+                    await eventually(lambda: assignments(logged) == 2)
+                    seen = len(receiver.received)
+                    clock.gate.set()
+                    await eventually(lambda: len(receiver.received) > seen + 5)
+                    assert committed(on, GROUP, at) is None
+        is_away.clear()
+        seen = len(receiver.received)
+        async with running(sink(on, receiver)):
+            await eventually(lambda: xids(receiver, since=seen) == {"79"})
+
+
+async def test_incidents_of_a_topic_made_anew_while_no_alertmanager_answers_are_all_told() -> None:
+    on, clock, is_away = bus(), GatedClock(), {True}
+    at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+    await publish_incidents(on, 1, 2, 3, 4, 5)
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 200)) as receiver:
+        with capture_logs() as logged:
+            async with running(sink(on, receiver, clock=clock)):
+                await eventually(lambda: clock.slept)
+                on.recreate(ATTRIBUTED_INCIDENTS.name)
+                await publish_incidents(on, 11, 12)
+                await eventually(lambda: assignments(logged) == 2)
+                is_away.clear()
+                clock.gate.set()
+                await eventually(lambda: committed(on, GROUP, at))
+                await eventually(lambda: "12" in xids(receiver))
+        await publish_incidents(on, 21, 22, 23)
+        async with running(sink(on, receiver)):
+            await eventually(lambda: committed(on, GROUP, at) == 5)
+
+    assert xids(receiver) >= {"11", "12", "21", "22", "23"}
+
+
+async def test_alerts_of_a_partition_that_is_anothers_are_not_sent_again() -> None:
+    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    await publish_incidents(on, 48, node=STAYS)
+    await publish_incidents(on, 79, node=GOES)
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(lambda: xids(receiver) == {"48", "79"})
+        async with another_member(on):
+            seen = len(receiver.received)
+            await publish_incidents(on, 49, node=STAYS)
+            await eventually(lambda: len(receiver.received) > seen)
+            clock.advance(61)
+            await eventually(lambda: len(receiver.received) > seen + 1)
+
+    assert xids(receiver, since=seen) == {"49"}
+
+
+@asynccontextmanager
+async def hanging() -> AsyncIterator[Receiver]:
+    """Run an Alertmanager that takes requests and answers none."""
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.received.append(Received("", {}, await reader.readline()))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(never, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    asked = Receiver(url=f"http://{host}:{port}")
+    async with server:
+        yield asked
+
+
+async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
+    on = bus()
+    at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+
+    def is_done(offset: int) -> bool:
+        return committed(on, GROUP, at) == offset
+
+    async with (
+        hanging() as hung,
+        receiving() as well,
+        running(sink(on, hung, well, timeout_seconds=3600.0)),
+    ):
+        for count in range(1, 6):
+            await publish_incidents(on, count)
+            await eventually(partial(is_done, count))
+
+        assert xids(well) == {"1", "2", "3", "4", "5"}
+        assert len(hung.received) == 1
+
+
+async def test_an_alertmanager_that_is_away_is_left_alone_longer_from_attempt_to_attempt() -> None:
+    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    await publish_incidents(on, 1)
+    async with (
+        receiving() as well,
+        receiving(by_body=lambda _: Answer(503)) as away,
+        running(sink(on, well, away, clock=clock)),
+    ):
+        await eventually(lambda: len(clock.slept) >= 5)
+        assert clock.slept == sorted(clock.slept)
+        assert len(away.received) <= len(clock.slept) + 1
+
+
+async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothing_else() -> None:
+    on, readiness, is_away = bus(), Readiness(), {True}
+    clock = PatientClock(START_NS + SECOND_NS)
+    await publish_incidents(on, 1)
+    async with (
+        receiving() as well,
+        receiving(by_body=lambda _: Answer(503, "away") if is_away else Answer(200)) as away,
+        running(sink(on, well, away, readiness=readiness, clock=clock)),
+    ):
+        check = readiness.check(f"alerts.alertmanager {away.url}")
+        await eventually(lambda: check.has_failed)
+        clock.advance(3600)  # by now nothing stands that it could be told
+        await eventually(lambda: away.received[-1].body == b"[]")
+        seen = len(away.received)
+        await eventually(lambda: len(away.received) > seen + 5)
+        assert "away" in check.detail
+        is_away.clear()
+        await eventually(lambda: check.is_ok)
+
+        assert check.detail == away.url
+        assert readiness.check("alerts.receiver").detail == f"{well.url}, {away.url}"
+
+
+async def test_the_receiver_is_away_where_every_alertmanager_is() -> None:
+    on, readiness, away = bus(), Readiness(), {"one", "other"}
+    clock = PatientClock(START_NS + SECOND_NS)
+    check = readiness.check("alerts.receiver")
+    await publish_incidents(on, 1)
+
+    def answer(name: str) -> Callable[[bytes], Answer]:
+        return lambda _: Answer(503 if name in away else 200)
+
+    async with (
+        receiving(by_body=answer("one")) as one,
+        receiving(by_body=answer("other")) as other,
+        running(sink(on, one, other, readiness=readiness, clock=clock)),
+    ):
+        checks = [readiness.check(f"alerts.alertmanager {each.url}") for each in (one, other)]
+        await eventually(lambda: check.has_failed)
+        away.clear()
+        await eventually(lambda: all(each.is_ok for each in (check, *checks)))
+        for name, its_own in zip(("one", "other"), checks, strict=True):
+            away.add(name)
+            clock.advance(61)
+            await eventually(partial(getattr, its_own, "has_failed"))
+            assert check.is_ok
+            away.clear()
+            await eventually(partial(getattr, its_own, "is_ok"))
+
+
+async def test_at_its_end_nothing_is_on_its_way_to_an_alertmanager() -> None:
+    on = bus()
+    await publish_incidents(on, 1)
+    async with hanging() as hung:
+        before = asyncio.all_tasks()
+        async with running(sink(on, hung)):
+            await eventually(lambda: hung.received)
+            during = asyncio.all_tasks() - before
+        assert all(task.done() for task in during if "never" not in repr(task.get_coro()))
+
+
+async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_taken() -> None:
+    on, is_away = bus(), {True}
+    clock = PatientClock(START_NS + SECOND_NS)
+    await publish_incidents(on, 79)
+    async with (
+        receiving(by_body=lambda _: Answer(503 if is_away else 200)) as receiver,
+        running(sink(on, receiver, clock=clock)),
+    ):
+        await eventually(lambda: receiver.received)
+        clock.advance(3 * 3600)
+        is_away.clear()
+        await eventually(lambda: committed(on, GROUP, place_of(NODE, ATTRIBUTED_INCIDENTS.name)))
+
+    assert alerts(receiver)[-1]["endsAt"] == rfc3339(clock.now_ns + 300 * SECOND_NS)
 
 
 @pytest.mark.parametrize(

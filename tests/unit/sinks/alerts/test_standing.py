@@ -1,13 +1,19 @@
-"""What it costs that many alerts stand."""
+"""The alerts that stand: what they cost, for how long they are held, and whose answer counts."""
 
 import tracemalloc
+from collections.abc import Callable
+
+import pytest
 
 from sinks.alerts.standing import (
     MOST_CHARACTERS,
     MOST_HELD,
     MOST_HELD_OF_NODE,
     Now,
+    Standing,
     StandingAlerts,
+    mark_refused,
+    mark_told,
 )
 from tests.unit.sinks.given import SECOND_NS, START_NS
 
@@ -32,6 +38,11 @@ def test_an_alert_that_is_held_costs_the_same_however_many_others_stand() -> Non
         bytes_to_hold(alerts, gpu=gpu)
 
     assert bytes_to_hold(alerts, gpu=0) < 2 * alone
+
+
+Answering = Callable[[Standing], object]
+LATER = Now(time_ns=START_NS + 9000 * SECOND_NS, monotonic_ns=START_NS + 9000 * SECOND_NS)
+HOLD_NS = 300 * SECOND_NS
 
 
 def hold(alerts: StandingAlerts, *, node: str, gpu: int) -> bool:
@@ -81,3 +92,38 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
     (alert,) = alerts
 
     assert len(dict(alert.labels)["kind"]) == len(alert.annotations["summary"]) == MOST_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("answers", "until_ns"),
+    [
+        ([], LATER.time_ns + HOLD_NS),
+        ([lambda one: mark_told([one], "am", now=NOW)], NOW.time_ns + HOLD_NS),
+        ([lambda one: mark_refused(one, "am", now=NOW)], NOW.time_ns + HOLD_NS),
+    ],
+    ids=["nobody answered", "taken", "refused"],
+)
+def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_has_answered(
+    answers: list[Answering], until_ns: int
+) -> None:
+    alerts = StandingAlerts()
+    alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
+    (alert,) = alerts
+    for answer in answers:
+        answer(alert)
+    alert.hold_until_answered(LATER)
+
+    assert alert.ends_ns == until_ns
+
+
+def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
+    alerts = StandingAlerts()
+    key = alerts.fire({"alertname": "GpuBusyWithoutPod"}, {}, since_ns=START_NS, now=NOW)
+    on_its_way = alerts.due("am", now=NOW, resend_ns=HOLD_NS)
+    alerts.end(key, at_ns=START_NS, now=NOW)
+    mark_told(on_its_way, "am", now=NOW)
+    mark_refused(on_its_way[0], "am", now=NOW)
+
+    (due,) = alerts.due("am", now=NOW, resend_ns=HOLD_NS)
+    assert due.ends_ns == START_NS
+    assert on_its_way[0].ends_ns is None

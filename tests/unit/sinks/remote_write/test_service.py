@@ -2,15 +2,19 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account
 from gpuledger.service import Readiness
+from gpuledger.topics import EVENTS
 from sinks.remote_write.service import GROUP, run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.unit.sinks.given import (
@@ -40,11 +44,12 @@ def sink(
     *,
     clock: HandClock | None = None,
     readiness: Readiness | None = None,
+    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
     return asyncio.ensure_future(
         run_remote_write(
             bus=on,
-            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write"),
+            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **changes),
             readiness=readiness or Readiness(),
             clock=clock or HandClock(),
         )
@@ -181,6 +186,75 @@ async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> No
             await eventually(is_committed(on, 1))
 
         assert times(receiver) == [[0]]
+
+
+async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is_ended() -> None:
+    on, clock, is_away = bus(), HandClock(), {True}
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
+        await publish(on, event(0))
+        async with running(sink(on, receiver, clock=clock)):
+            await eventually(lambda: receiver.received)
+            await publish(on, *map(event, range(1, 130)))
+            await eventually(lambda: clock.now_ns > START_NS + 120 * SECOND_NS)
+            is_away.clear()
+            await eventually(is_committed(on, 130))
+
+    sent = [one for each in receiver.received for one in parse_compressed(each.body)]
+    assert not [one for one in sent if math.isnan(one.value)]
+
+
+async def test_a_node_whose_ticks_wait_to_be_read_is_not_silent() -> None:
+    on, clock = bus(), HandClock()
+    last = next(f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT)
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock, poll_records=1)):
+        await publish(on, event(0, node=last))
+        await eventually(is_committed(on, 1))
+        clock.advance(61)
+        await publish_at_once(on, *(event(tick) for tick in range(9)), event(1, node=last))
+        await eventually(is_committed(on, 11))
+
+    sent = [one for each in receiver.received for one in parse_compressed(each.body)]
+    assert not [one for one in sent if math.isnan(one.value)]
+
+
+async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> None:
+    on, is_away = bus(), {True}
+    stays = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0)
+    goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
+        await publish(on, event(0, node=goes))
+        with capture_logs() as logged:
+            async with running(sink(on, receiver)), another_member(on, logged):
+                is_away.clear()
+                seen = len(receiver.received)
+                await publish(on, event(0, node=stays))
+                at = place_of(stays)
+                await eventually(lambda: committed(on, GROUP, at) == 1)
+
+    nodes = {
+        one.label("node")
+        for each in receiver.received[seen:]
+        for one in parse_compressed(each.body)
+    }
+    assert nodes == {stays}
+
+
+@asynccontextmanager
+async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> AsyncIterator[None]:
+    """Let another member join the group of a sink and take its share, once it has its own."""
+
+    async def polls() -> None:
+        async with on.consumer(Subscription(group=GROUP, topics=[EVENTS.name])) as consumer:
+            while True:
+                await consumer.poll(timeout_seconds=0.01, max_records=1)
+
+    def assignments() -> int:
+        return [line["event"] for line in logged].count("partitions_assigned")
+
+    await eventually(lambda: assignments() == 1)
+    async with running(polls()):
+        await eventually(lambda: assignments() == 2)
+        yield
 
 
 async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:

@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
+from gpuledger.threads import in_daemon_thread
+from sinks.errors import ReceiverUnavailableError
 from sinks.store.maintenance import Maintenance
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable
-from sinks.store.threads import in_daemon_thread
 from tests.unit.sinks.given import SECOND_NS, HandClock, event, eventually
 
 HOUR_SECONDS = 3600
@@ -80,6 +81,43 @@ async def test_it_is_done_at_the_start_and_then_at_its_interval(tmp_path: Path) 
         assert parts(tmp_path) != stored
         table.remove_orphans(older_than_hours=168)
         clock.now_ns += 1
+
+
+class Broken(EntriesTable):
+    """A table that cannot be looked through."""
+
+    def __init__(self, store: Path, error: Exception) -> None:
+        super().__init__(store_uri=str(store))
+        self._error = error
+
+    @override
+    def remove_orphans(self, *, older_than_hours: int) -> int:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ReceiverUnavailableError("disk full"), "disk full"),
+        (RuntimeError("of no kind that is known"), "RuntimeError('of no kind that is known')"),
+    ],
+)
+async def test_a_table_that_fails_is_named_and_the_next_one_is_looked_through(
+    tmp_path: Path, error: Exception, shown: str
+) -> None:
+    table = filled(tmp_path / "good")
+    stored = parts(tmp_path / "good")
+    orphan(tmp_path / "good", age_hours=200)
+    settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
+    tables = [Broken(tmp_path / "bad", error), table]
+    maintenance = Maintenance(tables=tables, settings=settings, clock=HandClock())
+    with capture_logs() as logged:
+        maintenance.begin_if_due()
+        await eventually(lambda: len(logged) == 2)
+
+    assert [line["event"] for line in logged] == ["maintenance_failed", "orphans_removed"]
+    assert logged[0]["error"] == shown
+    assert parts(tmp_path / "good") == stored
 
 
 class Slow(EntriesTable):

@@ -2,25 +2,30 @@
 
 import asyncio
 import base64
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pytest
 from arro3.core import DataType, Field, Schema, Table
 from deltalake import DeltaTable, write_deltalake
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Record, Subscription
+from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.errors import UserError
+from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.service import Readiness, Severity
-from gpuledger.topics import EVENTS
+from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.reading import entries_sql, gaps_sql
 from sinks.store.rows import Row, rows_of
@@ -555,4 +560,96 @@ async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_
     undo()
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 2))
+    assert offsets(tmp_path) == [0, 1]
+
+
+class KeepsSome:
+    """A consumer that is told to give up one partition, and keeps the others where they are."""
+
+    def __init__(self, inner: Consumer, subscription: Subscription) -> None:
+        self._inner, self._subscription = inner, subscription
+        self.gives_up: list[TopicPartition] = []
+        self.fails = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the inner one has it
+        return getattr(self._inner, name)
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        if self.fails:
+            self.fails -= 1
+            raise BusUnavailableError("no broker answers")
+        while self.gives_up:
+            partition = frozenset({self.gives_up.pop()})
+            await self._subscription.on_revoked(partition)
+            await self._subscription.on_assigned(partition)
+        return await self._inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
+
+
+class KeepingBus(MemoryBus):
+    """A bus of which the test has the consumer that was opened last."""
+
+    newest: KeepsSome
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            self.newest = KeepsSome(consumer, subscription)
+            yield cast("Consumer", self.newest)
+
+
+def keeping() -> KeepingBus:
+    return KeepingBus(
+        [replace(each, partitions=2) if each is EVENTS else each for each in (EVENTS, DEAD_LETTERS)]
+    )
+
+
+async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def waiting(*args: Any, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
+        begun.set()
+        goes_on.wait()
+        write_deltalake(*args, **options)
+
+    monkeypatch.setattr("sinks.store.table.write_deltalake", waiting)
+    on, clock = keeping(), HandClock()
+    await publish(on, event(0, entries=[entry()]))
+    async with running(store(tmp_path, on, clock=clock)):
+        await eventually(begun.is_set)
+        # The consumer is opened anew while a write of the one before is under way.
+        before = on.newest
+        before.fails = 8
+        await eventually(lambda: on.newest is not before)
+        await publish(on, event(1, entries=[entry()]))
+        asyncio.get_running_loop().call_later(0.3, goes_on.set)
+        await eventually(is_committed(on, 2))
+
+    assert offsets(tmp_path) == [0, 1]
+
+
+async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_all_others(
+    tmp_path: Path,
+) -> None:
+    on = keeping()
+    goes, stays = (
+        next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)
+    )
+    async with running(store(tmp_path, on)):
+        await publish(on, event(0, node=stays, entries=[entry()]))
+        await eventually(lambda: committed(on, GROUP, place_of(stays)) == 1)
+    async with running(store(tmp_path, on, flush_seconds=1.0)):
+        await publish(on, event(1, node=stays, entries=[entry()]))
+        await eventually(holds_rows)
+        undo = lose(tmp_path)
+        with capture_logs() as logged:
+            on.newest.gives_up.append(place_of(goes))
+            await eventually(lambda: "commit_skipped" in {line["event"] for line in logged})
+        undo()
+        await eventually(lambda: committed(on, GROUP, place_of(stays)) == 2)
+
     assert offsets(tmp_path) == [0, 1]

@@ -107,6 +107,25 @@ def test_a_clock_that_was_set_is_counted_and_said(
         assert told[0]["by_seconds"] == step[1]
 
 
+def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick(
+    given: Given,
+) -> None:
+    """Though no tick may follow that would tell of it later."""
+    with capture_logs() as logs:
+        for seq in range(1000, 10_000, 1000):
+            ahead_ns = 600 * SECOND_NS if seq // 1000 % 2 else 0
+            for node in ("node-a", "node-b"):
+                given.take(node=node, seq=seq, time_ns=T_NS + seq * 10**6 + ahead_ns)
+
+    told = [line for line in logs if line["event"] == "node_clock_set"]
+    assert [(line["node"], line["by_seconds"], line["count"]) for line in told] == [
+        ("node-a", -600, 1),
+        ("node-b", -600, 1),
+        ("node-a", 600, 1),
+        ("node-b", 600, 1),
+    ]
+
+
 DAY_MS = DAY_NS // 10**6
 LEAPS = [
     ("the next tick", {"seq": 2000}, 0, None),

@@ -1,8 +1,9 @@
 """Calls that block, in threads for which the end of the process does not wait.
 
-A storage that is slow or away may keep a call for minutes, and a call cannot be cancelled. For
-asyncio's own threads the end of the loop waits, so a sink that was told to end would be killed.
-What a thread was at then is done as a whole or not at all: it takes effect with a commit.
+A storage that is slow or away may keep a call for minutes, an import on a busy node for seconds,
+and neither can be cancelled. For asyncio's own threads the end of the loop waits, so a deployable
+that was told to end would be killed. What is called must be done as a whole or not at all, as the
+process may end in the midst of it.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
         else:
             _tell(loop, outcome, partial(outcome.set_result, result))
 
-    threading.Thread(target=run, name="store", daemon=True).start()
+    threading.Thread(target=run, name="call", daemon=True).start()
     return await outcome
 
 

@@ -1,0 +1,243 @@
+"""The Alertmanagers: each is sent what it is due by a task of its own.
+
+Here live sending, sending again and what the checks say of it. What an alert is, and to whom it is
+due, is decided in `standing`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from gpuledger.addresses import shown_url
+from gpuledger.clock import Clock
+from gpuledger.service import Check
+from gpuledger.service.repeats import Repeats
+from gpuledger.tasks import end_tasks
+from sinks.alerts.client import AlertmanagerClient
+from sinks.alerts.standing import (
+    SECOND_NS,
+    Now,
+    Standing,
+    StandingAlerts,
+    mark_refused,
+    mark_told,
+)
+from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.metrics import SENT_TOTAL, count_dropped
+from sinks.retrying import until_answered
+
+NAME: Final = "alerts"
+_ALERTS_PER_POST: Final = 256
+_REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
+"""For how long checks tell of an alert that was refused."""
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+AllStanding = Callable[[], Iterable[StandingAlerts]]
+"""Gives all alerts that stand, as of now."""
+
+
+class Refusals:
+    """What a check says of alerts that were refused, for as long as that is of interest."""
+
+    def __init__(self, check: Check, *, receiver: str) -> None:
+        """Take the check and what it shows while nothing is wrong."""
+        self._check, self._receiver = check, receiver
+        self._until_ns = 0
+        self._detail = ""
+
+    def note(self, detail: str, *, now_ns: int) -> None:
+        """Record that an alert was refused; the check fails once the attempt has ended."""
+        self._detail, self._until_ns = f"rejected: {detail}", now_ns + _REFUSAL_SHOWN_NS
+
+    def are_shown(self, *, now_ns: int) -> bool:
+        """Return whether something was refused a short while ago."""
+        return now_ns < self._until_ns
+
+    def show(self, *, now_ns: int) -> None:
+        """Pass the check after an answer, unless something was refused a short while ago."""
+        if self.are_shown(now_ns=now_ns):
+            self._check.failed(self._detail)
+        else:
+            self._check.ok(self._receiver)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """An Alertmanager's client and the check that tells of that one."""
+
+    client: AlertmanagerClient
+    check: Check
+
+
+class Receivers:
+    """All Alertmanagers; one that hangs or is away holds up no other."""
+
+    def __init__(
+        self,
+        receivers: Sequence[Checked],
+        *,
+        standing: AllStanding,
+        check: Check,
+        clock: Clock,
+        resend_ns: int,
+    ) -> None:
+        """Take them, and the check that fails where none of them answers."""
+        self._check = check
+        everyone = ", ".join(shown_url(one.client.url) for one in receivers)
+        self._refusals = Refusals(check, receiver=everyone)
+        self._changed = asyncio.Event()
+        self._receivers = [
+            _Receiver(
+                one,
+                everyone=self,
+                standing=standing,
+                clock=clock,
+                resend_ns=resend_ns,
+            )
+            for one in receivers
+        ]
+        for one in receivers:
+            one.check.ok("nothing sent yet")
+        check.ok("nothing sent yet")
+
+    async def tell(self) -> None:
+        """Begin to tell each what it is due; return when one of them has answered all of it."""
+        while True:
+            # All are begun with, also where the first is due nothing.
+            are_told = [one.tell() for one in self._receivers]
+            if any(are_told):
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def look_again(self) -> None:
+        """Have `tell` look again at what is due: an attempt has ended, or alerts are gone."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        """End what is on its way."""
+        for one in self._receivers:
+            await one.close()
+
+    def failed(self, error: ReceiverUnavailableError) -> None:
+        """Record that one of them did not answer; the check fails where none does."""
+        if all(one.is_away for one in self._receivers):
+            self._check.failed(str(error))
+
+    def refused(self, detail: str, *, now_ns: int) -> None:
+        """Record that one of them refused an alert."""
+        self._refusals.note(detail, now_ns=now_ns)
+
+    def answered(self, *, now_ns: int) -> None:
+        """Record that one of them has answered."""
+        self._refusals.show(now_ns=now_ns)
+
+
+class _Receiver:
+    """One Alertmanager, with at most one task that sends, for as long as it does not answer."""
+
+    def __init__(
+        self,
+        checked: Checked,
+        *,
+        everyone: Receivers,
+        standing: AllStanding,
+        clock: Clock,
+        resend_ns: int,
+    ) -> None:
+        self._client, self._check = checked.client, checked.check
+        self._url = shown_url(checked.client.url)
+        self._refusals = Refusals(checked.check, receiver=self._url)
+        self._everyone, self._standing = everyone, standing
+        self._clock, self._resend_ns = clock, resend_ns
+        self._sending: asyncio.Task[None] | None = None
+        self.is_away = False
+        """Whether the last attempt was not answered."""
+
+    def tell(self) -> bool:
+        """Begin to send what is due, unless that is under way; return whether nothing is due."""
+        if self._sending is not None and self._sending.done():
+            self._sending.result()
+            self._sending = None
+        is_due = bool(self._due(Now.of(self._clock)))
+        if self._sending is None and (is_due or self._is_to_be_asked()):
+            self._sending = asyncio.create_task(self._send())
+            self._sending.add_done_callback(lambda _: self._everyone.look_again())
+        return not is_due
+
+    async def close(self) -> None:
+        """End what is on its way."""
+        await end_tasks(self._sending)
+        self._sending = None
+
+    def _due(self, now: Now) -> list[Standing]:
+        return [
+            alert
+            for alerts in self._standing()
+            for alert in alerts.due(self._client.url, now=now, resend_ns=self._resend_ns)
+        ]
+
+    def _is_to_be_asked(self) -> bool:
+        """Return whether an answer alone is wanted: only that passes a check which has failed."""
+        now_ns = self._clock.monotonic_ns()
+        return self._check.has_failed and not self._refusals.are_shown(now_ns=now_ns)
+
+    async def _send(self) -> None:
+        await until_answered(
+            lambda _: self._attempt(),
+            sink=NAME,
+            check=self._check,
+            clock=self._clock,
+            on_answer=self._answered,
+        )
+
+    def _answered(self) -> None:
+        self.is_away = False
+        now_ns = self._clock.monotonic_ns()
+        self._refusals.show(now_ns=now_ns)
+        self._everyone.answered(now_ns=now_ns)
+
+    async def _attempt(self) -> None:
+        """Post what is due by now; where that is nothing, an empty list asks for an answer."""
+        due = self._due(Now.of(self._clock))
+        try:
+            for start in range(0, max(1, len(due)), _ALERTS_PER_POST):
+                await self._post(due[start : start + _ALERTS_PER_POST])
+        except ReceiverUnavailableError as error:
+            self.is_away = True
+            self._everyone.failed(error)
+            raise
+
+    async def _post(self, alerts: Sequence[Standing]) -> None:
+        now = Now.of(self._clock)
+        for alert in alerts:
+            alert.hold_until_answered(now)
+        payload: list[dict[str, Any]] = [
+            alert.as_json(now=now, resend_ns=self._resend_ns) for alert in alerts
+        ]
+        try:
+            await self._client.post(payload)
+        except RejectedError as error:
+            if len(alerts) > 1:
+                # Which of them it is, only the answers to fewer of them tell.
+                middle = len(alerts) // 2
+                await self._post(alerts[:middle])
+                await self._post(alerts[middle:])
+            elif alerts:
+                self._refuse(alerts[0], str(error), now)
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
+            mark_told(alerts, self._client.url, now=now)
+
+    def _refuse(self, alert: Standing, error: str, now: Now) -> None:
+        """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
+        self._everyone.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
+        self._refusals.note(error, now_ns=now.monotonic_ns)
+        if mark_refused(alert, self._client.url, now=now):
+            count_dropped(NAME, "rejected")
+        if count := _repeats.count(self._client.url):
+            _log.warning("alerts_rejected", url=self._url, count=count, error=error)

@@ -1,0 +1,46 @@
+"""A node that fell silent is told on a real Kafka, where a mark ends each transaction."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.codec import encode
+from gpuledger.service import Readiness
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import EVENTS, partition_of_node
+from sinks.remote_write.service import run_remote_write
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.real.sinks.running_sinks import make_topics
+from tests.unit.sinks.given import NODE, event, eventually, running
+from tests.unit.sinks.receiver import receiving
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+
+if TYPE_CHECKING:
+    from tests.real.parts.kafka import Kafka
+    from tests.unit.sinks.receiver import Received
+
+
+def ends(request: Received) -> bool:
+    return all(math.isnan(one.value) for one in parse_compressed(request.body))
+
+
+async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_ended(
+    broker: Kafka,
+) -> None:
+    await make_topics(broker)
+    bus = KafkaBus(KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
+    at = TopicPartition(EVENTS.name, partition_of_node(NODE, partitions=EVENTS.partitions))
+    now_ns = time.time_ns()
+    message = Message(NODE.encode(), encode(event(0, time_ns=now_ns)), now_ns // 1_000_000)
+    async with bus.transactions("a-join-0") as transactions:
+        await transactions.commit({at: [message]}, offsets={}, group="a-join")
+    async with receiving() as receiver:
+        settings = RemoteWriteSettings(url=f"{receiver.url}/write", silent_seconds=2.0)
+        async with running(run_remote_write(bus=bus, settings=settings, readiness=Readiness())):
+            await eventually(lambda: len(receiver.received) == 2, within_seconds=60)
+
+    assert [ends(request) for request in receiver.received] == [False, True]

@@ -1,0 +1,138 @@
+"""Incidents that no Alertmanager has taken stay the sink's to tell, whatever Kafka's group does."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import AttributedIncident, Incident, Severity
+from gpuledger.service import Readiness
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, partition_of_node
+from sinks.alerts.service import run_alerts
+from sinks.alerts.settings import AlertsSettings
+from tests.real import changed_topics
+from tests.real.sinks.running_sinks import make_topics
+from tests.unit.sinks.given import GPU, eventually, running
+from tests.unit.sinks.receiver import Answer, receiving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.real.parts.kafka import Kafka
+
+WITHIN_SECONDS = 60.0
+PARTITIONS = ATTRIBUTED_INCIDENTS.partitions
+
+
+def node_in(partition: int) -> str:
+    names = (f"n{number}" for number in range(5000))
+    return next(n for n in names if partition_of_node(n, partitions=PARTITIONS) == partition)
+
+
+async def publish(on: KafkaBus, node: str, *xids: int) -> None:
+    async with on.producer() as producer:
+        for xid in xids:
+            incident = Incident(
+                node=node,
+                boot_id="boot-1",
+                gpu_uuid=GPU,
+                time_ns=time.time_ns(),
+                kind="xid",
+                source="nvml",
+                severity=Severity.CRITICAL,
+                xid=xid,
+                message="GPU has fallen off the bus",
+                processes=[],
+            )
+            value = encode(AttributedIncident(incident=incident, pods=[]))
+            at = partition_of_node(node, partitions=PARTITIONS)
+            message = Message(node.encode(), value, time.time_ns() // 1_000_000)
+            await producer.publish(ATTRIBUTED_INCIDENTS.name, at, [message])
+
+
+@dataclass
+class Alertmanager:
+    """One that is away until it is there."""
+
+    url: str = ""
+    is_there: bool = False
+    asked: int = 0
+    took: set[tuple[str, str]] = field(default_factory=set)
+
+    def answer(self, body: bytes) -> Answer:
+        self.asked += 1
+        if not self.is_there:
+            return Answer(503, "away")
+        self.took |= {(one["labels"]["node"], one["labels"]["xid"]) for one in orjson.loads(body)}
+        return Answer(200)
+
+
+@asynccontextmanager
+async def away() -> AsyncIterator[Alertmanager]:
+    alertmanager = Alertmanager()
+    async with receiving(by_body=alertmanager.answer) as receiver:
+        alertmanager.url = receiver.url
+        yield alertmanager
+
+
+@asynccontextmanager
+async def sink(settings: KafkaSettings, to: Alertmanager) -> AsyncIterator[Readiness]:
+    readiness, to_it = Readiness(), AlertsSettings(urls=[to.url])
+    async with running(run_alerts(bus=KafkaBus(settings), settings=to_it, readiness=readiness)):
+        yield readiness
+
+
+def holds(readiness: Readiness, partitions: int) -> bool:
+    return readiness.check("alerts.bus").detail.startswith(f"{partitions} partitions held")
+
+
+async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to_others(
+    broker: Kafka,
+) -> None:
+    await make_topics(broker)
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, session_timeout_seconds=6)
+    nodes = [node_in(partition) for partition in range(PARTITIONS)]
+    for node in nodes:
+        await publish(KafkaBus(settings), node, 79)
+    async with away() as alertmanager:
+        async with sink(settings, alertmanager) as first:
+            await eventually(lambda: alertmanager.asked > 1, within_seconds=WITHIN_SECONDS)
+            async with sink(settings, alertmanager) as second:
+                for one in (first, second):
+                    await eventually(partial(holds, one, PARTITIONS), within_seconds=WITHIN_SECONDS)
+                asked = alertmanager.asked
+                await eventually(lambda: alertmanager.asked > asked + 3, within_seconds=60)
+        alertmanager.is_there = True
+        async with sink(settings, alertmanager):
+            told = {(node, "79") for node in nodes}
+            await eventually(lambda: alertmanager.took == told, within_seconds=WITHIN_SECONDS)
+
+
+async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafka) -> None:
+    await make_topics(broker)
+    settings, node = KafkaSettings(bootstrap_servers=broker.bootstrap_servers), node_in(3)
+    await publish(KafkaBus(settings), node, 1, 2, 3, 4, 5)
+    async with away() as alertmanager:
+        async with sink(settings, alertmanager) as readiness:
+            await eventually(lambda: alertmanager.asked > 1, within_seconds=WITHIN_SECONDS)
+            await changed_topics.recreate(settings, ATTRIBUTED_INCIDENTS)
+            await publish(KafkaBus(settings), node, 11, 12)
+            gaps = readiness.check("alerts.gaps")
+            await eventually(lambda: not gaps.is_ok, within_seconds=WITHIN_SECONDS)
+            alertmanager.is_there = True
+            await eventually(lambda: (node, "12") in alertmanager.took, within_seconds=60)
+        await publish(KafkaBus(settings), node, 21, 22, 23)
+        async with sink(settings, alertmanager):
+            await eventually(lambda: (node, "23") in alertmanager.took, within_seconds=60)
+
+    told = {int(xid) for _, xid in alertmanager.took}
+    assert told >= {11, 12, 21, 22, 23}

@@ -1,0 +1,53 @@
+"""What aiokafka leaves open is closed."""
+
+import asyncio
+import gc
+from typing import Any
+
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
+from aiokafka.structs import TopicPartition
+
+from gpuledger.bus.kafka_internals import send_batch
+
+
+class Leaderless:
+    """A cluster in which no partition has a leader, as while a topic is made anew."""
+
+    def leader_for_partition(self, _: TopicPartition) -> None:
+        """Return no leader."""
+
+
+class QueueingClient:
+    """The queue of a client whose batches are out of date at once, and nothing else of it."""
+
+    def __init__(self) -> None:
+        self._message_accumulator = MessageAccumulator(Leaderless(), 1000, 0, batch_ttl=-1)
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> object:
+        place = TopicPartition(topic, partition)
+        return await self._message_accumulator.add_batch(batch, place, 1)
+
+    def fail_what_is_out_of_date(self) -> None:
+        self._message_accumulator.drain_by_nodes(ignore_nodes=())
+
+    def batch(self) -> BatchBuilder:
+        made = self._message_accumulator.create_builder()
+        made.append(timestamp=0, key=b"k", value=b"v")
+        return made
+
+
+async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing() -> None:
+    """Its sender was cancelled by its own deadline, and has told of that."""
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
+    client = QueueingClient()
+
+    sent = await send_batch(client, client.batch(), "rows", 3)
+    sent.cancel()
+    await asyncio.wait({sent})
+    client.fail_what_is_out_of_date()
+    await asyncio.sleep(0)
+    del client, sent
+    gc.collect()
+
+    assert unseen == []

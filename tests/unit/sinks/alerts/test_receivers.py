@@ -1,0 +1,39 @@
+"""What is sent to Alertmanagers, beside what the sink's tests hold: failures that are our own."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from typing_extensions import override
+
+from gpuledger.service import Check
+from sinks.alerts.client import AlertmanagerClient
+from sinks.alerts.receivers import Checked, Receivers
+from sinks.alerts.standing import Now, StandingAlerts
+from tests.unit.sinks.given import SECOND_NS, START_NS, HandClock
+
+
+class BrokenClient(AlertmanagerClient):
+    """A client with a defect."""
+
+    @override
+    async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
+    alerts, now = StandingAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
+    alerts.fire({"alertname": "A"}, {}, since_ns=START_NS, now=now)
+    async with aiohttp.ClientSession() as session, asyncio.timeout(10):
+        client = BrokenClient(session=session, url="http://alertmanager")
+        receivers = Receivers(
+            [Checked(client=client, check=Check())],
+            standing=lambda: [alerts],
+            check=Check(),
+            clock=HandClock(),
+            resend_ns=60 * SECOND_NS,
+        )
+        with pytest.raises(ZeroDivisionError):
+            await receivers.tell()
