@@ -160,7 +160,7 @@ class StandingAlerts:
         """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
 
         Where too many stand, the oldest is dropped and returned: of the same node where that has
-        too many. It was told, and ends by itself.
+        too many. Where nobody has taken it yet, nobody ever hears of it: whoever asks counts it.
         """
         key, node = _identity(labels), labels.get("node", "")
         dropped = None if key in self._standing else self._make_room(node)
