@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos schemas docs lock clean
+.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos fuzz schemas docs lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,13 @@ bench: $(VENV)/.bench compiled ## Measure (one benchmark: ARGS="join --json figu
 chaos: $(VENV)/.dev compiled ## Kill, stop and restart what runs; count what is lost or there twice (ARGS="--seconds 60")
 	@$(ON_COMPILED) $(BIN)/python -m tests.chaos $(ARGS)
 
+# The seed is printed, so that what was found is found again: make fuzz FUZZ_SEED=…
+FUZZ_COUNT ?= 2000
+FUZZ_SEED := $(or $(FUZZ_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+fuzz: $(VENV)/.dev ## Give every decoder bad input (FUZZ_COUNT=2000 inputs each, FUZZ_SEED to repeat a run)
+	@echo "FUZZ_COUNT=$(FUZZ_COUNT) FUZZ_SEED=$(FUZZ_SEED)"
+	@FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/python -m pytest $(SPREAD) tests/fuzz --hypothesis-seed=$(FUZZ_SEED) $(ARGS)
+
 schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
 
@@ -82,6 +89,14 @@ lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_AR
 			--output-file requirements/$$extra.lock; done
 	@$(COMPILE) requirements/bootstrap.in --constraints requirements/dev.lock \
 		--output-file requirements/bootstrap.lock
+
+# An empty --index-url: no component names a registry.
+SBOM_FOLDER ?= build/sbom
+sbom: $(VENV)/.dev ## Write what each image carries as CycloneDX JSON to build/sbom/, from requirements/*.lock
+	@mkdir -p $(SBOM_FOLDER)
+	@for extra in agent enricher sinks demo; do \
+		PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements requirements/$$extra.lock --pyproject pyproject.toml \
+			--index-url "" --output-format JSON --output-reproducible --output-file $(SBOM_FOLDER)/$$extra.cdx.json; done
 
 clean: ## Remove the environment and what tests and tools left behind
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -181,7 +181,7 @@ class _RecordedAnswer:
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
 
-    async def read(self) -> bytes:
+    async def read(self, *, most_bytes: int) -> bytes:  # noqa: ARG002  # as of any answer
         return b'{"metadata":{"resourceVersion":"1"},"items":[]}'
 
     async def chunks(self) -> AsyncGenerator[bytes]:

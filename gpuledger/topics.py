@@ -137,7 +137,11 @@ DEAD_LETTERS: Final = Topic(
     key="topic",
     partitioner="source",
     partitions=1,
+    # As long as the longest-lived record that a letter may stand for. A letter holds the whole
+    # record, and who may write ticks may write some that are refused: so bounded by bytes as well.
+    # Brokers remove whole segments, so those are small.
     retention_ms=7 * _DAY_MS,
+    extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
 )
 
 TOPICS: Final = (

@@ -38,6 +38,10 @@ def load_scenario(path: str | Path) -> Scenario:
         raise UserError(f"{path}: {error.strerror}; give the path of a scenario file") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path}: no valid YAML: {_one_line(error)}") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: expected a scenario, got YAML nested too deep") from error
+    except ValueError as error:  # of a date that is none
+        raise UserError(f"{path}: a date or number in it is not valid") from error
     try:
         return parse_scenario(content)
     except UserError as error:

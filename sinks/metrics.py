@@ -37,8 +37,8 @@ RETRIES_TOTAL: Final = Counter(
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
     "What was not handed on, by reason (`duplicate`, `future`, `invalid`, `out_of_order`,"
-    " `rejected`, `superseded`, `too_large`, `too_old`): events; in alerts also incidents, and"
-    " alerts that an Alertmanager refused.",
+    " `rejected`, `superseded`, `too_large`, `too_many`, `too_old`): events; in alerts also"
+    " incidents, and alerts that an Alertmanager refused.",
     ["sink", "reason"],
 )
 ORPHANS_REMOVED_TOTAL: Final = Counter(
@@ -47,13 +47,13 @@ ORPHANS_REMOVED_TOTAL: Final = Counter(
 )
 DROP_REASONS: Final = {
     "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected"),
-    "alerts": ("duplicate", "rejected", "superseded", "too_old"),
+    "alerts": ("duplicate", "rejected", "superseded", "too_many", "too_old"),
     "store": ("duplicate", "invalid"),
     "rows": ("duplicate", "future", "invalid", "too_large"),
     "otlp": ("duplicate", "future", "invalid", "too_large"),
 }
 """Why a sink may not hand on what it read, by its kind."""
-_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_old"}
+_NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many", "too_old"}
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:

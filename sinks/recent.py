@@ -16,16 +16,24 @@ FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
 """As long as events are kept: nothing of a node that was silent for so long comes again."""
 
 
+MOST_A_DAY: Final = 100_000
+"""More than a partition has of nodes, or of GPUs by rule; names that somebody makes up are more."""
+
+
 class Recent(Generic[K, V]):
     """A mapping that forgets what was neither asked for nor set for a day, within another day.
+
+    Where more than `most` are used in a day, another day begins there, so that twice as many are
+    remembered at most: what is used again and again stays, and names that come once go.
 
     It costs a lookup nothing: what was used since the day began is in one mapping, what was last
     used the day before in another, and that one is dropped when the next day begins.
     """
 
-    __slots__ = ("_began_ns", "_eve", "_today")
+    __slots__ = ("_began_ns", "_eve", "_most", "_today")
 
-    def __init__(self) -> None:
+    def __init__(self, *, most: int = MOST_A_DAY) -> None:
+        self._most = most
         self._today: dict[K, V] = {}
         self._eve: dict[K, V] = {}
         self._began_ns: int | None = None
@@ -41,12 +49,18 @@ class Recent(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return what is remembered under a key, which counts as its use."""
         if (value := self._today.get(key)) is None and key in self._eve:
-            value = self._today[key] = self._eve.pop(key)
+            value = self._eve.pop(key)
+            self._remember(key, value)
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
         """Remember a value."""
         self._eve.pop(key, None)
+        self._remember(key, value)
+
+    def _remember(self, key: K, value: V) -> None:
+        if len(self._today) >= self._most and key not in self._today:
+            self._eve, self._today = self._today, {}
         self._today[key] = value
 
     def __delitem__(self, key: K) -> None:

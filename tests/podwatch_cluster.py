@@ -26,7 +26,7 @@ from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Deleted, Mark, Seen, Step
+from enricher.podwatch.steps import Deleted, Mark, Seen, Skipped, Step
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
@@ -151,6 +151,8 @@ def published(steps: Iterable[Step]) -> dict[str, str]:
                 table.see(found, time_ns=1)
             case Deleted(found):
                 table.delete(found, time_ns=1)
+            case Skipped(uid=uid):
+                table.keep(uid)
             case Mark.LISTING:
                 table.begin_list()
             case Mark.LISTED:

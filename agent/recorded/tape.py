@@ -119,7 +119,7 @@ def read_tape(file: Path) -> tuple[Header, list[Line]]:
     header = _decode(next(lines, b""), Header, f"{file}, line 1")
     if header.format != FORMAT or header.version > VERSION:
         raise UserError(
-            f"{file}: expected format {FORMAT} up to version {VERSION}, got {header.format}"
+            f"{file}: expected format {FORMAT} up to version {VERSION}, got {header.format[:80]}"
             f" version {header.version}"
         )
     read = [_decode_line(line, f"{file}, line {at}") for at, line in enumerate(lines, start=2)]

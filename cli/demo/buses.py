@@ -17,18 +17,15 @@ from gpuledger.bus.history import History, Span
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.errors import TopicsError, UnavailableError, UserError
+from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
 
 
 async def open_bus(plan: DemoPlan) -> DemoBus:
-    """Return the bus of a run; raises `UserError`, with nothing written, where it cannot be had."""
+    """Return the bus of a run; raises `BusError`, with nothing written, where it cannot be had."""
     if plan.kafka is None:
         return MemoryBus()
-    try:
-        return await _open_kafka(plan.kafka, reuse_topics=plan.reuse_topics)
-    except (UnavailableError, TopicsError) as error:
-        raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
+    return await _open_kafka(plan.kafka, reuse_topics=plan.reuse_topics)
 
 
 async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBus:

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cli.demo.alerts import as_line
 from cli.demo.buses import open_bus
+from cli.demo.interruption import INTERRUPTED, unless_stopped
 from cli.demo.machine import find_machine
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
@@ -31,6 +32,7 @@ from cli.demo.summary import (
 )
 from cli.demo.view import Draw, can_be_live, leave_out_of_logs, live, show, width_of
 from gpuledger.codec import encode
+from gpuledger.errors import BusError, UserError
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings
 from sinks.store.reading import count_rows
@@ -77,8 +79,9 @@ def demo(  # one parameter an option
     alertmanager_url
         An Alertmanager to alert; by default a receiver built in. Alerts are shown either way.
     reuse_topics
-        Write into topics that hold an earlier demo's records; topics that hold records of anybody
-        else, or that anybody else reads, are refused all the same.
+        Write into topics that hold an earlier demo's records, of which this run reads and counts
+        none; topics that hold records of anybody else, or that anybody else reads, are refused all
+        the same.
 
     """
     began_seconds = _process_start_seconds()
@@ -101,9 +104,10 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     console = Console(highlight=False)
     is_live = not as_json and can_be_live(console)
     stop = _stop_on_signals()
-    machine = await find_machine(plan)
-    bus = await open_bus(plan)
-    async with running(plan, bus=bus, machine=machine) as run:
+    async with AsyncExitStack() as stack:
+        run = await unless_stopped(_start(plan, stack), stop)
+        if run is None:
+            _leave(INTERRUPTED)
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
         frames = live(console, _frames(run, plan), stop=stop) if is_live else nullcontext()
@@ -124,8 +128,20 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     return exit_code(summary)
 
 
+async def _start(plan: DemoPlan, stack: AsyncExitStack) -> Run:
+    """Return the run once it is at work; the stack ends it."""
+    machine = await find_machine(plan)
+    try:
+        bus = await open_bus(plan)
+        return await stack.enter_async_context(running(plan, bus=bus, machine=machine))
+    except BusError as error:
+        if plan.kafka is None:
+            raise
+        raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
+
+
 def _leave(code: int) -> NoReturn:
-    """End the process at once: what is left waits for a bus that is away, and has nothing to say.
+    """End the process at once: what is left waits for who does not answer, and says nothing more.
 
     The event loop would wait for it, and Python for its threads.
     """
@@ -167,10 +183,11 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
 
 
 def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
-    tally = run.tally
+    tally, ending = run.tally, run.ending
+    is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
     truth = run.machine.truth(tally)
     return Summary(
-        ticks=run.ending.ticks,
+        ticks=ending.ticks,
         events=tally.events,
         entries=tally.entries,
         pods=pod_lines(tally.pods, truth, tally.unused_gpu_seconds),
@@ -182,8 +199,10 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         dead_letters=run.reader.dead_letters,
         remote_write_requests=None if plan.remote_write_url else run.received.writes,
         alerts=run.alerts.fired(),
-        sinks=[sink.line() for sink in run.sinks],
-        bus_away=_servers(plan) if run.ending.is_bus_away else None,
+        sinks=[sink.line([] if is_cut_off else run.reader.newest) for sink in run.sinks],
+        bus_away=_servers(plan) if ending.is_bus_away else None,
+        missing_topics=tuple(ending.missing_topics),
+        failures=tuple(run.stages.failures(known=BusError if is_cut_off else None)),
         first_attributed_seconds=_since(began_seconds, tally.first_named_seconds),
     )
 

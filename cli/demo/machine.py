@@ -69,12 +69,13 @@ class SimulatedMachine:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
+                f"the agent of {node.name}",
                 run_agent(
                     machine=play(node),
                     bus=bus,
                     settings=AgentSettings(node_name=node.name, spool=_NO_SPOOL),
                     readiness=Readiness(),
-                )
+                ),
             )
         url = await stack.enter_async_context(serve_kube_api(self._simulation))
         await _start_podwatch(
@@ -104,12 +105,13 @@ class OwnMachine:
     async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
         stages.start_agent(
+            "the agent",
             run_agent(
                 machine=self._machine,
                 bus=bus,
                 settings=self._settings,
                 readiness=Readiness(),
-            )
+            ),
         )
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
             await _start_podwatch(
@@ -146,5 +148,6 @@ async def _start_podwatch(
     settings = PodwatchSettings(kubernetes=kubernetes)
     api = await stack.enter_async_context(open_api(settings.kubernetes))
     stages.start(
-        run_podwatch(api=api, bus=bus, settings=settings, readiness=Readiness(), clock=clock)
+        "podwatch",
+        run_podwatch(api=api, bus=bus, settings=settings, readiness=Readiness(), clock=clock),
     )

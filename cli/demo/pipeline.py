@@ -7,27 +7,28 @@ shown is the caller's.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
+from cli.demo.joining import hold_all
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
-from cli.demo.sending import SinkWatch
+from cli.demo.run_bus import Offsets, RunBus, find_beginning
+from cli.demo.sending import SinkWatch, Work
 from cli.demo.stages import Stages
 from cli.demo.tally import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.addresses import shown_url
-from gpuledger.bus.protocol import TransactionalBus
-from gpuledger.errors import BusError
+from gpuledger.errors import BusError, TopicsError
 from gpuledger.service import Readiness
-from gpuledger.topics import SAMPLES
+from gpuledger.topics import TOPICS
 from sinks.alerts.receivers import NAME as ALERTS
 from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
@@ -58,6 +59,8 @@ class Ending:
     """Ticks that the nodes published; `None` where the bus could not be asked."""
     is_bus_away: bool = False
     """Whether the bus did not answer any more."""
+    missing_topics: list[str] = field(default_factory=list)
+    """Topics that are not there any more."""
     is_closed: bool = True
     """Whether every stage has ended; one that waits for a bus that is away may not."""
 
@@ -66,6 +69,8 @@ class Ending:
 class Run:
     """A pipeline at work."""
 
+    bus: DemoBus
+    """What it runs on."""
     machine: Machine
     """Whose GPUs are read."""
     tally: Tally
@@ -88,30 +93,35 @@ class Run:
 async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
-    What has not ended in its time is left, as `Ending.is_closed` says.
+    What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
+    the brokers do not answer, or another run reads the same topics.
     """
-    partitions = await bus.partitions(SAMPLES.name)
+    beginning = await find_beginning(bus)
     ending = Ending()
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
-        consumer = await stack.enter_async_context(bus.consumer(subscription()))
         tally, alerting = Tally(), _alerting(plan, received)
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
+        read_bus = RunBus(bus, beginning=beginning, once=True)
         reader = EventReader(
-            consumer=consumer,
+            consumer=await stack.enter_async_context(read_bus.consumer(subscription())),
             tally=tally,
             alerts=alerts,
-            partitions=partitions,
+            beginning=beginning,
             nodes=machine.nodes,
         )
-        await reader.begin()
         stages = Stages()
         stack.push_async_callback(stages.end)
-        stages.start(reader.follow())
-        sinks = _start_sinks(stages, plan, alerting, bus=bus, received=received, machine=machine)
-        stages.start(run_join(bus=bus, settings=_JOIN, readiness=Readiness()))
+        stages.start("the reader of events", reader.follow())
+        sinks = _watch_sinks(plan, alerting, bus=bus, beginning=beginning, received=received)
+        for sink in sinks:
+            stages.start(sink.sink, sink.run(machine.clock))
+        join_bus = RunBus(bus, beginning=beginning)
+        stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
+        await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
+            bus=bus,
             machine=machine,
             tally=tally,
             alerts=alerts,
@@ -128,6 +138,9 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
     stack = AsyncExitStack()
     try:
         yield stack
+    except BusError:
+        ending.is_bus_away = True
+        raise
     finally:
         closing = asyncio.create_task(stack.aclose())
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
@@ -137,7 +150,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
             try:
                 closing.result()
             except BusError:
-                ending.is_bus_away = True
+                ending.is_bus_away |= not ending.missing_topics
 
 
 async def drain(run: Run) -> None:
@@ -145,23 +158,50 @@ async def drain(run: Run) -> None:
 
     A bus that does not answer is not waited for.
     """
-    try:
+    ending = run.ending
+    with suppress(BusError, TimeoutError):
         await _count_ticks(run)
         await run.stages.end_agents()
-        run.ending.ticks = await _count_ticks(run)
-    except (BusError, TimeoutError):
-        run.ending.is_bus_away = True
-        return
-    # What is missing afterwards shows in the summary: fewer events than ticks.
-    with suppress(TimeoutError):
+        ending.ticks = await _count_ticks(run)
+        # What is missing afterwards is said in the summary.
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while run.tally.events < run.ending.ticks:  # noqa: ASYNC110 - the bus has no event for this
+            while not _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
+    if ending.ticks is None or run.tally.events < ending.ticks:
+        await _find_reason(run)
+
+
+def _is_drained(run: Run, *, ticks: int) -> bool:
+    return run.tally.events >= ticks and all(
+        sink.has_taken(run.reader.newest) for sink in run.sinks
+    )
 
 
 async def _count_ticks(run: Run) -> int:
     async with asyncio.timeout(_ANSWER_SECONDS):
         return await run.reader.count_ticks()
+
+
+async def _find_reason(run: Run) -> None:
+    """Record whether the brokers are away, or a topic is gone."""
+    ending = run.ending
+    try:
+        for topic in TOPICS:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                if not await _is_there(run.bus, topic.name):
+                    ending.missing_topics.append(topic.name)
+    except (BusError, TimeoutError):
+        ending.is_bus_away = True
+    if ending.ticks is None and not ending.missing_topics:
+        ending.is_bus_away = True
+
+
+async def _is_there(bus: DemoBus, topic: str) -> bool:
+    try:
+        await bus.partitions(topic)
+    except TopicsError:
+        return False
+    return True
 
 
 _JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
@@ -175,35 +215,30 @@ def _alerting(plan: DemoPlan, received: Received) -> AlertsSettings:
     )
 
 
-def _start_sinks(
-    stages: Stages,
+def _watch_sinks(
     plan: DemoPlan,
     alerting: AlertsSettings,
     *,
-    bus: TransactionalBus,
+    bus: DemoBus,
+    beginning: Offsets,
     received: Received,
-    machine: Machine,
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    sinks = (
+    sinks: tuple[tuple[str, str, str, Work], ...] = (
         (REMOTE_WRITE, REMOTE_WRITE_GROUP, write.url, partial(run_remote_write, settings=write)),
         (ALERTS, ALERTS_GROUP, alerting.urls[0], partial(run_alerts, settings=alerting)),
         (STORE, STORE_GROUP, store.uri, partial(run_store, settings=store)),
     )
-    watches = []
-    for name, group, receiver, run_sink in sinks:
-        watch = SinkWatch(sink=name, receiver=shown_url(receiver))
-        watches.append(watch)
-        stages.start(
-            run_sink(
-                bus=bus,
-                readiness=watch.readiness,
-                group=own_group(group),
-                clock=machine.clock,
-            )
+    return [
+        SinkWatch(
+            sink=name,
+            receiver=shown_url(receiver),
+            bus=RunBus(bus, beginning=beginning),
+            work=partial(run_sink, group=own_group(group)),
         )
-    return watches
+        for name, group, receiver, run_sink in sinks
+    ]

@@ -14,6 +14,8 @@ Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
 _URL_SCHEMES: Final = ("http://", "https://")
 _KAFKA_SCHEME: Final = "kafka://"
+_ANSWER_SECONDS: Final = 10.0
+_SESSION_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,14 @@ def parse_bus(bus: str) -> KafkaSettings | None:
         )
     if not bus.startswith(_KAFKA_SCHEME) or not all(map(_is_address, servers.split(","))):
         raise UserError(f"--bus {bus}: expected `memory` or `kafka://host:port[,host:port…]`")
-    return KafkaSettings(bootstrap_servers=servers, client_id="gpuledger-demo")
+    return KafkaSettings(
+        bootstrap_servers=servers,
+        client_id="gpuledger-demo",
+        # Somebody watches: silent brokers are said soon, and so are the members of a run that was
+        # killed given up.
+        request_timeout_seconds=_ANSWER_SECONDS,
+        session_timeout_seconds=_SESSION_SECONDS,
+    )
 
 
 def _is_address(server: str) -> bool:

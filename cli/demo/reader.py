@@ -1,20 +1,17 @@
-"""Reads the run's events, incidents and dead letters off the bus, for its tally and alerts.
-
-One consumer group of its own for each run, so that a demo beside another one sees everything; on
-a broker that holds older events it begins at the end.
-"""
+"""Reads the run's events, incidents and dead letters off the bus, for its tally and alerts."""
 
 import asyncio
-import uuid
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
+from cli.demo.run_bus import Offsets
 from cli.demo.tally import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusUnavailableError, UndecodableError
+from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.service import Backoff
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
@@ -22,15 +19,16 @@ from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
 _EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
 _INCIDENT: Final = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 _TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
+_MOST_NEWEST: Final = 10_000
 
 
 def subscription() -> Subscription:
-    """Give the subscription of one run."""
-    return Subscription(group=own_group(uuid.uuid4().hex[:8]), topics=_TOPICS)
+    """Give the subscription of the reader."""
+    return Subscription(group=own_group("gpuledger-reader"), topics=_TOPICS)
 
 
 class EventReader:
-    """Follows the events of a run that begins when `begin` returns."""
+    """Follows the events of a run; its consumer gives each of them once."""
 
     def __init__(
         self,
@@ -38,42 +36,35 @@ class EventReader:
         consumer: Consumer,
         tally: Tally,
         alerts: RunAlerts,
-        partitions: int,
+        beginning: Offsets,
         nodes: set[str],
     ) -> None:
         self._consumer = consumer
         self._tally = tally
         self._alerts = alerts
         self._nodes = nodes
-        self._samples = [TopicPartition(SAMPLES.name, number) for number in range(partitions)]
-        self._begun: Mapping[TopicPartition, int] = {}
+        self._begun = {at: end for at, end in beginning.items() if at.topic == SAMPLES.name}
         self.dead_letters = 0
-
-    async def begin(self) -> None:
-        """Wait for the partitions and go to their ends."""
-        while not self._consumer.assignment():
-            await self._consumer.poll(timeout_seconds=0.1, max_records=1)
-        held = self._consumer.assignment()
-        for place, end in (await self._consumer.end_offsets(held)).items():
-            await self._consumer.seek(place, end)
-        self._begun = await self._consumer.end_offsets(self._samples)
+        self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MOST_NEWEST)
+        """Where the records that were read last stand: what the sinks should have too."""
 
     async def follow(self) -> None:
-        """Hand events to the tally, for ever; a broker that is away is waited for."""
+        """Hand events to the tally, for ever; brokers and topics that are away are waited for."""
         backoff = Backoff(first_seconds=0.2, most_seconds=5.0)
         while True:
             try:
                 batch = await self._consumer.poll(timeout_seconds=0.5, max_records=500)
-            except BusUnavailableError:
+            except BusError:
                 await asyncio.sleep(backoff.next_seconds())
                 continue
             backoff.reset()
-            for records in batch.values():
+            for place, records in batch.items():
+                self.newest.extend((place, record.offset) for record in records)
                 self._take(records)
 
     async def count_ticks(self) -> int:
         """Give how many ticks have been published since the run began."""
-        ends = await self._consumer.end_offsets(self._samples)
+        ends = await self._consumer.end_offsets(self._begun)
         return sum(end - self._begun[place] for place, end in ends.items())
 
     def _take(self, records: Sequence[Record]) -> None:

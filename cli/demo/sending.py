@@ -1,14 +1,20 @@
 """What became of each sink's sends, by its own counters and checks: as an operator sees it."""
 
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
 from cli.demo.prose import elide
+from cli.demo.run_bus import RunBus
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock
 from gpuledger.records.base import record
 from gpuledger.service import Readiness
 from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 
+Work = Callable[..., Coroutine[Any, Any, None]]
+"""Runs a sink until cancelled; takes its bus, readiness and clock by keyword."""
 _SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
 _MOST_CHARACTERS: Final = 200
 
@@ -29,40 +35,53 @@ class SinkLine:
     """What it refused for good."""
     failing: str | None = None
     """What the sink's checks said last, where they failed."""
+    missing: int = 0
+    """Events and incidents of the run that it had not handed over at the end."""
 
 
 class SinkWatch:
     """Counts what a sink of this process sends from now on."""
 
-    def __init__(self, *, sink: str, receiver: str) -> None:
-        self.readiness = Readiness()
-        self._sink = sink
+    def __init__(self, *, sink: str, receiver: str, bus: RunBus, work: Work) -> None:
+        self.sink = sink
+        self.bus = bus
+        self._work = work
+        self._readiness = Readiness()
         self._receiver = receiver
         self._before = self._counts()
 
-    def line(self) -> SinkLine:
-        """Return what was counted so far."""
+    async def run(self, clock: Clock) -> None:
+        """Run the sink until cancelled."""
+        await self._work(bus=self.bus, readiness=self._readiness, clock=clock)
+
+    def has_taken(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
+        """Return whether the sink has these; one whose receiver is away takes nothing more."""
+        return not self.bus.count_behind(self.bus.taken, records) or bool(self.line().failing)
+
+    def line(self, records: Sequence[tuple[TopicPartition, int]] = ()) -> SinkLine:
+        """Return what was counted so far, and how many of these records are missing."""
         sent, retries, rejected = (
             round(now - before) for now, before in zip(self._counts(), self._before, strict=True)
         )
         return SinkLine(
-            sink=self._sink,
+            sink=self.sink,
             receiver=self._receiver,
             sent=sent,
             retries=retries,
             rejected=rejected,
             failing=self._failing() if retries or rejected else None,
+            missing=self.bus.count_behind(self.bus.delivered, records),
         )
 
     def _counts(self) -> tuple[float, float, float]:
         return (
-            _count(SENT_TOTAL, sink=self._sink),
-            _count(RETRIES_TOTAL, sink=self._sink),
-            _count(DROPPED_TOTAL, sink=self._sink, reason="rejected"),
+            _count(SENT_TOTAL, sink=self.sink),
+            _count(RETRIES_TOTAL, sink=self.sink),
+            _count(DROPPED_TOTAL, sink=self.sink, reason="rejected"),
         )
 
     def _failing(self) -> str | None:
-        checks = self.readiness.report()["checks"]
+        checks = self._readiness.report()["checks"]
         assert isinstance(checks, dict)  # noqa: S101 - the report's own form
         details = (str(check["detail"]) for check in checks.values() if not check["ok"])
         # Several checks may say the same of the one receiver.
@@ -86,6 +105,10 @@ def problem(line: SinkLine, *, events: int) -> str | None:
         return f"{line.sink}: nothing has reached {line.receiver} in {line.retries} tries{why}"
     if line.failing:
         return f"{line.sink}: {line.receiver} is no longer reached{why}"
+    if line.missing:
+        return (
+            f"{line.sink}: {line.missing} of the events had not reached {line.receiver} at the end"
+        )
     if line.rejected:
         return f"{line.sink}: {line.receiver} has refused {line.rejected}"
     return None

@@ -1,9 +1,10 @@
 """The tasks of a pipeline: started, watched, ended in their order. What they do is theirs."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
+from gpuledger.errors import GpuledgerError
 from gpuledger.tasks import end_tasks
 
 _STOP_SECONDS: Final = 8.0
@@ -16,13 +17,13 @@ class Stages:
         self._agents: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
 
-    def start_agent(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what makes ticks."""
-        self._agents.append(asyncio.create_task(work))
+    def start_agent(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start what makes ticks; it is told of under this name."""
+        self._agents.append(asyncio.create_task(work, name=name))
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what works on ticks."""
-        self._others.append(asyncio.create_task(work))
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start what works on ticks; it is told of under this name."""
+        self._others.append(asyncio.create_task(work, name=name))
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Wait until told to stop; raises what a stage raises, for none should end by itself."""
@@ -32,13 +33,50 @@ class Stages:
             done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(stopped)
-        for task in done - {stopped}:
-            task.result()
+        _raise_first(done - {stopped})
+
+    def must_run(self) -> None:
+        """Raise what a stage has raised, where one has."""
+        _raise_first(task for task in self._agents + self._others if task.done())
+
+    def failures(self, *, known: type[Exception] | None = None) -> list[str]:
+        """Return a line for each stage that failed, or has not ended although it was told to.
+
+        Errors of the kind that is `known` are said elsewhere, and so is why a stage has not ended.
+        """
+        said = []
+        for task in self._agents + self._others:
+            if not task.done():
+                if known is None:
+                    said.append(f"{task.get_name()} has not ended within {_STOP_SECONDS:g} s")
+            elif not task.cancelled() and (error := task.exception()):
+                said += [
+                    f"{task.get_name()} has failed: {_describe(leaf)}"
+                    for leaf in _leaves(error)
+                    if known is None or not isinstance(leaf, known)
+                ]
+        return said
 
     async def end_agents(self) -> None:
         """End what makes ticks."""
         await end_tasks(*self._agents, seconds=_STOP_SECONDS)
 
     async def end(self) -> None:
-        """End everything."""
+        """End everything; what failed with it is in `failures`."""
         await end_tasks(*self._agents, *self._others, seconds=_STOP_SECONDS)
+
+
+def _raise_first(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.result()
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group of errors, or the one that is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]
+
+
+def _describe(error: BaseException) -> str:
+    return str(error) if isinstance(error, GpuledgerError) else repr(error)

@@ -3,7 +3,7 @@
 Pure: numbers in, one object and lines out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cli.demo.alerts import AlertLine, as_line
@@ -17,7 +17,7 @@ from gpuledger.records import AttributedIncident
 from gpuledger.records.base import record
 
 FAILED: Final = 1
-"""The exit code where all sends of a sink have failed, or the brokers were away at the end."""
+"""The exit code where something of the run is missing: not sent, not booked, or not known."""
 _GIB_HOUR: Final = 2**30 * 3600
 _COLUMNS: Final = (
     Column("Pod", "left", floor=30),
@@ -118,6 +118,10 @@ class Summary:
     """What each sink has handed over."""
     bus_away: str | None = None
     """The brokers that were away at the end; absent where they answered."""
+    missing_topics: tuple[str, ...] = ()
+    """Topics that were gone at the end."""
+    failures: tuple[str, ...] = ()
+    """What parts of the pipeline failed with, or that they did not end."""
     first_attributed_seconds: float | None = None
     """From the start of the process to the first row with a pod's name."""
 
@@ -192,9 +196,10 @@ def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) 
 
 
 def exit_code(summary: Summary) -> int:
-    """Return 1 where all that a sink had to send has failed, or the brokers were away; else 0."""
+    """Return 1 where something of the run is missing, which `draw_summary` says; else 0."""
     failed = any(has_failed(sink, events=summary.events) for sink in summary.sinks)
-    return FAILED if failed or summary.bus_away else 0
+    missing = any(sink.missing for sink in summary.sinks)
+    return FAILED if failed or missing or any(_shortcomings(summary)) else 0
 
 
 def draw_summary(summary: Summary, *, width: int) -> list[Line]:
@@ -216,7 +221,7 @@ def draw_summary(summary: Summary, *, width: int) -> list[Line]:
         # Whole, as it is to be copied.
         Line(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
         *_folded(alerts, width, "red"),
-        *_folded(filter(None, (_absence(summary), *problems)), width, "bold red"),
+        *_folded(filter(None, (*_shortcomings(summary), *problems)), width, "bold red"),
     ]
 
 
@@ -228,13 +233,17 @@ def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[Line]
     ]
 
 
-def _absence(summary: Summary) -> str | None:
-    if summary.bus_away is None:
-        return None
-    return (
-        f"Kafka at {summary.bus_away} was away at the end: this is what was booked until then, and"
-        " what was not booked yet is missing."
-    )
+def _shortcomings(summary: Summary) -> Iterator[str]:
+    """Yield what is wrong beside the sinks' sends."""
+    until = "this is what was booked until then, and what was not booked yet is missing."
+    if summary.bus_away is not None:
+        yield f"Kafka at {summary.bus_away} was away at the end: {until}"
+    elif summary.missing_topics:
+        names = ", ".join(summary.missing_topics)
+        yield f"Gone at the end, as somebody has deleted it: the topic {names}; {until}"
+    elif summary.ticks is not None and summary.events < summary.ticks:
+        yield f"{summary.ticks - summary.events} ticks had not become events at the end."
+    yield from summary.failures
 
 
 def _cells(pod: PodLine) -> list[str]:

@@ -49,16 +49,17 @@ class KubernetesError(UnavailableError):
 
 
 class AnswerTooLargeError(KubernetesError):
-    """An answer that is taken as a whole and is larger than memory is set aside for."""
+    """The API server's answer is larger than what may be held at once."""
 
 
 class Answer(Protocol):
     """The body of a successful answer."""
 
-    async def read(self) -> bytes:
-        """Give the whole body; `KubernetesError` where the connection breaks first.
+    async def read(self, *, most_bytes: int) -> bytes:
+        """Return the whole body.
 
-        Raises AnswerTooLargeError where there is more of it than is read.
+        Raises `AnswerTooLargeError` for more than `most_bytes`, `KubernetesError` where the
+        connection breaks first.
         """
 
     def chunks(self) -> AsyncGenerator[bytes]:

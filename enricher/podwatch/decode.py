@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from enricher.podwatch.annotations import ChosenAnnotations
 from enricher.podwatch.containers import containers_of, last_end_ns
+from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Annotations, Pod, PodEvent, PodSpec, PodStatus
 from enricher.podwatch.owners import known_owner
 from enricher.podwatch.requests import gpus_requested
@@ -66,7 +67,7 @@ class PodReader:
         Raises `UndecodableError` for what is no pod.
         """
         try:
-            return self._record(self._decode(data))
+            return self._record(decode_cut(self._decode, data))
         except _UNREADABLE as error:
             raise UndecodableError(f"not a pod as the API server describes it: {error}") from error
 
@@ -76,7 +77,7 @@ class PodReader:
         Raises `UndecodableError` for what is no such line.
         """
         try:
-            event = self._decode_event(line)
+            event = decode_cut(self._decode_event, line)
             pod = self._record(event.object)
         except _UNREADABLE as error:
             raise UndecodableError(f"not a pod's event: {error}") from error

@@ -10,10 +10,11 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.decode import PodOfEvent, PodReader
+from enricher.podwatch.depth import decode_cut
+from enricher.podwatch.identity import identity_of
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
-from enricher.podwatch.steps import Deleted, Seen
+from enricher.podwatch.steps import Deleted, Seen, Skipped
 from gpuledger.errors import UndecodableError
-from gpuledger.records import PodRecord
 from gpuledger.service.repeats import Repeats
 
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
@@ -43,13 +44,16 @@ class Passed(NamedTuple):
     version: str
 
 
+Told = Seen | Deleted | Skipped | Bookmark | Passed
+
+
 class EventReader:
     """Reads lines, and counts what they were."""
 
     def __init__(self, reader: PodReader) -> None:
         self._reader = reader
 
-    def read(self, line: bytes) -> Seen | Deleted | Bookmark | Passed | None:
+    def read(self, line: bytes) -> Told | None:
         """Give what a line tells; `None` for what nobody knows.
 
         Raises `KubernetesError` for a line that tells of an error, or is no event.
@@ -59,15 +63,17 @@ class EventReader:
                 return _counted_change(self._reader.read_event(line))
         return self._read_in_parts(line)
 
-    def _read_in_parts(self, line: bytes) -> Seen | Deleted | Bookmark | Passed | None:
+    def _read_in_parts(self, line: bytes) -> Told | None:
         """Read what the line is before what it tells of: for all that is no pod as it should be."""
         try:
-            event = _decode_event(line)
+            event = decode_cut(_decode_event, line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            for kind, begin in zip(_CHANGES, _OF_A_POD, strict=True):
+                if line.startswith(begin):
+                    return _skipped(line, error, kind=kind)
             raise KubernetesError(f"the API server sent no watch event: {error}") from error
         if event.type in _CHANGES:
-            version = _bookmark(event.object).version
-            return _counted_change(PodOfEvent(event.type, self.pod(event.object), version))
+            return self._change(event)
         (_COUNTERS.get(event.type) or _COUNTERS[_UNKNOWN]).inc()
         match event.type:
             case "BOOKMARK":
@@ -77,15 +83,43 @@ class EventReader:
             case _:
                 return None
 
-    def pod(self, raw: msgspec.Raw) -> PodRecord | None:
-        """Give the record of a pod, `None` where it has no node or cannot be read."""
+    def _change(self, event: WatchEvent) -> Seen | Deleted | Skipped | Passed:
         try:
-            return self._reader.read(raw)
+            pod = self._reader.read(event.object)
         except UndecodableError as error:
-            metrics.UNDECODABLE.inc()
-            if count := _repeats.count("pod"):
-                _log.warning("pod_skipped", error=str(error), count=count)
-            return None
+            return _skipped(event.object, error, kind=event.type)
+        version = _bookmark(event.object).version
+        return _counted_change(PodOfEvent(event.type, pod, version))
+
+    def item(self, raw: msgspec.Raw) -> Seen | Skipped | None:
+        """Return what a list tells of a pod, `None` where it has no node."""
+        try:
+            pod = self._reader.read(raw)
+        except UndecodableError as error:
+            return _skipped(raw, error)
+        return Seen(pod) if pod else None
+
+
+def _skipped(data: bytes | msgspec.Raw, error: Exception, *, kind: str | None = None) -> Skipped:
+    """Return that a pod cannot be read, counted and logged with its name."""
+    if kind:
+        _COUNTERS[kind].inc()
+    metrics.UNDECODABLE.inc()
+    found = identity_of(data)
+    if count := _repeats.count("pod"):
+        _log.warning(
+            "pod_skipped",
+            pods=[f"{found.namespace}/{found.name}"],
+            error=str(error),
+            count=count,
+        )
+    return Skipped(
+        uid=found.uid,
+        version=found.resource_version,
+        name=f"{found.namespace}/{found.name}",
+        error=str(error),
+        is_deleted=kind == "DELETED",
+    )
 
 
 def _counted_change(event: PodOfEvent) -> Seen | Deleted | Passed:
@@ -98,7 +132,7 @@ def _counted_change(event: PodOfEvent) -> Seen | Deleted | Passed:
 def _bookmark(raw: msgspec.Raw) -> Bookmark:
     """Read the version alone; empty where the object has none."""
     try:
-        meta = _decode_version(raw).metadata
+        meta = decode_cut(_decode_version, raw).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         if count := _repeats.count("version"):
             _log.warning("version_skipped", error=str(error), count=count)
@@ -112,7 +146,7 @@ def _bookmark(raw: msgspec.Raw) -> Bookmark:
 def _error_of(raw: msgspec.Raw) -> KubernetesError:
     """Make the error that an `ERROR` event tells of: the same Status as in an HTTP answer."""
     try:
-        status = _decode_status(raw)
+        status = decode_cut(_decode_status, raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return KubernetesError(f"the watch ended with an error that cannot be read: {error}")
     code = status.code or HTTPStatus.INTERNAL_SERVER_ERROR

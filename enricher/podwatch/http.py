@@ -6,7 +6,7 @@ asked, and with which credentials, is known elsewhere.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Final
@@ -15,13 +15,12 @@ import aiohttp
 import msgspec
 
 from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError
+from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
 from gpuledger.service.http.client import BROKEN, explain, read_begin
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
-MAX_ANSWER_BYTES: Final = 64 * 2**20
-"""How much is read of an answer that is taken as a whole: far more than a page of usual pods."""
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
 _decode_status: Final = msgspec.json.Decoder(Status).decode
@@ -63,18 +62,18 @@ class _HttpAnswer:
         self._server = server
         self._silence_seconds = silence_seconds
 
-    async def read(self) -> bytes:
-        try:
-            body = bytearray()
-            while chunk := await self._next():
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
+    async def read(self, *, most_bytes: int) -> bytes:
+        chunks = []
+        read_bytes = 0
+        async with aclosing(self.chunks()) as found:
+            async for chunk in found:
+                chunks.append(chunk)
+                read_bytes += len(chunk)
+                if read_bytes > most_bytes:
                     raise AnswerTooLargeError(
-                        f"the API server's answer is larger than {MAX_ANSWER_BYTES} bytes"
+                        f"the API server {self._server} answers with over {most_bytes} bytes"
                     )
-            return bytes(body)
-        except BROKEN as error:
-            raise _unreachable(error, server=self._server) from error
+        return b"".join(chunks)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         try:
@@ -113,7 +112,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
 def _status_of(body: bytes) -> Status:
     """Read the Status object; what a proxy in between says is taken as it is."""
     try:
-        return _decode_status(body)
+        return decode_cut(_decode_status, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
 

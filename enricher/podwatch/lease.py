@@ -12,10 +12,12 @@ from uuid import uuid4
 import msgspec
 
 from enricher.podwatch.api import Answer, Api, KubernetesError
+from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.settings import LeaseSettings
 from gpuledger.errors import UserError
 
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_MOST_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 
 
@@ -82,13 +84,13 @@ async def _unless(status: HTTPStatus, asked: AbstractAsyncContextManager[Answer]
     """Give the Lease of an answer, `None` for a refusal with that status."""
     try:
         async with asked as answer:
-            body = await answer.read()
+            body = await answer.read(most_bytes=_MOST_LEASE_BYTES)
     except KubernetesError as error:
         if error.status == status:
             return None
         raise
     try:
-        document = _decode(body)
+        document = decode_cut(_decode, body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise KubernetesError(f"the API server sent no Lease: {error}") from error
     return Lease(metadata=document.metadata, spec=document.spec)

@@ -8,31 +8,35 @@ from enricher.podwatch.api import KubernetesError
 
 # etcd refuses objects above 1.5 MiB by default and nobody runs it with more than a few times that.
 MOST_LINE_BYTES: Final = 32 * 2**20
+# Of a longer line: what it is and whose, which stands at its begin. It is no JSON any more.
+HEAD_BYTES: Final = 4096
 
 
 async def split_lines(
     chunks: AsyncGenerator[bytes], *, most_bytes: int = MOST_LINE_BYTES
 ) -> AsyncGenerator[bytes]:
-    """Give each whole line without its end, empty ones left out.
+    """Yield each whole line without its end, empty ones left out.
 
-    Raises `KubernetesError` where the body ends within a line or a line is longer than
-    `most_bytes`.
+    Of a line longer than `most_bytes` its first `HEAD_BYTES` are given, and no more is held.
+    Raises `KubernetesError` where the body ends within a line.
     """
     kept: list[bytes] = []
-    kept_bytes = 0
+    line_bytes = 0
     async with aclosing(chunks):
         async for chunk in chunks:
             *whole, rest = chunk.split(b"\n")
             for line in whole:
-                kept.append(line)
+                if line_bytes <= most_bytes:
+                    kept.append(line)
                 if joined := b"".join(kept):
                     yield joined
                 kept.clear()
-                kept_bytes = 0
+                line_bytes = 0
             if rest:
-                kept.append(rest)
-                kept_bytes += len(rest)
-            if kept_bytes > most_bytes:
-                raise KubernetesError(f"the API server sent a line of over {most_bytes} bytes")
+                if line_bytes <= most_bytes:
+                    kept.append(rest)
+                line_bytes += len(rest)
+                if line_bytes > most_bytes:
+                    kept[:] = [b"".join(kept)[:HEAD_BYTES]]
     if kept:
-        raise KubernetesError(f"the connection ended within a line, after {kept_bytes} bytes of it")
+        raise KubernetesError(f"the connection ended within a line, after {line_bytes} bytes of it")

@@ -4,12 +4,18 @@ Here live partial structs in the server's own words. Each field may be absent or
 server leaves out what is empty; what they mean for the ledger is said in `decode`.
 """
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
+
+from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NODE_NAME_PATTERN
 
 Quantity = str | int | float
 Time = str
+# Held to the rule of the record that is made of it: one that nobody can read must not be published.
+NodeOrNone = Annotated[
+    str, Meta(max_length=MAX_NODE_NAME_LENGTH, pattern=f"^$(?!\\n)|{NODE_NAME_PATTERN}")
+]
 
 
 class _Object(Struct, rename="camel", gc=False):
@@ -66,7 +72,7 @@ class Container(_Object):
 class PodSpec(_Object):
     """What a pod asks for."""
 
-    node_name: str | None = None
+    node_name: NodeOrNone | None = None
     priority: int | None = None
     priority_class_name: str | None = None
     containers: list[Container] | None = None
@@ -162,6 +168,21 @@ class VersionOnly(_Object):
     """Any object, of which only the version is wanted."""
 
     metadata: VersionMeta
+
+
+class IdentityMeta(_Object):
+    """Which pod an object is."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class IdentityOnly(_Object):
+    """A pod, of which only is wanted which one it is."""
+
+    metadata: IdentityMeta
 
 
 class WatchEvent(_Object):

@@ -17,11 +17,12 @@ import msgspec
 from enricher.podwatch import metrics
 from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError
 from enricher.podwatch.decode import PodReader
+from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.events import Bookmark, EventReader, Passed
 from enricher.podwatch.lines import split_lines
 from enricher.podwatch.objects import PodPage
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Skipped, Step
 from enricher.podwatch.watch_list import INITIAL_EVENTS, NoEndMarkError, WatchLists
 from gpuledger.clock import Clock
 from gpuledger.service.backoff import Backoff
@@ -31,6 +32,9 @@ _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}
 _LEAST_LIFE_SECONDS: Final = 1.0
 _MOST_RETRY_AFTER_SECONDS: Final = 300.0
 _NS: Final = 1_000_000_000
+# A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
+MOST_PAGE_BYTES: Final = 32 * 2**20
+_SMALLER: Final = 4
 
 _decode_page: Final = msgspec.json.Decoder(PodPage).decode
 
@@ -131,7 +135,10 @@ class Reflector:
                     yield step
 
     async def _list(self) -> AsyncGenerator[Step]:
-        """Give every pod, page by page; all pages are of one version."""
+        """Give every pod, page by page; all pages are of one version.
+
+        Where a page is larger than may be held, smaller ones are asked for from there on.
+        """
         metrics.RELISTS.inc()
         yield Mark.LISTING
         token: str | None = ""
@@ -143,11 +150,11 @@ class Reflector:
             except AnswerTooLargeError:
                 if limit == 1:
                     raise
-                limit = max(1, limit // 4)  # pods of a megabyte each, which anybody may make
+                limit = max(1, limit // _SMALLER)
                 continue
             for raw in page.items or ():
-                if pod := self._events.pod(raw):
-                    yield Seen(pod)
+                if step := self._events.item(raw):
+                    yield step
             token = page.metadata.continue_token or None
         self._version = page.metadata.resource_version if page else None
         yield Mark.LISTED
@@ -160,9 +167,9 @@ class Reflector:
         async with self._api.get(
             PODS_PATH, query=query, silence_seconds=seconds, total_seconds=seconds
         ) as answer:
-            body = await answer.read()
+            body = await answer.read(most_bytes=MOST_PAGE_BYTES)
         try:
-            return _decode_page(body)
+            return decode_cut(_decode_page, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(f"the API server sent no list of pods: {error}") from error
 
@@ -180,6 +187,9 @@ class Reflector:
                     case Seen() | Deleted():
                         self._version = found.pod.resource_version or self._version
                         yield found
+                    case Skipped(version=version):
+                        self._version = version or self._version
+                        yield found
                     case Bookmark() | Passed():
                         self._version = found.version or self._version
                     case None:
@@ -192,7 +202,7 @@ class Reflector:
         yield Mark.LISTING
         async for line in lines:
             match found := self._events.read(line):
-                case Seen() | Deleted():
+                case Seen() | Deleted() | Skipped():
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()

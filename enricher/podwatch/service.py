@@ -16,10 +16,11 @@ from enricher.podwatch.lease import LeaseKeeper, identity_of, namespace_of
 from enricher.podwatch.publish import Fence, Publisher, let_pass
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Step
+from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Skipped, Step
 from enricher.podwatch.table import PodTable
+from enricher.podwatch.unreadable import UnreadablePods
 from gpuledger.clock import Clock
-from gpuledger.service.readiness import Check, Readiness
+from gpuledger.service.readiness import Check, Readiness, Severity
 
 _BURIAL_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
@@ -33,7 +34,8 @@ async def run_podwatch(
     Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
     has no namespace.
     The checks are `known`, ok once it was read which pods Kafka knows, `api`, ok once the pods were
-    listed, `kafka`, and with a Lease `lease`; all are ok while another one leads.
+    listed, `kafka`, with a Lease `lease`, and the warning `readable`; all are ok while another one
+    leads.
     """
     podwatch = _Podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
     if not settings.lease.enabled:
@@ -69,6 +71,7 @@ class _Podwatch:
         """Say that there is nothing to be done for the moment."""
         for name in ("known", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
+        self._readable_check().ok("standing by")
         metrics.PODS.set(0)
         metrics.UNPUBLISHED.set(0)
 
@@ -91,12 +94,16 @@ class _Podwatch:
             table=table,
             publisher=publisher,
             check=self.readiness.check("api"),
+            unreadable=UnreadablePods(self._readable_check()),
             clock=self.clock,
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.follow(self._reflector()))
             tasks.create_task(publisher.forever())
             tasks.create_task(_bury(table, publisher, self.clock))
+
+    def _readable_check(self) -> Check:
+        return self.readiness.check("readable", severity=Severity.WARNING)
 
     async def _known_pods(self) -> KnownPods:
         check = self.readiness.check("known")
@@ -127,8 +134,15 @@ class Follower:
     """Takes the reflector's steps into the table and says how it stands with the API server."""
 
     def __init__(
-        self, *, table: PodTable, publisher: Publisher, check: Check, clock: Clock
+        self,
+        *,
+        table: PodTable,
+        publisher: Publisher,
+        check: Check,
+        unreadable: UnreadablePods,
+        clock: Clock,
     ) -> None:
+        self._unreadable = unreadable
         self._table = table
         self._publisher = publisher
         self._check = check
@@ -145,10 +159,15 @@ class Follower:
         now = self._clock.time_ns()
         match step:
             case Seen(pod):
+                self._unreadable.discard(pod.uid)
                 self._table.see(pod, time_ns=now)
             case Deleted(pod):
+                self._unreadable.discard(pod.uid)
                 self._table.delete(pod, time_ns=now)
+            case Skipped():
+                self._skip(step, time_ns=now)
             case Mark.LISTING:
+                self._unreadable.begin_list()
                 self._table.begin_list()
             case Mark.LISTED:
                 self._listed(gone=self._table.end_list(time_ns=now, version=version))
@@ -158,11 +177,19 @@ class Follower:
                 self._check.failed(str(error))
         self._publisher.wake()
 
+    def _skip(self, pod: Skipped, *, time_ns: int) -> None:
+        self._unreadable.add(pod)
+        if pod.is_deleted:
+            self._table.delete_known(pod.uid, version=pod.version, time_ns=time_ns)
+        else:
+            self._table.keep(pod.uid)
+
     def _pods(self) -> str:
         return f"{len(self._table)} pods"
 
     def _listed(self, *, gone: int) -> None:
         self._check.ok(self._pods)
+        self._unreadable.tell()
         self._publisher.measure()
         _log.info("pods_listed", count=len(self._table), gone_count=gone)
 

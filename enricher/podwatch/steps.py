@@ -30,10 +30,23 @@ class Deleted(NamedTuple):
     pod: PodRecord
 
 
+class Skipped(NamedTuple):
+    """A pod whose newest state cannot be read; what was known of it stays known."""
+
+    uid: str
+    """Empty where not even that can be found."""
+    version: str
+    name: str
+    """Its namespace and name, as far as they can be found."""
+    error: str
+    is_deleted: bool = False
+    """Whether it left the API server."""
+
+
 class Interrupted(NamedTuple):
     """What ended a list or a watch; another attempt follows."""
 
     error: KubernetesError
 
 
-Step = Mark | Seen | Deleted | Interrupted
+Step = Mark | Seen | Deleted | Skipped | Interrupted

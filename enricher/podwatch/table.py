@@ -87,6 +87,20 @@ class PodTable:
         self._dead[pod.uid] = _with(pod, deleted_time_ns=time_ns)
         self._unpublished[pod.uid] = time_ns
 
+    def keep(self, uid: str) -> None:
+        """Record that a pod is there in a state that cannot be read: what is known of it stays.
+
+        Without a UID it may be any, so that no pod is missing from the list that it is in.
+        """
+        if self._listed is not None:
+            self._listed.update([uid] if uid else self._alive)
+
+    def delete_known(self, uid: str, *, version: str, time_ns: int) -> None:
+        """Record that a pod left the API server, of which only the UID can be read."""
+        if known := self._alive.get(uid):
+            as_of = version or known.resource_version
+            self.delete(_with(known, resource_version=as_of), time_ns=time_ns)
+
     def begin_list(self) -> None:
         """Take that a complete list begins; one that broke off before is forgotten."""
         self._listed = set()

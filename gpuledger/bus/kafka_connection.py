@@ -5,7 +5,6 @@ Producing and consuming stand in modules of their own.
 
 import asyncio
 import math
-import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
@@ -13,11 +12,13 @@ from typing import Any, Final
 
 from aiokafka.client import AIOKafkaClient
 
+from gpuledger.bus import kafka_internals
+from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_errors import FAILURES, translate
 from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
-from gpuledger.errors import BusUnavailableError, SettingsError, TopicsError
+from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2
@@ -45,14 +46,17 @@ class KafkaConnection:
             "request_timeout_ms": int(settings.request_timeout_seconds * 1000),
             "security_protocol": settings.security_protocol,
         }
+        if settings.security_protocol == "PLAINTEXT":
+            return made
+        credentials = KafkaCredentials(settings)
         if settings.security_protocol.endswith("SSL"):
-            made["ssl_context"] = tls_context(settings)
+            made["ssl_context"] = CurrentContext(credentials.context)
         if settings.security_protocol.startswith("SASL"):
-            password = settings.sasl_password
+            kafka_internals.encode_password_at_login()
             made |= {
                 "sasl_mechanism": settings.sasl_mechanism,
                 "sasl_plain_username": settings.sasl_username,
-                "sasl_plain_password": password.reveal() if password else None,
+                "sasl_plain_password": CurrentPassword(credentials.password),
             }
         return made
 
@@ -106,29 +110,3 @@ async def count_partitions(
             f"`gpuledger topics create` makes what is missing"
         )
     return counts
-
-
-def tls_context(settings: KafkaSettings) -> ssl.SSLContext:
-    """Make the TLS context; `SettingsError` names the file that cannot be used."""
-    try:
-        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(
-            f"kafka.ssl_ca_file: {settings.ssl_ca_file} cannot be used: {error}"
-        ) from error
-    context.check_hostname = settings.ssl_check_hostname
-    if settings.ssl_cert_file:
-        password = settings.ssl_key_password
-        try:
-            context.load_cert_chain(
-                settings.ssl_cert_file,
-                settings.ssl_key_file,
-                # Without a text OpenSSL would ask on the terminal.
-                password=password.reveal() if password else "",
-            )
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(
-                f"kafka.ssl_cert_file: {settings.ssl_cert_file} with {settings.ssl_key_file} "
-                f"cannot be used: {error}"
-            ) from error
-    return context

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
+from aiokafka.conn import AIOKafkaConnection, SaslPlainAuthenticator
 from aiokafka.consumer.fetcher import OffsetResetStrategy
 from aiokafka.errors import (
     IllegalStateError,
@@ -272,3 +273,20 @@ async def _end(task: "asyncio.Task[Any] | None") -> None:
     """Cancel a task until it ends: once lets it finish what is on its way, twice does not."""
     for _ in range(2):
         await end_tasks(task, seconds=CANCEL_SECONDS)
+
+
+@cache
+def encode_password_at_login() -> None:
+    """Have the password of PLAIN encoded when a connection logs in, as that of SCRAM is.
+
+    A password may say another one by then (`CurrentPassword`); PLAIN would join its first text.
+    """
+
+    def authenticator_plain(connection: Any) -> Any:  # noqa: ANN401  # aiokafka publishes no types
+        return SaslPlainAuthenticator(
+            loop=connection._loop,
+            sasl_plain_username=connection._sasl_plain_username,
+            sasl_plain_password=connection._sasl_plain_password.encode().decode(),
+        )
+
+    AIOKafkaConnection.authenticator_plain = authenticator_plain

@@ -102,6 +102,8 @@ def read_web_config(file: Path) -> WebConfig:
         raise UserError(f"http.web_config_file: {file} is no YAML: {said}") from error
     except ValueError as error:  # not UTF-8, or a date that is none
         raise UserError(f"http.web_config_file: {file} is no YAML in UTF-8") from error
+    except RecursionError as error:
+        raise UserError(f"http.web_config_file: {file} is nested too deep") from error
     for field in _fields_of(raw):
         if field in _UNOFFERED:
             raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")

@@ -28,6 +28,7 @@ from gpuledger.settings.yaml_errors import explain_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_SHOWN_CHARACTERS: Final = 200
 _NAMES: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",
@@ -59,18 +60,22 @@ def _value_of(setting: Setting, given: Mapping[Path, Given]) -> Any:  # noqa: AN
 
 
 def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
-    if setting.is_secret and given.value == MASK:
+    if setting.is_secret and given.value in (MASK, Secret(MASK)):
         raise SettingsError(f"{given.origin}: this is the mask of --print-config, not the secret")
     try:
         return _read_text(setting.type, given.value) if given.is_text else _take(setting, given)
-    except (msgspec.ValidationError, ValueError, yaml.YAMLError) as error:
-        shown = MASK if setting.may_hold_secrets else repr(mask_value(given.value))
+    except (msgspec.ValidationError, ValueError, yaml.YAMLError, RecursionError) as error:
+        shown = MASK if setting.may_hold_secrets else _shorten(repr(mask_value(given.value)))
         expected = describe(setting.type)
         said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
         if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
             said = f"expected a mapping, {{name: value}}: {said}"
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
+
+
+def _shorten(shown: str) -> str:
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
 
 
 def _take(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any setting
@@ -98,6 +103,8 @@ def _parse(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
 
 
 def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's hook for types that it does not know
+    if isinstance(value, Secret) and wanted is Secret:  # read from its file already
+        return value
     if wanted in (Secret, FilePath) and isinstance(value, str):
         return wanted(value)
     raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")

@@ -4,6 +4,7 @@ Where secrets come from is the loader's business.
 """
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import override
@@ -63,10 +64,24 @@ def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value
 class Secret:
     """A text that shows a mask wherever it is printed, logged or encoded."""
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "file")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, file: Path | None = None) -> None:
+        """Take the text, and the file that it stands in, where it came from one."""
         self._text = text
+        self.file = file
+
+    @classmethod
+    def load(cls, file: Path) -> "Secret":
+        """Read a secret from a file; raises OSError, and ValueError for one that has none."""
+        text = file.read_text(encoding="utf-8").rstrip("\r\n")
+        if not text:
+            raise ValueError("it is empty, expected a secret in it")
+        return cls(text, file=file)
+
+    def read(self) -> str:
+        """Return the text as its file has it now; raises as `load` does."""
+        return self.load(self.file).reveal() if self.file else self._text
 
     def reveal(self) -> str:
         """Give the text itself, to hand it to the library that needs it."""

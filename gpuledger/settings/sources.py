@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
+from gpuledger.settings.secret import Secret
 from gpuledger.settings.yaml_errors import explain_yaml
 
 
@@ -101,20 +102,25 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
             continue
         if setting.path in given:
             raise SettingsError(f"{given[setting.path].origin} and {named.origin}: give only one")
-        text = _read_secret(named)
-        given[setting.path] = Given(value=text, origin=named.origin, is_text=True)
+        given[setting.path] = Given(value=_read_secret(named), origin=named.origin, is_text=False)
     return given
 
 
-def _read_secret(named: Given) -> str:
+def _read_secret(named: Given) -> Secret:
     try:
-        text = FilePath(str(named.value)).read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise SettingsError(f"{named.origin}: cannot read {named.value}: {reason}") from error
-    if not text:
-        raise SettingsError(f"{named.origin}: {named.value} is empty, expected a secret in it")
-    return text
+        return Secret.load(FilePath(str(named.value)))
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{named.origin}: cannot read {named.value}: not a text file"
+        ) from error
+    except OSError as error:
+        raise SettingsError(
+            f"{named.origin}: cannot read {named.value}: {error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise SettingsError(
+            f"{named.origin}: {named.value} is empty, expected a secret in it"
+        ) from error
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:
@@ -125,6 +131,8 @@ def _load(path: FilePath) -> Mapping[str, Any]:
         raise SettingsError(f"cannot read settings file {path}: {reason}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} is no YAML: {explain_yaml(error)}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: expected settings, got YAML nested too deep") from error
     except ValueError as error:  # of a date that is none
         raise SettingsError(f"{path} is no YAML: a date or number in it is not valid") from error
     if loaded is not None and not isinstance(loaded, dict):

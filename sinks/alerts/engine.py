@@ -86,19 +86,21 @@ class Watch:
         incident = taken.incident
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(incident.node)
 
-    def take_incident(self, taken: AttributedIncident, *, hold_ns: int, now: Now) -> None:
+    def take_incident(self, taken: AttributedIncident, *, hold_ns: int, now: Now) -> bool:
         """Let the incident's alert stand for `hold_ns` from now on.
 
         Not from when it happened: an alert that is over when it is first sent is never notified,
-        and one that a clock stamped that was ahead would stand until then.
+        and one that a clock stamped that was ahead would stand until then. Returns whether an
+        older one had to go for it.
         """
-        self.alerts.hold(
+        dropped = self.alerts.hold(
             labels_of(taken),
             annotations_of(taken),
             at_ns=taken.incident.time_ns,
             hold_ns=hold_ns,
             now=now,
         )
+        return dropped is not None
 
     def _holds(
         self,

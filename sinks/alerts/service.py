@@ -160,7 +160,8 @@ class AlertsSink:
             count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
-        watch.take_incident(taken, hold_ns=hold_ns, now=now)
+        if watch.take_incident(taken, hold_ns=hold_ns, now=now):
+            count_dropped(NAME, "too_many")
 
     def _forget(self) -> None:
         silent_ns = round(self._settings.silent_seconds * 1e9)

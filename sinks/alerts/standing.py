@@ -18,6 +18,13 @@ _ENDS_AFTER_RESENDS: Final = 4
 _TELL_END_NS: Final = 300 * SECOND_NS
 """How long the end of an alert is told again."""
 
+MOST_HELD: Final = 10_000
+"""How many alerts of incidents a partition has at most: in each turn each is looked at."""
+MOST_HELD_OF_NODE: Final = 500
+"""How many of one node: more than its GPUs have incidents of different kinds."""
+MOST_CHARACTERS: Final = 2_000
+"""Of each label and annotation; a record may bring a million."""
+
 Labels = tuple[tuple[str, str], ...]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -95,6 +102,9 @@ class StandingAlerts:
 
     def __init__(self) -> None:
         self._standing: dict[Labels, Standing] = {}
+        self._held: dict[str, dict[Labels, None]] = {}
+        """By node the alerts that are held, which alone may become too many."""
+        self._held_count = 0
 
     def __iter__(self) -> Iterator[Standing]:
         """Give each of them."""
@@ -112,8 +122,9 @@ class StandingAlerts:
         key = _identity(labels)
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
+        words = {name: text[:MOST_CHARACTERS] for name, text in annotations.items()}
         self._standing[key] = Standing(
-            labels=key, annotations=annotations, starts_ns=starts_ns, seen_ns=now.monotonic_ns
+            labels=key, annotations=words, starts_ns=starts_ns, seen_ns=now.monotonic_ns
         )
         return key
 
@@ -145,14 +156,41 @@ class StandingAlerts:
         at_ns: int,
         hold_ns: int,
         now: Now,
-    ) -> None:
-        """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on."""
-        known = self._standing.get(_identity(labels))
+    ) -> Standing | None:
+        """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
+
+        Where too many stand, the oldest is dropped and returned: of the same node where that has
+        too many. Where nobody has taken it yet, nobody ever hears of it: whoever asks counts it.
+        """
+        key, node = _identity(labels), labels.get("node", "")
+        dropped = None if key in self._standing else self._make_room(node)
+        of_node = self._held.setdefault(node, {})
+        self._held_count += key not in of_node
+        of_node[key] = None
+        known = self._standing.get(key)
         alert = self._standing[self.fire(labels, annotations, since_ns=at_ns, now=now)]
         alert.hold_ns = hold_ns
         alert.hold_until_answered(now)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
+        return dropped
+
+    def _make_room(self, node: str) -> Standing | None:
+        if len(self._held.get(node, ())) >= MOST_HELD_OF_NODE:
+            return self._drop(next(iter(self._held[node])))
+        if self._held_count >= MOST_HELD:
+            return self._drop(next(iter(next(iter(self._held.values())))))
+        return None
+
+    def _drop(self, key: Labels) -> Standing:
+        alert = self._standing.pop(key)
+        node = dict(key).get("node", "")
+        if key in (of_node := self._held.get(node, {})):
+            del of_node[key]
+            self._held_count -= 1
+            if not of_node:
+                del self._held[node]
+        return alert
 
     def due(self, receiver: str, *, now: Now, resend_ns: int) -> list[Standing]:
         """Return what this Alertmanager has neither taken nor refused for `resend_ns`, or ever."""
@@ -167,12 +205,12 @@ class StandingAlerts:
         """Drop and return what is over: ended and told, or firing and long not seen."""
         over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
         for alert in over:
-            del self._standing[alert.labels]
+            self._drop(alert.labels)
         return over
 
 
 def _identity(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted((name, value) for name, value in labels.items() if value))
+    return tuple(sorted((name, value[:MOST_CHARACTERS]) for name, value in labels.items() if value))
 
 
 def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:

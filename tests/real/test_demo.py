@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import duckdb
 import pytest
 
 from enricher.join.settings import GROUP as JOIN_GROUP
@@ -22,10 +23,12 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
+from sinks.store.reading import entries_sql
+from tests.real.changed_topics import delete
 from tests.real.parts.kcat import KcatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.real.parts.kafka import Kafka
     from tests.real.parts.kcat import Kcat
@@ -61,12 +64,21 @@ def test_missing_topics_are_made_and_every_tick_comes_back_as_an_event(
         assert summary["events"] == summary["ticks"] > 0, run
         assert summary["conservation_error_max_ratio"] <= 1e-9
         assert summary["store"]["rows"] >= summary["entries"]
+        assert count_boots(tmp_path / run) == 2, "each run has a boot of its own on its two nodes"
         assert {pod["pod"] for pod in summary["pods"]} >= {"embeddings-0"}
         made = f"making {len(TOPICS)} topics on {broker.bootstrap_servers} … done\n"
         assert (made in ran.stderr) is not bool(more)
     refused = run_demo(broker)
     assert refused.returncode == 2
     assert "holds records already" in refused.stderr
+
+
+def count_boots(store: Path) -> int:
+    """Return how many boots the rows of a store are of."""
+    with duckdb.connect() as connection:
+        sql = f"SELECT count(DISTINCT boot_id) FROM {entries_sql(str(store))}"  # noqa: S608  # of our own parts
+        (found,) = connection.execute(sql).fetchall()
+    return int(found[0])
 
 
 def test_a_topic_that_holds_somebody_s_record_is_refused_and_nothing_is_made_or_written(
@@ -141,25 +153,35 @@ async def commit_some(settings: KafkaSettings, *, group: str, topic: str) -> Non
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
 
 
+@contextlib.contextmanager
+def started_demo(broker: Kafka, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Give one that runs; it is killed where it has not ended by itself."""
+    bus = ("--bus", f"kafka://{broker.bootstrap_servers}")
+    running = subprocess.Popen(
+        [*COMMAND, *bus, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
 def test_ctrl_c_ends_it_cleanly_with_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     """Within ten seconds, on a broker too."""
     broker = start_kafka()
-    arguments = ["--bus", f"kafka://{broker.bootstrap_servers}", "--for", "60", "--format", "json"]
-    running = subprocess.Popen(
-        [*COMMAND, *arguments, "--store", str(tmp_path)],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    arguments = ("--for", "60", "--format", "json", "--store", tmp_path)
+    with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=10)
-    finally:
-        running.kill()
-    assert running.returncode == 0
+        out, err = running.communicate(timeout=10)
+    assert running.returncode == 0, err
     assert json.loads(out)["events"] > 0
 
 
@@ -169,26 +191,132 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
 ) -> None:
     """By `--for` and by Ctrl-C: what was booked until then is told, and that Kafka was away."""
     broker = start_kafka()
-    arguments = ["--bus", f"kafka://{broker.bootstrap_servers}", "--store", str(tmp_path / "store")]
-    running = subprocess.Popen(
-        [*COMMAND, *arguments, "--for", "600" if number else "12"],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    arguments = ("--store", tmp_path / "store", "--for", "600" if number else "12")
+    with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         broker.kill()
         if number:
             time.sleep(2)
             running.send_signal(number)
         out, _ = running.communicate(timeout=30)
-    finally:
-        running.kill()
     assert running.returncode == 1
     assert f"Kafka at {broker.bootstrap_servers} was away at the end" in out
     assert "serving/embeddings-0" in out
     assert re.search(r"^An unknown number of ticks, [1-9]\d* events", out, re.MULTILINE)
+
+
+def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    broker = start_kafka()
+    settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "15")
+    with started_demo(broker, *arguments) as running:
+        wait_for_events(broker, kcat)
+        asyncio.run(delete(settings, SAMPLES))
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 1, err
+    summary = json.loads(out)
+    assert summary["missing_topics"] == [SAMPLES.name]
+    assert "bus_away" not in summary
+
+
+def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwhile(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    """As after a lid that was closed for longer than a session."""
+    broker = start_kafka()
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "40")
+    with started_demo(broker, *arguments) as running:
+        wait_for_events(broker, kcat)
+        time.sleep(5)
+        running.send_signal(signal.SIGSTOP)
+        time.sleep(15)
+        running.send_signal(signal.SIGCONT)
+        out, err = running.communicate(timeout=90)
+    assert running.returncode == 0, out + err
+    summary = json.loads(out)
+    assert summary["events"] == summary["ticks"] > 0
+    assert not any("missing" in sink for sink in summary["sinks"])
+
+
+def test_a_run_after_one_whose_broker_fell_silent_books_its_own_ticks_alone(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    """The first one could not leave its groups, nor end its transactions."""
+    broker = start_kafka()
+    with started_demo(broker, "--store", tmp_path / "first") as running:
+        wait_for_events(broker, kcat)
+        broker.process.send(signal.SIGSTOP)
+        try:
+            time.sleep(1.5)
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=30)
+        finally:
+            broker.process.send(signal.SIGCONT)
+    assert running.returncode == 1
+    ran = run_demo(broker, "--store", tmp_path / "second", "--reuse-topics")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    summary = json.loads(ran.stdout)
+    assert summary["events"] == summary["ticks"] > 0
+    assert summary["store"]["rows"] >= summary["entries"] > 0
+    assert count_boots(tmp_path / "second") == 2
+
+
+def test_two_runs_at_once_on_the_same_topics_are_refused(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    """Each would count the other's ticks; the first one goes on."""
+    broker = start_kafka()
+    arguments = ("--store", tmp_path / "first", "--format", "json")
+    with started_demo(broker, *arguments) as running:
+        wait_for_events(broker, kcat)
+        refused = run_demo(broker, "--store", tmp_path / "second", "--reuse-topics")
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    assert refused.returncode == 2
+    assert "another demo reads these topics" in refused.stderr
+    assert running.returncode == 0, err
+    first = json.loads(out)
+    assert first["events"] == first["ticks"] > 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (None, 2)])
+def test_a_start_that_waits_for_silent_brokers_ends_soon(
+    start_kafka: Callable[[], Kafka], number: signal.Signals | None, code: int
+) -> None:
+    """At once by Ctrl-C, else after ten seconds: without either it took 36."""
+    broker = start_kafka()
+    broker.process.send(signal.SIGSTOP)
+    try:
+        with started_demo(broker) as running:
+            if number:
+                time.sleep(4)
+                running.send_signal(number)
+            out, err = running.communicate(timeout=8 if number else 24)
+    finally:
+        broker.process.send(signal.SIGCONT)
+    assert running.returncode == code
+    assert out == ""
+    assert (broker.bootstrap_servers in err) is not bool(number)
+
+
+def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
+    start_kafka: Callable[[], Kafka],
+) -> None:
+    """The stages themselves would wait for them without an end."""
+    broker = start_kafka()
+    with started_demo(broker) as running:
+        assert running.stderr is not None
+        assert "making" in running.stderr.readline()
+        broker.process.send(signal.SIGSTOP)
+        try:
+            out, err = running.communicate(timeout=30)
+        finally:
+            broker.process.send(signal.SIGCONT)
+    assert running.returncode == 2
+    assert out == ""
+    assert f"--bus kafka://{broker.bootstrap_servers}" in err
 
 
 def wait_for_events(broker: Kafka, kcat: Kcat) -> None:

@@ -22,7 +22,7 @@ LOOK_SECONDS = 20.0
 async def list_pods(api: Api, cluster: RealCluster) -> bytes:
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
     async with api.get(path, query={}, silence_seconds=10.0, total_seconds=10.0) as answer:
-        return await answer.read()
+        return await answer.read(most_bytes=2**20)
 
 
 async def until_named(lines: AsyncGenerator[bytes], name: str) -> None:

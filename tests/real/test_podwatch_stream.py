@@ -1,9 +1,10 @@
 """How podwatch follows a real API server through refusals, cut roles and its death."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -115,3 +116,43 @@ async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
         assert "grant its account get, list and watch on pods" in str(first)
         await asyncio.to_thread(bind, kube_api, role(without=""), account)
         await found.until(lambda: Mark.WATCHING in found.steps)
+
+
+async def create_deep_pod(cluster: RealCluster, server: KubeApiClient, name: str) -> str:
+    """Create a pod with 2,000 levels of `managedFields`, as any tenant may; give its UID."""
+    fields = '{"f:a":' * 2000 + "{}" + "}" * 2000
+    managed = (
+        '[{"manager":"tenant","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1",'
+        f'"time":"2026-11-21T08:00:00Z","fieldsV1":{fields}}}]'
+    )
+    spec = '{"nodeName":"node-a","containers":[{"name":"main","image":"cuda"}]}'
+    body = f'{{"metadata":{{"name":"{name}","managedFields":{managed}}},"spec":{spec}}}'
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods"
+    answer = await asyncio.to_thread(server.fetch, "POST", path, body.encode())
+    assert answer.status == HTTPStatus.CREATED, answer.body[:300]
+    assert answer.body.count(b'"f:a":') == 2000
+    found = re.search(rb'"uid":"([^"]+)"', answer.body)
+    assert found
+    return found[1].decode()
+
+
+@pytest.mark.parametrize("watch_list", ["auto", "off"])
+@pytest.mark.parametrize("comes", ["before", "meanwhile"])
+async def test_a_pod_nested_deeper_than_any_decoder_goes_ends_nothing(
+    kube_api: KubeApiClient, watch_list: Literal["auto", "off"], comes: str
+) -> None:
+    cluster = RealCluster(kube_api)
+    await cluster.prepare()
+    uids = {await cluster.create_pod("first")}
+    if comes == "before":
+        uids.add(await create_deep_pod(cluster, kube_api, "deep"))
+    async with following(cluster, watch_list=watch_list) as found:
+        await found.until(lambda: Mark.WATCHING in found.steps)
+        if comes == "meanwhile":
+            uids.add(await create_deep_pod(cluster, kube_api, "deep"))
+        uids.add(await cluster.create_pod("last"))
+        await found.until(lambda: set(published(found.steps)) == uids)
+    assert errors(found) == []
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/deep"
+    body = {"gracePeriodSeconds": 0}
+    assert (await asyncio.to_thread(kube_api.fetch, "DELETE", path, body)).status == HTTPStatus.OK

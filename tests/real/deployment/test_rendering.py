@@ -22,6 +22,7 @@ from tests.real.deployment.rendering import (
 )
 from tests.real.parts.kustomize import KustomizeError
 from tests.unit.deployment import deployables
+from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from tests.real.parts.kustomize import Kubectl, Kustomize
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"
 CENTRAL = "gpuledger"
-INSTALLATIONS = ("base", "overlays/sasl-ssl")
+ROOTLESS = "overlays/agent-without-root"
+INSTALLATIONS = ("base", ROOTLESS, "overlays/sasl-ssl")
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
+SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
 LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
@@ -52,7 +55,7 @@ def rendering(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering
 def installation(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
     """Return a whole installation, its topics included."""
     folder = request.param
-    topics = "topics" if folder == "base" else f"{folder}/topics"
+    topics = f"{folder}/topics" if folder == "overlays/sasl-ssl" else "topics"
     return Rendering(objects=[*render(folder).objects, *render(topics).objects])
 
 
@@ -296,7 +299,35 @@ def test_a_policy_lets_nobody_in_but_on_that_port(installation: Rendering) -> No
         assert spec == {
             "podSelector": {},
             "policyTypes": ["Ingress"],
-            "ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}],
+            "ingress": [
+                {
+                    "from": [{"namespaceSelector": {"matchLabels": SCRAPERS}}],
+                    "ports": [{"port": "http", "protocol": "TCP"}],
+                }
+            ],
+        }
+
+
+def test_the_documented_patch_lets_another_namespace_scrape(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    copy_of_k8s(tmp_path)
+    overlay = tmp_path / "k8s" / "overlays" / "elsewhere"
+    overlay.mkdir()
+    (patch,) = re.findall(
+        r"```yaml\n(patches:\n.*?NetworkPolicy.*?)```",
+        (ROOT / "docs" / "operations.md").read_text(),
+        re.DOTALL,
+    )
+    made = {"resources": ["../../base"], **yaml.safe_load(patch)}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(made))
+
+    policies = render(overlay).of_kind("NetworkPolicy")
+    assert len(policies) == 2
+    for policy in policies:
+        (source,) = policy["spec"]["ingress"][0]["from"]
+        assert source == {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}
         }
 
 
@@ -327,7 +358,8 @@ def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering)
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rendering) -> None:
     for workload in installation.workloads():
         mounts = [mount["name"] for mount in workload.container.get("volumeMounts", [])]
-        assert mounts == [volume["name"] for volume in workload.pod.get("volumes", [])]
+        volumes = [volume["name"] for volume in workload.pod.get("volumes", [])]
+        assert sorted(mounts) == sorted(volumes)
 
 
 def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spool(
@@ -341,11 +373,35 @@ def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spo
         }
         mounts = [mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes]
         is_agent = workload.name == AGENT
-        assert set(volumes.values()) == ({*LOOKED_AT, SPOOL} if is_agent else set())
+        of_agent = {*LOOKED_AT, SPOOL} if is_root(workload) else {"/var/log/containers"}
+        assert set(volumes.values()) == (of_agent if is_agent else set())
         assert all(mount["mountPath"] == volumes[mount["name"]] for mount in mounts)
         assert [mount["mountPath"] for mount in mounts if not mount.get("readOnly")] == (
-            [SPOOL] if is_agent else []
+            [SPOOL] if is_root(workload) else []
         )
+
+
+def is_root(workload: Workload) -> bool:
+    """Return whether it runs as user 0, as the agent does where it asks the kubelet."""
+    return bool(workload.pod["securityContext"]["runAsUser"] == 0)
+
+
+def test_only_the_agent_runs_as_root_and_an_overlay_does_without(kustomize: Kustomize) -> None:
+    found = {
+        folder: [each.name for each in render(folder).workloads() if is_root(each)]
+        for folder in INSTALLATIONS
+    }
+
+    assert found == {"base": [AGENT], ROOTLESS: [], "overlays/sasl-ssl": [AGENT]}
+
+
+def test_without_root_the_agent_spools_where_it_may_write(kustomize: Kustomize) -> None:
+    agent = render(ROOTLESS).workload(AGENT)
+    (mount,) = [one for one in agent.container["volumeMounts"] if one["mountPath"] == SPOOL]
+    (volume,) = [one for one in agent.pod["volumes"] if one["name"] == mount["name"]]
+
+    assert volume.keys() == {"name", "emptyDir"}
+    assert agent.pod["securityContext"]["fsGroup"] == agent.pod["securityContext"]["runAsUser"]
 
 
 def test_the_agent_finds_the_hosts_folders_where_it_looks(
@@ -374,14 +430,14 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
         is_agent = workload.name == AGENT
         pod = workload.pod["securityContext"]
         # The kubelet's socket lets user 0 in and nobody else.
-        users = ["0:0"] if is_agent else deployables.stages()["runtime"].values("USER")
+        users = ["0:0"] if is_root(workload) else deployables.stages()["runtime"].values("USER")
         assert workload.container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
         assert [f"{pod['runAsUser']}:{pod['runAsGroup']}"] == users
-        assert pod["runAsNonRoot"] == (not is_agent)
+        assert pod["runAsNonRoot"] == (not is_root(workload))
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostIPC"} & workload.pod.keys()
         assert workload.pod.get("hostPID", False) == is_agent

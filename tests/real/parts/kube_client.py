@@ -48,14 +48,17 @@ class KubeApiClient:
         *,
         content_type: str = "application/json",
     ) -> web.Answer:
-        """Send a request and give the answer, whatever its status; raises OSError without one."""
+        """Send a request and give the answer, whatever its status; raises OSError without one.
+
+        Bytes are sent as they are, anything else as JSON.
+        """
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         if self._login.token:
             headers["Authorization"] = f"Bearer {self._login.token}"
         return web.fetch(
             self.url + path,
             method=method,
-            body=None if body is None else json.dumps(body).encode(),
+            body=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers=headers,
             context=self._context,
         )

@@ -121,3 +121,9 @@ def test_dead_letters_are_kept_longer_than_what_they_stand_for() -> None:
     kept = [topic.retention_ms for topic in TOPICS if topic.retention_ms is not None]
 
     assert DEAD_LETTERS.retention_ms == max(kept)
+
+
+def test_refused_records_take_bounded_room_however_many_there_are() -> None:
+    config = DEAD_LETTERS.config(replication_factor=3)
+
+    assert int(config["segment.bytes"]) * 4 <= int(config["retention.bytes"]) <= 2**30

@@ -1,24 +1,39 @@
 """What became of a sink's sends, in words."""
 
+from cli.demo.run_bus import RunBus
 from cli.demo.sending import SinkWatch, problem
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.clock import Clock
+from gpuledger.service import Readiness
+from simulator.clock import HandClock
 from sinks.metrics import RETRIES_TOTAL
 
 
-def failing(*details: str) -> str:
+async def failing(*details: str) -> str:
     """Return what is said of a sink whose checks say this."""
-    watch = SinkWatch(sink="nowhere", receiver="http://a:9")
-    for number, detail in enumerate(details):
-        watch.readiness.check(f"check-{number}").failed(detail)
-    RETRIES_TOTAL.labels(sink="nowhere").inc(2)
+
+    async def fail(*, bus: RunBus, readiness: Readiness, clock: Clock) -> None:
+        del bus, clock
+        for number, detail in enumerate(details):
+            readiness.check(f"check-{number}").failed(detail)
+        RETRIES_TOTAL.labels(sink="nowhere").inc(2)
+
+    watch = SinkWatch(
+        sink="nowhere",
+        receiver="http://a:9",
+        bus=RunBus(MemoryBus(), beginning={}),
+        work=fail,
+    )
+    await watch.run(HandClock(start_ns=0))
     return problem(watch.line(), events=1) or ""
 
 
-def test_what_several_checks_say_of_the_receiver_is_said_once() -> None:
+async def test_what_several_checks_say_of_the_receiver_is_said_once() -> None:
     said = "nowhere: nothing has reached http://a:9 in 2 tries: no route; Kafka is away"
-    assert failing(*["http://a:9: no route"] * 2, "Kafka is away") == said
+    assert await failing(*["http://a:9: no route"] * 2, "Kafka is away") == said
 
 
-def test_a_long_answer_keeps_its_first_and_last_words() -> None:
-    said = failing("refused: " + "word " * 90 + "at the end")
+async def test_a_long_answer_keeps_its_first_and_last_words() -> None:
+    said = await failing("refused: " + "word " * 90 + "at the end")
     assert " … " in said
     assert said.endswith("word at the end")

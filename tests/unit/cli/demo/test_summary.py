@@ -1,6 +1,7 @@
 """What is said at the end, and the exit code."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -138,12 +139,19 @@ SUMMARY = Summary(
             replace(SENT, rejected=2), 4, 0, "remote_write: http://p/w has refused 2", id="refuses"
         ),
         pytest.param(replace(SENT, retries=2), 4, 0, None, id="was away for a while"),
+        pytest.param(
+            replace(SENT, missing=2),
+            4,
+            1,
+            "remote_write: 2 of the events had not reached http://p/w at the end",
+            id="lacks the last ones",
+        ),
     ],
 )
-def test_the_exit_code_is_1_only_where_nothing_of_a_sink_has_arrived_and_it_is_said(
+def test_the_exit_code_is_1_only_where_a_sink_has_not_handed_over_what_it_should_and_it_is_said(
     sink: SinkLine, events: int, code: int, said: str | None
 ) -> None:
-    summary = replace(SUMMARY, sinks=[SENT, sink], events=events)
+    summary = replace(SUMMARY, sinks=[SENT, sink], ticks=events, events=events)
     shown = [line.text for line in draw_summary(summary, width=80)]
     assert exit_code(summary) == code
     assert [line for line in shown if "http://" in line] == ([said] if said else [])
@@ -202,3 +210,21 @@ def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width
     assert any(line.startswith("Kafka at one:9092 was away at the end:") for line in shown)
     assert "An unknown number of ticks, 4 events, 9 entries." in " ".join(" ".join(shown).split())
     assert any("n/p" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ticks": 6}, "2 ticks had not become events at the end."),
+        ({"failures": ("store has failed: no room",)}, "store has failed: no room"),
+        ({"missing_topics": ("samples",), "ticks": None}, "Gone at the end, as somebody has"),
+    ],
+)
+def test_what_is_missing_of_a_run_is_said_with_exit_code_1(
+    changes: dict[str, Any], said: str
+) -> None:
+    summary = replace(SUMMARY, **changes)
+    assert exit_code(summary) == 1
+    shown = [line for line in draw_summary(summary, width=80) if line.text.startswith(said)]
+    assert [line.style for line in shown] == ["bold red"]
+    assert not any("Kafka" in line.text for line in shown)

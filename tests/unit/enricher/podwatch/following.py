@@ -8,7 +8,7 @@ from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Seen, Step
+from enricher.podwatch.steps import Deleted, Interrupted, Seen, Skipped, Step
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock
 
 
@@ -37,12 +37,14 @@ def told(steps: list[Step]) -> list[str]:
 
 
 def as_word(step: Step) -> str:
-    """Write a step as a word: `+` seen, `-` deleted, `!` interrupted."""
+    """Write a step as a word: `+` seen, `-` deleted, `?` skipped, `!` interrupted."""
     match step:
         case Seen(found):
             return f"+{found.uid}"
         case Deleted(found):
             return f"-{found.uid}"
+        case Skipped(uid=uid):
+            return f"?{uid}"
         case Interrupted(failure):
             return f"!{failure.status}"
         case _:

@@ -153,4 +153,4 @@ async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silen
 
 async def _list(api: Api) -> bytes:
     async with api.get("/api/v1/pods", query={}, silence_seconds=5.0, total_seconds=5.0) as answer:
-        return await answer.read()
+        return await answer.read(most_bytes=10_000)

@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+from msgspec import Raw
 
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import Bookmark, EventReader, Passed
-from enricher.podwatch.steps import Deleted, Seen
+from enricher.podwatch.steps import Deleted, Seen, Skipped
 from tests.unit.enricher.podwatch.given import Object, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 
@@ -33,9 +34,12 @@ def events() -> EventReader:
         (event("MODIFIED", pod("a", version="6")), (Seen, "6")),
         (event("DELETED", pod("a", version="7")), (Deleted, "7")),
         (event("ADDED", pod("a", node=None, version="8")), (Passed, "8")),
-        (event("DELETED", pod("a", metadata={"labels": 5, "resourceVersion": "9"})), (Passed, "9")),
-        (event("ADDED", {"metadata": {"resourceVersion": "10"}}), (Passed, "10")),
-        (event("ADDED", {}), (Passed, "")),
+        (
+            event("DELETED", pod("a", version="9", metadata={"labels": 5})),
+            (Skipped, "9"),
+        ),
+        (event("ADDED", {"metadata": {"resourceVersion": "10"}}), (Skipped, "10")),
+        (event("ADDED", {}), (Skipped, "")),
         (bookmark("11"), (Bookmark, "11")),
         (end_mark("12"), (Bookmark, "12")),
         (event("NOVELTY", pod("a")), None),
@@ -51,7 +55,7 @@ def test_a_line_tells_the_same_in_every_way_to_write_it(
     match found:
         case Seen(record) | Deleted(record):
             assert (type(found), record.resource_version) == expected
-        case Passed(version) | Bookmark(version):
+        case Passed(version) | Bookmark(version) | Skipped(version=version):
             assert (type(found), version) == expected
         case None:
             assert expected is None
@@ -70,3 +74,37 @@ def test_only_its_annotation_makes_a_bookmark_the_end_of_a_list(
     events: EventReader, notes: dict[str, str] | None, *, ends: bool
 ) -> None:
     assert events.read(encoded(bookmark("5", annotations=notes))) == Bookmark("5", ends_list=ends)
+
+
+def deep(item: Object, levels: int = 10_000) -> bytes:
+    """Give the JSON of an object with fields so deep that json itself could not write it."""
+    open_, close = b'{"f:]}":' * levels, b"}" * levels
+    return encoded(item).replace(b'"spec":', b'"managed":' + open_ + b"{}" + close + b',"spec":')
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
+def test_a_pod_nested_deeper_than_any_decoder_goes_is_read_like_another(
+    events: EventReader, kind: str
+) -> None:
+    item = event(kind, pod("a", version="5"))
+    assert events.read(deep(item)) == events.read(encoded(item))
+    assert events.item(Raw(deep(pod("a")))) == events.item(Raw(encoded(pod("a"))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(encoded(event("MODIFIED", pod("a")))[:-40], id="one that is cut"),
+        pytest.param(
+            encoded(event("MODIFIED", pod("a"))).replace(b'"Running"', b'"\xff"'), id="no UTF-8"
+        ),
+        pytest.param(
+            encoded(event("MODIFIED", pod("a", metadata={"labels": 5}))), id="another type"
+        ),
+        pytest.param(deep(event("MODIFIED", pod("a")))[:-40], id="a deep one that is cut"),
+    ],
+)
+def test_a_pod_that_cannot_be_read_is_named(events: EventReader, line: bytes) -> None:
+    found = events.read(line)
+    assert isinstance(found, Skipped)
+    assert (found.uid, found.name, found.version) == ("a", "team-red/pod-a", "7")

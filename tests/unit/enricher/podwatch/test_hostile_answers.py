@@ -3,7 +3,7 @@
 import pytest
 
 from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
-from enricher.podwatch.http import MAX_ANSWER_BYTES
+from enricher.podwatch.reflector import MOST_PAGE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 
@@ -14,7 +14,7 @@ async def read(answer: Raw) -> bytes:
     async with answering([answer]) as server, open_api(KubernetesSettings(url=server.url)) as api:
         asked = api.get("/api/v1/pods", query={}, silence_seconds=20.0, total_seconds=20.0)
         async with asked as found:
-            return await found.read()
+            return await found.read(most_bytes=MOST_PAGE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ async def test_of_an_answer_that_is_too_large_no_more_is_read_than_memory_is_set
 ):
     ok = b"HTTP/1.1 200 OK\r\n"
     endless = Raw(begin=ok + b"\r\n", again=b" " * MIB, times=10_000)
-    with pytest.raises(AnswerTooLargeError, match=f"larger than {MAX_ANSWER_BYTES} bytes"):
+    with pytest.raises(AnswerTooLargeError, match=f"over {MOST_PAGE_BYTES} bytes"):
         await read(endless)
 
 

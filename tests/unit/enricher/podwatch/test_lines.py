@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.lines import split_lines
+from enricher.podwatch.lines import HEAD_BYTES, split_lines
 
 
 async def given(chunks: list[bytes]) -> AsyncGenerator[bytes]:
@@ -38,6 +38,11 @@ async def test_a_body_that_ends_within_a_line_is_a_failure() -> None:
         await lines([b"a\nb", b"cd"])
 
 
+async def test_of_a_line_that_is_too_long_the_begin_is_given_and_the_next_lines_are_whole() -> None:
+    long = [b"a\n", *[b"x" * HEAD_BYTES] * 3, b"yz\nb\n"]
+    assert await lines(long, most_bytes=10) == [b"a", b"x" * HEAD_BYTES, b"b"]
+
+
 async def test_a_line_without_end_does_not_fill_the_memory() -> None:
-    with pytest.raises(KubernetesError, match="a line of over 10 bytes"):
-        await lines([b"0123456"] * 2, most_bytes=10)
+    with pytest.raises(KubernetesError, match="within a line, after 140000 bytes"):
+        await lines([b"0123456" * 10_000] * 2, most_bytes=10)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from enricher.podwatch.api import open_api
+from enricher.podwatch.lines import MOST_LINE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.steps import Interrupted, Mark, Step
 from tests.podwatch_cluster import published
@@ -199,6 +200,39 @@ async def test_objects_of_three_megabytes_come_through_each_way(
     assert not [step for step in steps if isinstance(step, Interrupted)]
 
 
+@pytest.mark.parametrize("way", ["page", "initial"])
+async def test_a_pod_that_was_known_and_cannot_be_read_any_more_is_not_taken_for_deleted(
+    server: MisbehavingServer, clock: PatientClock, way: str
+) -> None:
+    known, unreadable = pod("a"), pod("a", metadata={"labels": 5})
+    gone = error(410, "Expired")
+    if way == "page":
+        server.lists += [page(known, pod("b")), page(unreadable, pod("c"))]
+    else:
+        for one, other in ((known, "b"), (unreadable, "c")):
+            told_ = [event("ADDED", one), event("ADDED", pod(other))]
+            server.initials += [events(*told_, end_mark("50"))]
+    server.watches += [events(gone)]
+    steps = await follow(server, clock, nth(Mark.LISTED, 2))
+    assert published(steps) == {"a": "alive", "b": "deleted", "c": "alive"}
+
+
+async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
+    server: MisbehavingServer, clock: PatientClock
+) -> None:
+    large = [pod(name, metadata=BLOB) for name in "abcdefghijkl"]  # 36 MB
+    server.lists += [page(*large), page(*large[:6], continue_token="more"), page(*large[6:])]
+    steps = await follow(server, clock, last("WATCHING"), page_limit=12)
+    assert told(steps) == [
+        "LISTING",
+        *(f"+{name}" for name in "abcdefghijkl"),
+        "LISTED",
+        "WATCHING",
+    ]
+    limits = [query.get("limit") for query in server.asked]
+    assert limits == ["12", "3", "3", None]
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -206,6 +240,9 @@ async def test_objects_of_three_megabytes_come_through_each_way(
         b'{"type":"ADDED","object":{"metadata":{"uid":"x","resourceVersion":"\xff"}}}\n',
         b'{"type":"BOOKMARK","object":[]}\n',
         b'{"type":"ADDED","object":null}\n',
+        b'{"type":"ADDED","object":{"metadata":{"uid":"x"\n',
+        b'{"type":"MODIFIED","object":{"metadata":{"uid":"x","l":' + b"[" * 20_000 + b"\n",
+        b'{"type":"ADDED","object":"' + b"x" * (MOST_LINE_BYTES + 1) + b'"}\n',
     ],
 )
 async def test_an_object_that_cannot_be_read_is_stepped_over(

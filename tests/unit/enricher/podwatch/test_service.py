@@ -32,6 +32,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,
     events,
+    halves,
     misbehaving_server,
     page,
     status,
@@ -233,3 +234,23 @@ async def test_a_missing_topic_is_named_and_waited_for(
         assert not readiness.is_ready()
         bus.create([PODS])
         await soon(readiness.is_ready)
+
+
+async def test_a_pod_that_cannot_be_read_is_named_until_it_can_or_is_gone(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    odd = pod("a", metadata={"labels": 5})
+    go_on = asyncio.Event()
+    server.lists += [page(pod("a"), pod("b"))]
+    server.watches += [halves(event("MODIFIED", odd), event("DELETED", odd), go_on=go_on)]
+    readiness = Readiness()
+    async with running(
+        bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
+    ):
+        api, readable = readiness.check("api"), readiness.check("readable")
+        await soon(lambda: readable.has_failed)
+        assert "pod team-red/pod-a cannot be read" in readable.detail
+        assert api.detail == "2 pods"
+        go_on.set()
+        await soon(lambda: readable.is_ok)
+        assert api.detail == "1 pods"

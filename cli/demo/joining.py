@@ -1,0 +1,49 @@
+"""Waits at the start of a run until its consumer groups are its own, before there is a tick."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from cli.demo.groups import PREFIX
+from cli.demo.machine import DemoBus
+from cli.demo.run_bus import RunBus
+from cli.demo.stages import Stages
+from gpuledger.errors import BusUnavailableError
+from gpuledger.tasks import end_tasks
+from gpuledger.topics import SAMPLES
+
+_JOINING_SECONDS: Final = 30.0
+"""How long the groups may take to give all partitions to this run. Members of a run that ended
+without a word hold theirs for a session, which is `cli.demo.plan`'s."""
+_ASKING_SECONDS: Final = 1.0
+
+
+async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
+    """Wait until each group has given all partitions to this run.
+
+    Raises `BusError` where the brokers fall silent, or the groups have other members; and what a
+    stage has raised.
+    """
+    asking = asyncio.create_task(_ask_until_silent(bus))
+    try:
+        async with asyncio.timeout(_JOINING_SECONDS):
+            while not all(view.holds_all() for view in views):
+                stages.must_run()
+                if asking.done():
+                    await asking
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise BusUnavailableError(
+            f"the brokers have not given all partitions to this demo's consumer groups ({PREFIX}…)"
+            f" within {_JOINING_SECONDS:g} s: another demo reads these topics, and each would count"
+            " the other's ticks; end it, or name other brokers"
+        ) from error
+    finally:
+        await end_tasks(asking)
+
+
+async def _ask_until_silent(bus: DemoBus) -> None:
+    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
+    while True:
+        await bus.partitions(SAMPLES.name)
+        await asyncio.sleep(_ASKING_SECONDS)

@@ -1,0 +1,204 @@
+"""A run's own view of the bus: nothing from before it, and what has become of what came since.
+
+Each stage has a view of its own. Topics on a broker may hold records of earlier runs, which a new
+table, or a group without commits, would be given from the first one on. What the records mean is
+nobody's business here.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Final
+
+from gpuledger.bus.history import History
+from gpuledger.bus.protocol import (
+    Consumer,
+    Producer,
+    Record,
+    Subscription,
+    TopicPartition,
+    TransactionalBus,
+    Transactions,
+    is_other_topic,
+)
+from gpuledger.errors import NotAssignedError
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    PROCESSES,
+    SAMPLES,
+)
+
+Offsets = Mapping[TopicPartition, int]
+_OF_A_RUN: Final = (SAMPLES, PROCESSES, INCIDENTS, EVENTS, ATTRIBUTED_INCIDENTS, DEAD_LETTERS)
+"""The other topics hold states, which are read whole."""
+
+
+async def find_beginning(bus: History) -> dict[TopicPartition, int]:
+    """Return where a run that begins now begins: the ends of the topics that it will write to."""
+    async with bus.reader() as reader:
+        return {
+            place: span.end
+            for topic in _OF_A_RUN
+            for place, span in (await reader.spans(topic.name)).items()
+        }
+
+
+class RunBus:
+    """One stage's view: records since the beginning, and how far the stage is with them."""
+
+    def __init__(self, bus: TransactionalBus, *, beginning: Offsets, once: bool = False) -> None:
+        """Take the bus; with `once` no record is given twice, whatever becomes of the group."""
+        self.taken: dict[TopicPartition, int] = {}
+        """For each partition the offset behind the last record that was polled."""
+        self.delivered: dict[TopicPartition, int] = {}
+        """For each partition the offset behind the last record that is done: what was committed."""
+        self._bus = bus
+        self._once = once
+        self._first = dict(beginning)
+        self._topic_ids: dict[str, str | None] = {}
+        self._held: frozenset[TopicPartition] = frozenset()
+        self._wanted: frozenset[TopicPartition] = frozenset()
+
+    def holds_all(self) -> bool:
+        """Return whether the group has given all partitions to this one member."""
+        return bool(self._wanted) and self._held >= self._wanted
+
+    def count_behind(
+        self, offsets: Mapping[TopicPartition, int], records: Iterable[tuple[TopicPartition, int]]
+    ) -> int:
+        """Return how many of these records, of topics that the stage reads, are not before offsets.
+
+        The offsets are `taken` or `delivered`.
+        """
+        return sum(
+            place in self._wanted and offset >= offsets.get(place, 0) for place, offset in records
+        )
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer."""
+        return self._bus.producer()
+
+    def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
+        """Open transactions."""
+        return self._bus.transactions(transactional_id)
+
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+        return await self._bus.partitions(topic)
+
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        """Open a consumer that gives records of the run alone."""
+        self._wanted = frozenset(at for at in self._first if at.topic in subscription.topics)
+        consumer = _RunConsumer(view=self, subscription=subscription)
+        async with self._bus.consumer(consumer.subscription) as consumer.inner:
+            yield consumer
+
+    def first(self, place: TopicPartition) -> int:
+        """Return the offset before which nothing of a partition is given."""
+        return self._first.get(place, 0)
+
+    def take(self, place: TopicPartition, records: Sequence[Record]) -> Sequence[Record]:
+        """Return what is to be given of polled records, and record that it was."""
+        first = self.first(place)
+        kept = records
+        if records and records[0].offset < first:
+            kept = [record for record in records if record.offset >= first]
+        if kept:
+            self.taken[place] = kept[-1].offset + 1
+            if self._once:
+                self._first[place] = kept[-1].offset + 1
+        return kept
+
+    def hold(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record what was assigned."""
+        self._held |= frozenset(partitions)
+
+    def give_up(self, partitions: Iterable[TopicPartition]) -> None:
+        """Record what was revoked."""
+        self._held -= frozenset(partitions)
+
+    def learn(self, topic: str, topic_id: str | None) -> None:
+        """Record a topic's identity; of one that was made anew, every record is the run's."""
+        if is_other_topic(self._topic_ids.get(topic), topic_id):
+            for offsets in (self._first, self.taken, self.delivered):
+                offsets.update({at: 0 for at in offsets if at.topic == topic})
+        self._topic_ids[topic] = topic_id
+
+
+class _RunConsumer:
+    """A consumer of which the view hears; all but what is said here is the inner one's."""
+
+    inner: Consumer
+
+    def __init__(self, *, view: RunBus, subscription: Subscription) -> None:
+        self._view = view
+        self._asked = subscription
+        self.subscription = replace(
+            subscription, on_assigned=self._on_assigned, on_revoked=self._on_revoked
+        )
+
+    async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        for topic in sorted({place.topic for place in partitions}):
+            self._view.learn(topic, await self.inner.topic_id(topic))
+        await self._asked.on_assigned(partitions)
+        self._view.hold(partitions)
+
+    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self._view.give_up(partitions)
+        await self._asked.on_revoked(partitions)
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Give records of the run; go on to it where the group was before it."""
+        batch = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
+        for place, records in batch.items():
+            first = self._view.first(place)
+            if records and records[-1].offset + 1 < first:
+                with suppress(NotAssignedError):
+                    await self.inner.seek(place, first)
+        given = {place: self._view.take(place, records) for place, records in batch.items()}
+        return {place: records for place, records in given.items() if records}
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit, and record that what is before the offsets is done."""
+        await self.inner.commit(offsets)
+        self._view.delivered.update(offsets)
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Give the committed offset."""
+        return await self.inner.committed(partition)
+
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the topic's identity."""
+        return await self.inner.topic_id(topic)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Give the partitions that are held now."""
+        return self.inner.assignment()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out no records of these partitions."""
+        self.inner.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of these partitions again."""
+        self.inner.resume(partitions)
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from this offset, or from where the run began."""
+        await self.inner.seek(partition, max(offset, self._view.first(partition)))
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Give the offset of the next record to be polled."""
+        return await self.inner.position(partition)
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Give the offsets behind the last records."""
+        return await self.inner.end_offsets(partitions)

@@ -1,0 +1,17 @@
+"""How many inputs each fuzzer gets, from FUZZ_COUNT; which ones, from --hypothesis-seed."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+FUZZ_COUNT = int(os.environ.get("FUZZ_COUNT", "100"))
+settings.register_profile(
+    "fuzz",
+    max_examples=FUZZ_COUNT,
+    deadline=None,
+    database=None,  # what was found once is named by its seed, here and on any other machine
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("fuzz")

@@ -1,0 +1,116 @@
+"""What the agent reads on a node: the spool, the kubelet, cgroups, the kernel's log."""
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.incidents.kmsg import KmsgReader
+from agent.incidents.sighting import Sighting
+from agent.incidents.xid_line import read_bus, read_xid_line
+from agent.kubelet.messages import parse_answer
+from agent.processes.cgroup import find_node_paths, locate
+from agent.publishing.frames import HEAD_BYTES, DamagedError, pack_frame, read_head, unpack_frame
+from gpuledger.bus.protocol import Message
+from gpuledger.clock import SystemClock
+from gpuledger.service import Backoff
+from gpuledger.service.readiness import Check
+from tests.fuzz.mutations import changed_bytes
+
+DATA = Path(__file__).parents[1] / "data"
+PARCEL = (("t", Message(key=b"n", value=b"{}" * 100, timestamp_ms=5)),)
+FRAMES = [
+    pack_frame([PARCEL], spooled_ms=7),
+    pack_frame([PARCEL] * 20, spooled_ms=2**40),
+]
+CGROUPS = [
+    json.loads(line)["line"].encode()
+    for line in (DATA / "cgroup-vectors.jsonl").read_text().splitlines()[:40]
+]
+KMSG = [
+    b"4,1,2000000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off\n",
+    b"3,2,9,-;NVRM: Xid (PCI:0000:3b:00.0): 13, Graphics Exception: ESR 0x404600=0x80000002\n",
+    b"6,3,9,-;NVRM: Xid (0000:01:00): 31, pid='<unknown>', name=<unknown>, Ch 0000\n SUB=a\n",
+    b"4,1,2,-;NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1",
+]
+
+
+def field(number: int, data: bytes) -> bytes:
+    """Give a field of Protocol Buffers that has bytes."""
+    assert len(data) < 2**14
+    size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7])
+    return bytes([number << 3 | 2]) + size + data
+
+
+DEVICES = field(1, b"nvidia.com/gpu") + field(2, b"GPU-1") + field(2, b"GPU-2::3")
+CLAIM = (
+    field(2, b"c") + field(3, b"ns") + field(4, field(2, b"gpu.nvidia.com") + field(4, b"gpu-0"))
+)
+CONTAINER = field(1, b"main") + field(2, DEVICES) + field(5, CLAIM)
+ANSWERS = [field(1, field(1, b"pod") + field(2, b"ns") + field(3, CONTAINER)) * 3]
+
+
+@given(changed_bytes(FRAMES))
+def test_a_frame_of_the_spool_is_whole_or_damaged(data: bytes) -> None:
+    read_head(data[:HEAD_BYTES])
+    try:
+        parcels = unpack_frame(data)
+    except DamagedError:
+        return
+    assert unpack_frame(pack_frame(parcels, spooled_ms=1)) == parcels
+
+
+@given(changed_bytes(ANSWERS))
+def test_the_kubelets_answer_is_read_or_none(data: bytes) -> None:
+    try:
+        pods = parse_answer(data)
+    except ValueError:
+        return
+    for pod in pods:
+        (pod.name + pod.namespace).encode()
+
+
+@given(changed_bytes(CGROUPS))
+def test_every_cgroup_says_where_a_process_runs_or_that_it_does_not(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    found = locate(text, node_paths=find_node_paths(text))
+    assert found.container_id is None or len(found.container_id) == 64
+    assert found.pod_uid is None or len(found.pod_uid) in (32, 36)
+
+
+class OneRecord:
+    """A kernel's log with one record."""
+
+    def __init__(self, record: bytes) -> None:
+        self._records = [record]
+
+    def read(self) -> bytes:
+        if not self._records:
+            raise BlockingIOError
+        return self._records.pop()
+
+    def close(self) -> None:
+        pass
+
+
+@given(changed_bytes(KMSG))
+def test_every_record_of_the_kernels_log_is_an_xid_or_none(data: bytes) -> None:
+    found: list[Sighting] = []
+    reader = KmsgReader(
+        open_log=lambda: OneRecord(data),
+        clock=SystemClock(),
+        buses=lambda: {"00000000:3B:00.0": "GPU-1"},
+        take=found.append,
+        check=Check(),
+        backoff=Backoff(),
+    )
+    assert not reader.read(OneRecord(data))
+    assert all(one.xid is not None and 0 <= one.xid < 2**31 for one in found)
+
+
+@given(st.sampled_from(["NVRM: Xid (PCI:0000:3b:00): 79, x", "00000000:3B:00.0"]), st.text())
+def test_every_text_is_a_line_of_the_driver_or_none(line: str, text: str) -> None:
+    for one in (line + text, text + line, text):
+        read_xid_line(one)
+        read_bus(one)

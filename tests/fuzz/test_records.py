@@ -1,0 +1,118 @@
+"""Every topic's records, the dead letters of those refused, and what the join makes of the rest."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.accounting.conservation import conservation_error
+from enricher.join.stage import JoinStage
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import Decoder, decoder_of, encode
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.errors import UndecodableError
+from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
+from gpuledger.topics import (
+    ATTRIBUTED_INCIDENTS,
+    BY_NAME,
+    DEAD_LETTERS,
+    EVENTS,
+    INCIDENTS,
+    PODS,
+    PROCESSES,
+    SAMPLES,
+    TOPICS,
+    Topic,
+)
+from gpuledger.twins import twin_of
+from tests.fakes.producer import KeepingProducer
+from tests.fuzz.mutations import changed_bytes, changed_json
+
+MESSAGES = Path(__file__).parents[1] / "data" / "messages"
+MOST_ERROR = 1e-9
+SAMPLE_OF = Decoder(topic=SAMPLES.name, record=NodeSample)
+
+
+def golden(topic: Topic) -> list[bytes]:
+    return [file.read_bytes() for file in sorted((MESSAGES / topic.name).glob("*.json"))]
+
+
+def values(topic: Topic) -> st.SearchStrategy[bytes]:
+    seeds = golden(topic)
+    return changed_bytes(seeds) | changed_json(seeds)
+
+
+def office(producer: KeepingProducer) -> DeadLetterOffice:
+    return DeadLetterOffice(consumer="fuzz", producer=producer, partitions=1)
+
+
+def check_letters(deadly: DeadLetterOffice, producer: KeepingProducer) -> None:
+    """Every letter fits on the bus, and can be read."""
+    asyncio.run(deadly.flush())
+    refuse_too_large(DEAD_LETTERS.name, producer.messages())
+    for message in producer.messages():
+        decoder_of(DEAD_LETTERS.name, DeadLetter).decode(message.value)
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+@given(data=st.data())
+def test_a_refused_record_fits_in_a_letter_and_an_accepted_one_encodes_back(
+    topic: Topic, data: st.DataObject
+) -> None:
+    value = data.draw(values(topic))
+    for record in (topic.record, twin_of(topic.record)):
+        decoder = decoder_of(topic.name, record)
+        try:
+            found = decoder.decode(value)
+        except UndecodableError:
+            producer = KeepingProducer()
+            deadly = office(producer)
+            place = Record(topic.name, 0, 0, 1, b"k", value)
+            assert list(deadly.decode(decoder, [place])) == []
+            check_letters(deadly, producer)
+        else:
+            assert decoder.decode(encode(found)) == found
+
+
+@given(
+    sample=values(SAMPLES),
+    pods=st.lists(values(PODS), max_size=2),
+    process=values(PROCESSES),
+    incident=values(INCIDENTS),
+    key=st.sampled_from([None, b"", b"\xff", "own"]),
+)
+def test_what_the_join_makes_of_anything_can_be_read_and_balances(
+    sample: bytes, pods: list[bytes], process: bytes, incident: bytes, key: bytes | str | None
+) -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    stage = JoinStage(office=deadly)
+    stage.take_pods([record_of(PODS, pod, key) for pod in pods])
+    stage.take_processes([record_of(PROCESSES, process, key)])
+    attributed = stage.take_incidents([record_of(INCIDENTS, incident, key)])
+    events = stage.take_samples([record_of(SAMPLES, sample, key)])
+    read = [decoder_of(EVENTS.name, GpuEvent).decode(one.value) for one in events]
+    for one in attributed:
+        decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(one.value)
+    refuse_too_large(EVENTS.name, [*events, *attributed])
+    if read:
+        assert conservation_error(read[0].gpus, SAMPLE_OF.decode(sample)) <= MOST_ERROR
+    check_letters(deadly, producer)
+
+
+def record_of(topic: Topic, value: bytes, key: bytes | str | None) -> Record:
+    """Give the record under that key; `own` is the one that it says itself."""
+    if isinstance(key, str):
+        key = own_key(topic, value)
+    return Record(topic.name, 0, 0, 1, key, value)
+
+
+def own_key(topic: Topic, value: bytes) -> bytes | None:
+    try:
+        found = decoder_of(topic.name, BY_NAME[topic.name].record).decode(value)
+    except UndecodableError:
+        return None
+    return str(getattr(found, topic.key)).encode()

@@ -1,0 +1,38 @@
+"""The start of a run that is told to stop."""
+
+import asyncio
+
+import pytest
+
+from cli.demo.interruption import unless_stopped
+
+
+async def gives(value: int) -> int:
+    """Give it at once."""
+    return value
+
+
+async def fails() -> int:
+    """Fail at once."""
+    raise ValueError("no such machine")
+
+
+async def test_without_a_stop_the_work_is_done() -> None:
+    assert await unless_stopped(gives(7), asyncio.Event()) == 7
+    with pytest.raises(ValueError, match="no such machine"):
+        await unless_stopped(fails(), asyncio.Event())
+
+
+async def test_a_stop_ends_work_that_waits() -> None:
+    stop, ended = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> int:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 7
+
+    assert await unless_stopped(waits(), stop) is None
+    assert ended.is_set()

@@ -1,0 +1,80 @@
+"""The end of a run: what was sampled reaches the sinks first."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from typing_extensions import override
+
+from cli.demo.groups import own_group
+from cli.demo.machine import SimulatedMachine
+from cli.demo.pipeline import drain, running
+from cli.demo.plan import DEMO_SCENARIO, DemoPlan
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.memory_consumer import MemoryConsumer
+from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from sinks.store.reading import count_rows
+from sinks.store.service import GROUP as STORE_GROUP
+
+Batch = Mapping[TopicPartition, Sequence[Record]]
+
+
+class LateBus(MemoryBus):
+    """Keeps the store's records back until told otherwise, as a slow broker does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_late = True
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            assert isinstance(consumer, MemoryConsumer)
+            if subscription.group == own_group(STORE_GROUP):
+                self._keep_back(consumer)
+            yield consumer
+
+    def _keep_back(self, consumer: MemoryConsumer) -> None:
+        poll = consumer.poll
+
+        async def late(*, timeout_seconds: float, max_records: int) -> Batch:
+            if self.is_late and consumer.assignment():
+                await asyncio.sleep(timeout_seconds)
+                return {}
+            return await poll(timeout_seconds=timeout_seconds, max_records=max_records)
+
+        consumer.poll = late  # type: ignore[method-assign]  # the bus makes it itself
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_the_end_waits_for_a_sink_that_has_not_read_the_last_events(tmp_path: Path) -> None:
+    plan = DemoPlan(
+        scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
+    )
+    bus = LateBus()
+    async with running(plan, bus=bus, machine=SimulatedMachine(plan.scenario)) as run:
+        await until(lambda: run.tally.events >= 2)
+        draining = asyncio.create_task(drain(run))
+        await until(lambda: run.ending.ticks is not None and run.tally.events >= run.ending.ticks)
+        bus.is_late = False
+        await draining
+    assert [sink.line(run.reader.newest).missing for sink in run.sinks] == [0, 0, 0]
+    assert count_rows(str(plan.store)) >= run.tally.entries > 0
+
+
+async def test_what_a_sink_has_not_read_at_the_end_is_counted(tmp_path: Path) -> None:
+    plan = DemoPlan(
+        scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
+    )
+    async with running(plan, bus=LateBus(), machine=SimulatedMachine(plan.scenario)) as run:
+        await until(lambda: run.tally.events >= 2)
+    missing = {sink.sink: sink.line(run.reader.newest).missing for sink in run.sinks}
+    assert missing["store"] >= 2

@@ -1,0 +1,144 @@
+"""Certificates and passwords of the brokers: the ones that their files have when one connects."""
+
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from aiokafka.conn import AIOKafkaConnection
+from structlog.testing import capture_logs
+
+from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
+from gpuledger.bus.kafka_internals import encode_password_at_login
+from gpuledger.errors import SettingsError
+from gpuledger.settings import KafkaSettings, Secret
+from tests.real.parts.certificates import Authority
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.now_seconds
+
+
+class Files:
+    """The files of a login, and what reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder=folder)
+        pair = self.authority.issue("client")
+        self.certificate, self.key, self.password = pair.certificate, pair.key, folder / "password"
+        self.password.write_text("first\n")
+        self.clock = Clock()
+        self.credentials = KafkaCredentials(
+            KafkaSettings(
+                security_protocol="SASL_SSL",
+                sasl_username="u",
+                sasl_password=Secret.load(self.password),
+                ssl_ca_file=self.authority.certificate,
+                ssl_cert_file=self.certificate,
+                ssl_key_file=self.key,
+            ),
+            monotonic=self.clock,
+        )
+
+    def later(self) -> None:
+        """Let the time pass after which the files are looked at."""
+        self.clock.now_seconds += 10
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "files")
+
+
+def authorities(context: ssl.SSLContext) -> list[bytes]:
+    return context.get_ca_certs(binary_form=True)
+
+
+def test_a_changed_password_counts_for_the_next_login(files: Files) -> None:
+    files.password.write_text("second, longer\n")
+    assert files.credentials.password() == "first"
+    files.later()
+    assert files.credentials.password() == "second, longer"
+
+
+def test_changed_authorities_are_trusted_in_place_of_the_old_ones(
+    files: Files, tmp_path: Path
+) -> None:
+    before = authorities(files.credentials.context())
+    other = Authority(folder=tmp_path / "other").certificate
+    other.replace(files.authority.certificate)
+    files.later()
+    after = authorities(files.credentials.context())
+    assert len(after) == 1
+    assert after != before
+
+
+@pytest.mark.parametrize("name", ["certificate", "key", "password"])
+@pytest.mark.parametrize("damage", ["", "damaged, and longer than it was before", None])
+def test_damaged_files_leave_the_old_ones_in_force_and_are_told_once(
+    files: Files, name: str, damage: str | None
+) -> None:
+    before = files.credentials.context()
+    file: Path = getattr(files, name)
+    if damage is None:
+        file.unlink()
+    elif damage and name == "password":
+        file.write_bytes(b"\xff\xfe")
+    else:
+        file.write_text(damage)
+    with capture_logs() as lines:
+        for _ in range(3):
+            files.later()
+            assert files.credentials.context() is before
+            assert files.credentials.password() == "first"
+    assert [line["event"] for line in lines] == ["kafka_credentials_refused"]
+
+
+def test_damaged_files_that_are_mended_count_again(files: Files) -> None:
+    key = files.key.read_bytes()
+    files.key.write_text("no key")
+    files.later()
+    files.credentials.context()
+    files.key.write_bytes(key)
+    files.password.write_text("second\n")
+    files.later()
+    assert files.credentials.password() == "second"
+
+
+def test_what_cannot_be_used_at_the_start_is_an_error_that_names_it(tmp_path: Path) -> None:
+    settings = KafkaSettings(security_protocol="SSL", ssl_ca_file=tmp_path / "ca.pem")
+    with pytest.raises(SettingsError, match=r"kafka\.ssl_ca_file.*ca\.pem"):
+        KafkaCredentials(settings)
+
+
+def test_a_connection_begins_with_the_context_in_force() -> None:
+    first, second = (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) for _ in range(2))
+    current = [first]
+    context = CurrentContext(lambda: current[0])
+    for expected in (first, second):
+        current[0] = expected
+        made = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="a")
+        assert made.context is expected
+
+
+async def test_plain_and_scram_log_in_with_the_password_in_force_and_it_is_never_shown() -> None:
+    encode_password_at_login()
+    password = CurrentPassword(lambda: "secret")
+    connection = SimpleNamespace(
+        _loop=None,
+        _sasl_plain_username="u",
+        _sasl_plain_password=password,
+        _sasl_mechanism="SCRAM-SHA-512",
+    )
+    plain = AIOKafkaConnection.authenticator_plain(connection)
+    scram = AIOKafkaConnection.authenticator_scram(connection)
+
+    assert next(plain._authenticator) == (b"u\x00u\x00secret", True)
+    assert scram._sasl_plain_password == b"secret"
+    assert "secret" not in f"{password} {password!r}"
