@@ -291,8 +291,9 @@ def _pod(entry: Entry, debtor: Debtor) -> str | None:
     if entry.account is not Account.POD:
         return None
     description = debtor.pod
-    if description is None or description.state is PodState.PENDING:
-        return f"pending {(debtor.pod_uid or debtor.container_id or '')[:8]}"
+    if description is None or description.state is not PodState.KNOWN:
+        state = PodState.PENDING if description is None else description.state
+        return f"{state} {(debtor.pod_uid or debtor.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
 
 

@@ -41,6 +41,14 @@ UNKNOWN_TOTAL: Final = Counter(
     "Pods whose records did not come in `join.pending_seconds`, and those that were too many to"
     " wait for: the pod watch is behind, or no pod has these containers.",
 )
+FOREIGN_POD: Final = "foreign_pod"
+NAMES_REFUSED_TOTAL: Final = Counter(
+    "gpuledger_join_names_refused",
+    "Times that an event or an incident got no names of what its node spoke of, by reason:"
+    " `foreign_pod` (the API server has placed the pod on another node).",
+    ["reason"],
+)
+count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD,))
 CONSERVATION_ERROR_RATIO: Final = Gauge(
     "gpuledger_conservation_error_ratio",
     "Largest relative difference between what a device read and the sum of its entries, over all"

@@ -143,9 +143,6 @@ class JoinStage:
             if record.key != incident.node.encode():
                 self._refuse_key(record, incident.node)
                 continue
-            if foreign := self._foreign_in(incident):
-                self._refuse(record, incident.node, foreign)
-                continue
             key, value = incident.node.encode(), encode_twin(self._attribute(incident))
             found.append(Message(key=key, value=value, timestamp_ms=record.timestamp_ms))
         return found
@@ -167,8 +164,6 @@ class JoinStage:
             metrics.DUPLICATES_TOTAL.inc()
             return ()
         said = self._descriptions.describe(sample)
-        if said.foreign is not None:
-            return self._refuse(record, sample.node, said.foreign)
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
         events = self._publishable(record, event)
         if events:
@@ -195,27 +190,17 @@ class JoinStage:
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
-    def _refuse(self, record: Record, node: str, foreign: PodRecord) -> tuple[()]:
-        """Put aside what a node says of a pod that the API server has placed on another one."""
-        detail = (
-            f"{record.topic}: node {node} names pod {foreign.namespace}/{foreign.name}"
-            f" ({foreign.uid}), which the API server has placed on node {foreign.node}"
-        )
-        self._office.bury(record, reason="foreign_pod", detail=detail)
-        return ()
-
     def _refuse_key(self, record: Record, node: str) -> None:
         """Put aside what stands under another key than its node's: others write there."""
         key = "none" if record.key is None else repr(record.key.decode(errors="replace"))
         detail = f"{record.topic}: the record is of node {node}, its key is {key}"
         self._office.bury(record, reason="foreign_key", detail=detail)
 
-    def _foreign_in(self, incident: Incident) -> PodRecord | None:
-        identities = map(identity_of, incident.processes)
-        return find_foreign(identities, self.pods, node=incident.node)
-
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
+        identities = map(identity_of, incident.processes)
+        foreign = find_foreign(identities, self.pods, node=incident.node)
+        self._audit.see_foreign(incident.node, foreign.values())
         return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 

@@ -33,10 +33,14 @@ class Method(StrEnum):
 
 
 class PodState(StrEnum):
-    """Whether the pod behind a UID or a container id was known when the event was written."""
+    """Whether the pod behind a UID or a container id was known when the event was written.
+
+    Names stand beside `known` alone. Neither of the others changes what is booked.
+    """
 
     KNOWN = "known"
     PENDING = "pending"
+    FOREIGN = "foreign"
 
 
 @array_record
@@ -70,7 +74,8 @@ class PodDescription:
     container_ids: list[str]
     """The containers of the pod on which this event books."""
     state: PodState
-    """`pending` until the pod's record has come."""
+    """`known` where a pod record that names this node has come, `foreign` where one has come that
+    names another node, `pending` where none has."""
     namespace: str | None = None
     """Its namespace, once known."""
     name: str | None = None

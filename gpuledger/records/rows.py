@@ -5,7 +5,7 @@ inside anything else: names and units are those of the store's columns.
 """
 
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
-from gpuledger.records.events import Account, Method
+from gpuledger.records.events import Account, Method, PodState
 
 
 @record
@@ -38,6 +38,9 @@ class EntryRow:
     """On a pod's account: its UID, where it is known."""
     container_id: str | None = None
     """On a pod's account: the container's id, where the cgroup path names it."""
+    pod_state: PodState | None = None
+    """On a pod's account: `known` by a pod record that names this node, `foreign` where the record
+    names another node, `pending` where none has come. Names stand beside `known` alone."""
     container: str | None = None
     """Name of the container, once known."""
     namespace: str | None = None

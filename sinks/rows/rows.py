@@ -82,6 +82,7 @@ def _described(debtor: Debtor) -> Fields:
     if pod is None:
         return identity
     return identity | {
+        "pod_state": pod.state,
         "container": debtor.container,
         "namespace": pod.namespace,
         "pod": pod.name,

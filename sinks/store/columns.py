@@ -126,6 +126,7 @@ COLUMNS: Final = (
     _quantity("dram_active_seconds"),
     Column(name="late", kind=DataType.bool(), nullable=True),
     _quantity("uncovered_seconds"),
+    _text("pod_state", nullable=True),
 )
 ENTRIES: Final = Shape(
     name="entries",

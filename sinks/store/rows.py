@@ -44,6 +44,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
             *_holder(holder),
             *active,
             *passage,
+            None if debtor.pod is None else debtor.pod.state.value,
         )
 
 

@@ -1,7 +1,7 @@
 """Says who the pods of an incident are: those with processes on the GPU, and those that hold it.
 
 Holders have the names that the kubelet gave, whose answer has no UIDs. They are looked up among the
-node's own pods alone, so that no node speaks for another one's.
+node's own pods alone, as are the pods of processes, so that no node speaks for another one's.
 """
 
 from collections.abc import Iterable

@@ -123,8 +123,9 @@ class PodCache:
         if known is None:
             return
         for name in (*known.former, *_names_of(known.record)):
-            if self._uid_of.get(name) == uid:
-                del self._uid_of[name]
+            for claimed in (name, _on_node(known.record.node, name)):
+                if self._uid_of.get(claimed) == uid:
+                    del self._uid_of[claimed]
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
         self._touch(node)
@@ -137,17 +138,38 @@ class PodCache:
             self.remove(uid)
 
     def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
-        """Look a pod up by what a cgroup shows: the container id first, for it is never reused.
+        """Return a node's pod by what a cgroup shows: by the container id first, never reused.
 
-        The UID of a cgroup path may also be a static pod's configuration hash, which is the node's
-        own: nodes that take their manifests from one address call their pods by the same hash.
+        `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
+        UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
+        nodes that take their manifests from one address call their pods by the same hash.
         """
-        by_container = self._uid_of.get(container_id) if container_id else None
-        if by_container:
-            return self._pods[by_container]
+        if container_id is not None:
+            for name in (container_id, _on_node(node, container_id)):
+                known = self._pods.get(self._uid_of.get(name, ""))
+                if known is not None and known.record.node == node:
+                    return known
         if uid is None:
             return None
-        return self._pods.get(uid) or self._pods.get(self._uid_of.get(_hash_on(node, uid), ""))
+        known = self._pods.get(uid)
+        if known is not None and known.record.node == node:
+            return known
+        return self._pods.get(self._uid_of.get(_on_node(node, uid), ""))
+
+    def find_foreign(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> PodRecord | None:
+        """Return the record of the pod of another node by what a cgroup shows on this one.
+
+        `None` where `find` knows a pod of this node by it, and where no record that this worker
+        holds names it: of what other workers hold nothing is known.
+        """
+        if self.find(uid, container_id, node=node) is not None:
+            return None
+        known = self._pods.get(uid or "") or self._pods.get(
+            self._uid_of.get(container_id or "", "")
+        )
+        return known.record if known else None
 
     def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
         """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
@@ -163,9 +185,13 @@ class PodCache:
         """Have a name lead to this pod.
 
         A static pod keeps its hash when its object in the API server is made anew, so an old one
-        that is told of once more must not take it from the new one.
+        that is told of once more must not take it from the new one. A pod of one node takes no name
+        from one of another: a status is written by the pod's node, which may name any container.
         """
         holder = self._pods.get(self._uid_of.get(name, ""))
+        if holder is not None and holder.record.node != pod.node:
+            name = _on_node(pod.node, name)
+            holder = self._pods.get(self._uid_of.get(name, ""))
         if holder is None or holder.record.created_time_ns <= pod.created_time_ns:
             self._uid_of[name] = pod.uid
 
@@ -188,11 +214,11 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
 def _names_of(pod: PodRecord) -> list[str]:
     """Give by what else than its UID the pod is found."""
     names = list(ids_of(pod))
-    return names if pod.config_hash is None else [*names, _hash_on(pod.node, pod.config_hash)]
+    return names if pod.config_hash is None else [*names, _on_node(pod.node, pod.config_hash)]
 
 
-def _hash_on(node: str, config_hash: str) -> str:
-    return f"{node}/{config_hash}"
+def _on_node(node: str, name: str) -> str:
+    return f"{node}/{name}"
 
 
 def _after(before: KnownPod, known: KnownPod) -> KnownPod:

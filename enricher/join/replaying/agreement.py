@@ -2,8 +2,10 @@
 
 The books are everything but `pods` and `late`. The description (`pods`) may have become more
 complete: a pod pending then may be known now, and what was absent may be there; nothing else may
-change. `late` tells how a tick came, beside which others and by whose clock, so it is only counted.
-Pure functions over encoded events; the pairing of events is `comparison`'s business.
+change. Whether a pod without a name is pending or foreign follows from the pods that the worker
+held beside its node's, so it is passed over. `late` tells how a tick came, beside which others and
+by whose clock, so it is only counted. Pure functions over encoded events; the pairing of events is
+`comparison`'s business.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,10 +62,9 @@ def compare_events(first: bytes, replayed: bytes) -> Compared:
         return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
     changes = list(_book_changes(then, now))
-    was, is_ = then.get(_DESCRIPTION), now.get(_DESCRIPTION)
+    was, is_ = _described(then.get(_DESCRIPTION)), _described(now.get(_DESCRIPTION))
     agreement = Agreement.EQUAL if was == is_ else Agreement.MORE_COMPLETE
-    if was != is_:
-        changes += _description_changes(_described(was), _described(is_))
+    changes += _description_changes(was, is_)
     if changes:
         agreement = Agreement.DIFFERENT
     return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
@@ -98,7 +99,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[Change]:  # noqa:
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
     """Give each description under each container that it speaks of, or under its UID."""
     return {
-        name: pod
+        name: pod if pod["state"] != PodState.FOREIGN else pod | {"state": PodState.PENDING.value}
         for pod in msgspec.json.decode(pods or b"[]")
         for name in pod["container_ids"] or [pod.get("uid", "")]
     }

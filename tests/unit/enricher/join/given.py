@@ -63,6 +63,6 @@ class Given:
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
 
 
-def value_of(name: str) -> float:
+def value_of(name: str, **labels: str) -> float:
     """Give what a metric says now."""
-    return REGISTRY.get_sample_value(name) or 0.0
+    return REGISTRY.get_sample_value(name, labels) or 0.0
