@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
+from enricher.join.placing import place_by_node
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
@@ -76,7 +77,11 @@ class _Work:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
         self._office = DeadLetterOffice(consumer="bench", producer=_Nobody(), partitions=1)
-        self._stage = JoinStage(office=self._office, time_ns=lambda: self._now_ns)
+        self._stage = JoinStage(
+            office=self._office,
+            is_placed=place_by_node(partitions=SAMPLES.partitions),
+            time_ns=lambda: self._now_ns,
+        )
         self._places = [
             partition_of_node(node_name(node), partitions=SAMPLES.partitions)
             for node in range(nodes)

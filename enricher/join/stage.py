@@ -17,6 +17,7 @@ from enricher.join.naming.describe import DescriptionCache, Said, find_foreign, 
 from enricher.join.naming.incidents import describe_incident
 from enricher.join.naming.pods import PodCache
 from enricher.join.naming.slim import Slimmer
+from enricher.join.placing import IsPlaced, explain_misplaced
 from enricher.join.timing.marks import NodeMarks
 from enricher.join.timing.passage import (
     Mark,
@@ -58,10 +59,12 @@ class JoinStage:
         self,
         *,
         office: DeadLetterOffice,
+        is_placed: IsPlaced,
         time_ns: Callable[[], int] = time.time_ns,
         pending_seconds: float = 120.0,
     ) -> None:
         self.pods = PodCache()
+        self._is_placed = is_placed
         self._time_ns = time_ns
         self._audit = Audit(pending_seconds=pending_seconds)
         self._slimmer = Slimmer()
@@ -74,9 +77,12 @@ class JoinStage:
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
-                self.pods.remove(record.key.decode(errors="replace"))
+                uid = record.key.decode(errors="replace")
+                self.pods.remove(uid, partition=record.partition)
                 continue
             for _, decoded in self._office.decode(_PODS, [record]):
+                if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
+                    continue
                 pod = self._slimmer.slim(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
@@ -91,6 +97,8 @@ class JoinStage:
                 marks.remove(record.key.decode(errors="replace"))
                 continue
             for _, mark in self._office.decode(_MARKS, [record]):
+                if not self._is_at_home(record, node=mark.node, key=mark.node):
+                    continue
                 marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
     def drain_marks(self, partition: int) -> list[Message]:
@@ -116,8 +124,7 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._office.decode(_SAMPLES, records):
-            if record.key != sample.node.encode():
-                self._refuse_key(record, sample.node)
+            if not self._is_at_home(record, node=sample.node, key=sample.node):
                 continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
@@ -131,8 +138,7 @@ class JoinStage:
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
         for record, process in self._office.decode(_PROCESSES, records):
-            if record.key != process.node.encode():
-                self._refuse_key(record, process.node)
+            if not self._is_at_home(record, node=process.node, key=process.node):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
@@ -140,8 +146,7 @@ class JoinStage:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found = []
         for record, incident in self._office.decode(_INCIDENTS, records):
-            if record.key != incident.node.encode():
-                self._refuse_key(record, incident.node)
+            if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
             key, value = incident.node.encode(), encode_twin(self._attribute(incident))
             found.append(Message(key=key, value=value, timestamp_ms=record.timestamp_ms))
@@ -190,11 +195,16 @@ class JoinStage:
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
-    def _refuse_key(self, record: Record, node: str) -> None:
-        """Put aside what stands under another key than its node's: others write there."""
-        key = "none" if record.key is None else repr(record.key.decode(errors="replace"))
-        detail = f"{record.topic}: the record is of node {node}, its key is {key}"
-        self._office.bury(record, reason="foreign_key", detail=detail)
+    def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
+        """Return whether a node's record lies under its key in that node's partition.
+
+        What does not is put aside: others write there.
+        """
+        if record.key == key.encode() and self._is_placed(node, record.partition):
+            return True
+        detail = explain_misplaced(record, node=node, key=key)
+        self._office.bury(record, reason="misplaced", detail=detail)
+        return False
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()

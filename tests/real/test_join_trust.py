@@ -117,3 +117,28 @@ async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_not
     assert booked == [[0, 0.25], [1, 0.25]]
     refused = world.worker.metric('gpuledger_join_names_refused_total{reason="foreign_pod"}')
     assert refused == 1
+
+
+async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobody(
+    world: World,
+) -> None:
+    """Ticks and pods of node-a written where who has node-b's key and partition may write."""
+    await create_topics(world.settings)
+    await world.put(PODS.name, pod(0), key=UIDS[0], node="node-a")
+    await world.put(PODS.name, pod(0, name="other"), key=UIDS[0], node="node-b")
+    await world.put(PODS.name, None, key=UIDS[0], node="node-b")
+    world.worker.start()
+    world.worker.wait_until_ready()
+    ahead = sample(time_ns=time.time_ns(), seq=10**9)
+    await world.put(SAMPLES.name, ahead, key="node-b", node="node-b")
+    await world.put(SAMPLES.name, ahead, key="node-a", node="node-b")
+    containers = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
+    await world.tick("node-a", containers=containers, processes=[process(container=0)])
+    (event,) = world.events(1)
+    assert event["seq"] == 1000
+    assert [each["name"] for each in event["pods"]] == ["train-0"]
+    letters = world.letters(3)
+    assert {(each["topic"], each["reason"]) for each in letters} == {
+        (PODS.name, "misplaced"),
+        (SAMPLES.name, "misplaced"),
+    }

@@ -104,7 +104,7 @@ class PodCache:
         force. Of a version that comes behind a newer one only its containers' names are taken.
         """
         before = self._pods.get(pod.uid)
-        self.remove(pod.uid)
+        self._remove(pod.uid)
         known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
         if before and is_older(pod, than=before.record):
             known = _overtaken(before, pod)
@@ -117,8 +117,13 @@ class PodCache:
         node.uids.add(pod.uid)
         self._touch(node)
 
-    def remove(self, uid: str) -> None:
-        """Forget a pod; one that is not known is no error."""
+    def remove(self, uid: str, *, partition: int) -> None:
+        """Forget a pod of a partition; one that is not known, or is another's, is no error."""
+        known = self._pods.get(uid)
+        if known is not None and known.partition == partition:
+            self._remove(uid)
+
+    def _remove(self, uid: str) -> None:
         known = self._pods.pop(uid, None)
         if known is None:
             return
@@ -135,7 +140,7 @@ class PodCache:
     def remove_partition(self, partition: int) -> None:
         """Forget the pods of a partition that is no longer held."""
         for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
-            self.remove(uid)
+            self._remove(uid)
 
     def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
         """Return a node's pod by what a cgroup shows: by the container id first, never reused.

@@ -20,10 +20,13 @@ class Given:
 
     def __init__(self, *, pending_seconds: float = 120.0) -> None:
         self.now_ns = T_NS
+        self.homes: dict[str, int] = {}
+        """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
         self.office = DeadLetterOffice(consumer="test", producer=self._letters, partitions=1)
         self.stage = JoinStage(
             office=self.office,
+            is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
             pending_seconds=pending_seconds,
         )
@@ -53,9 +56,10 @@ class Given:
         read = record(pod, topic=PODS.name, key=pod.uid)
         self.stage.take_pods([read._replace(timestamp_ms=seen_ms, partition=partition)])
 
-    def read_tombstone(self, uid: str) -> None:
+    def read_tombstone(self, uid: str, *, partition: int = 3) -> None:
         """Have it read that a pod is gone for good."""
-        self.stage.take_pods([record(None, topic=PODS.name, key=uid)])
+        read = record(None, topic=PODS.name, key=uid)
+        self.stage.take_pods([read._replace(partition=partition)])
 
     async def letters(self) -> list[DeadLetter]:
         """Give what was put aside."""

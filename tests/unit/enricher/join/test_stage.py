@@ -24,6 +24,7 @@ from tests.unit.enricher.join.given import value_of
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,
     UIDS,
+    anywhere,
     pod,
     process,
     process_end,
@@ -44,7 +45,7 @@ def office() -> DeadLetterOffice:
 @pytest.fixture
 def stage(office: DeadLetterOffice) -> JoinStage:
     """Give a stage that knows no pod."""
-    return JoinStage(office=office)
+    return JoinStage(office=office, is_placed=anywhere)
 
 
 def pod_record(number: int = 0, **changes: object) -> Record:
@@ -183,7 +184,9 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
     """The letter says why and holds the original bytes."""
     producer = KeepingProducer()
     office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
-    events = JoinStage(office=office).take_samples([record(value), record(USED, offset=1)])
+    events = JoinStage(office=office, is_placed=anywhere).take_samples(
+        [record(value), record(USED, offset=1)]
+    )
     await office.flush()
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(events) == 1
