@@ -28,7 +28,8 @@ BusErrorT = TypeVar("BusErrorT", bound=BusError)
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Records that could not be used and whose letters the dead-letter topic has, by topic and"
-    " reason: `undecodable`, `invalid`, `too_large`, `misplaced`, `future`,"
+    " reason: `undecodable`, `invalid`, `too_large`, `misplaced`, `seq_ahead`,"
+    " `future`,"
     " `out_of_order`, `rejected`.",
     ["topic", "reason"],
 )

@@ -33,7 +33,7 @@ class Audit:
         self._errors = RecentMost()
         self._ticks_to_check = 1
         self._newest_ns = 0
-        self._leaps = Repeats()
+        self._ahead = Repeats()
         self._foreign = Repeats()
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
@@ -87,10 +87,10 @@ class Audit:
         """Record that a node's clock was set since the tick before."""
         self._skew.see_step(node, seconds)
 
-    def see_leap(self, node: str, seconds: float) -> None:
-        """Record that a tick of a node ran ahead of time: those until then will pass for booked."""
-        metrics.SEQ_LEAPS_TOTAL.inc()
-        if count := self._leaps.count(node):
+    def see_seq_ahead(self, node: str, seconds: float) -> None:
+        """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
+        metrics.SEQ_AHEAD_TOTAL.inc()
+        if count := self._ahead.count(node):
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
     def tell(self, now_ns: int) -> None:

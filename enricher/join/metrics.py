@@ -94,10 +94,11 @@ LEAST_AGE_SECONDS: Final = Gauge(
     " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
 )
-SEQ_LEAPS_TOTAL: Final = Counter(
-    "gpuledger_join_seq_leaps",
-    "Ticks whose `seq` rose, within a boot, by over a day more than passed since the tick before:"
-    " until that `seq` is reached, the further ticks of that boot count as booked before.",
+SEQ_AHEAD_TOTAL: Final = Counter(
+    "gpuledger_join_seq_ahead",
+    "Ticks whose `seq` is by over a day more than can have passed since the boot. By over two days:"
+    " dead letters, `seq_ahead`; by less, they are booked, and until that `seq` is reached the"
+    " further ticks of that boot count as booked before.",
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",

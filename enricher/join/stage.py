@@ -20,11 +20,12 @@ from enricher.join.naming.slim import Slimmer
 from enricher.join.placing import IsPlaced, explain_misplaced
 from enricher.join.timing.marks import NodeMarks
 from enricher.join.timing.passage import (
+    MOST_AHEAD_NS,
     Mark,
     clock_step_seconds,
     is_booked,
     is_late,
-    seq_leap_seconds,
+    seq_ahead_seconds,
     uncovered_seconds,
 )
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -168,16 +169,22 @@ class JoinStage:
         if is_booked(sample, mark):
             metrics.DUPLICATES_TOTAL.inc()
             return ()
+        ahead_seconds = seq_ahead_seconds(
+            sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
+        )
+        if ahead_seconds is not None:
+            self._audit.see_seq_ahead(sample.node, ahead_seconds)
+            if ahead_seconds * 1e9 > MOST_AHEAD_NS:
+                return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
         events = self._publishable(record, event)
         if events:
             if (step_seconds := clock_step_seconds(sample, mark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
-            leap_seconds = seq_leap_seconds(sample, mark, written_ms=record.timestamp_ms)
-            if leap_seconds is not None:
-                self._audit.see_leap(sample.node, leap_seconds)
-            marks.advance(sample, offset=record.offset, now_ns=now_ns)
+            marks.advance(
+                sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
+            )
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events
 
@@ -193,6 +200,15 @@ class JoinStage:
             return (Message(record.key, value, record.timestamp_ms),)
         detail = f"{record.topic}: its event has {size_bytes} bytes, of {MAX_MESSAGE_BYTES} allowed"
         self._office.bury(record, reason="too_large", detail=detail)
+        return ()
+
+    def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
+        """Put aside a tick by which all ticks of its node until then would pass for booked."""
+        detail = (
+            f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
+            f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
+        )
+        self._office.bury(record, reason="seq_ahead", detail=detail)
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:

@@ -142,3 +142,16 @@ async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobod
         (PODS.name, "misplaced"),
         (SAMPLES.name, "misplaced"),
     }
+
+
+async def test_a_tick_that_leaps_is_put_aside_and_its_node_goes_on(world: World) -> None:
+    """With the victim's node, boot, key and partition, and a `seq` that is years ahead."""
+    await create_topics(world.settings)
+    world.worker.start()
+    world.worker.wait_until_ready()
+    for seq in (1000, 3 * 366 * 86_400_000, 2000):
+        await world.tick("node-a", seq=seq)
+    assert [event["seq"] for event in world.events(2)] == [1000, 2000]
+    (letter,) = world.letters(1)
+    assert (letter["topic"], letter["reason"]) == (SAMPLES.name, "seq_ahead")
+    assert world.worker.metric("gpuledger_join_seq_ahead_total") == 1

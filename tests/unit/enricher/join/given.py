@@ -1,12 +1,15 @@
 """A stage whose clock the test turns, and its records as they are read from the topics."""
 
+from collections.abc import Sequence
+
 from prometheus_client import REGISTRY
 
 from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
-from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS
+from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, PODS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
@@ -60,6 +63,15 @@ class Given:
         """Have it read that a pod is gone for good."""
         read = record(None, topic=PODS.name, key=uid)
         self.stage.take_pods([read._replace(partition=partition)])
+
+    def read_marks(self, marks: Sequence[Message]) -> None:
+        """Have marks read as the next worker reads them."""
+        self.stage.take_marks(
+            [
+                Record(MARKS.name, 3, place, one.timestamp_ms, one.key, one.value)
+                for place, one in enumerate(marks)
+            ]
+        )
 
     async def letters(self) -> list[DeadLetter]:
         """Give what was put aside."""

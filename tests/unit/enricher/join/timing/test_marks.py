@@ -56,7 +56,12 @@ def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     (message,) = stage.drain_marks(PARTITION)
     assert message.key == b"node-a"
     assert MARK.decode(message.value) == NodeMark(
-        node="node-a", boot_id="boot", seq=2000, time_ns=USED.time_ns, offset=5
+        node="node-a",
+        boot_id="boot",
+        seq=2000,
+        time_ns=USED.time_ns,
+        offset=5,
+        begun_time_ns=USED.time_ns - SECOND_NS,
     )
 
 
@@ -137,7 +142,8 @@ def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     mark = MARK.decode(message.value)
     assert mark.boot_id == "boot-8"
     assert mark.boots_before == [
-        BootMark(boot_id=f"boot-{number}", seq=2000) for number in (7, 6, 5, 4)
+        BootMark(boot_id=f"boot-{number}", seq=2000, begun_time_ns=USED.time_ns - SECOND_NS)
+        for number in (7, 6, 5, 4)
     ]
 
 
