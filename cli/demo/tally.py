@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cli.demo.presence import GpuPresence
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
-from sinks.describing import Debtor, Debtors
+from sinks.describing import Debtor, Debtors, holder_of
 
 _SECOND_NS = 1_000_000_000
 _WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
@@ -106,10 +106,12 @@ class Tally:
     def _book_unused(self, entry: Entry, event: GpuEvent) -> None:
         if entry.allocation is None or entry.allocation >= len(event.allocations):
             return
-        held = event.allocations[entry.allocation]
-        holder = (held.namespace, held.pod)
-        before = self.unused_gpu_seconds.get(holder, 0.0)
-        self.unused_gpu_seconds[holder] = before + (entry.busy_seconds or 0.0)
+        holder = holder_of(entry, event)
+        if holder is None or holder.namespace is None or holder.pod is None:
+            return
+        name = (holder.namespace, holder.pod)
+        before = self.unused_gpu_seconds.get(name, 0.0)
+        self.unused_gpu_seconds[name] = before + (entry.busy_seconds or 0.0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(event.node, [])

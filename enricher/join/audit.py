@@ -61,6 +61,10 @@ class Audit:
             self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)
         if said.foreign:
             self.see_foreign(event.node, said.foreign)
+        if said.unknown_holders:
+            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.UNKNOWN_HOLDER).inc(
+                said.unknown_holders
+            )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK

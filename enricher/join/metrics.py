@@ -42,13 +42,16 @@ UNKNOWN_TOTAL: Final = Counter(
     " wait for: the pod watch is behind, or no pod has these containers.",
 )
 FOREIGN_POD: Final = "foreign_pod"
+UNKNOWN_HOLDER: Final = "unknown_holder"
 NAMES_REFUSED_TOTAL: Final = Counter(
     "gpuledger_join_names_refused",
     "Times that an event or an incident got no names of what its node spoke of, by reason:"
-    " `foreign_pod` (the API server has placed the pod on another node).",
+    " `foreign_pod` (the API server has placed the pod on another node), `unknown_holder` (the"
+    " kubelet is said to have given a device to a pod of whose name no record of this node is"
+    " known: it has not come yet, or the pod is another node's).",
     ["reason"],
 )
-count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD,))
+count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, UNKNOWN_HOLDER))
 CONSERVATION_ERROR_RATIO: Final = Gauge(
     "gpuledger_conservation_error_ratio",
     "Largest relative difference between what a device read and the sum of its entries, over all"

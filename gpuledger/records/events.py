@@ -43,6 +43,17 @@ class PodState(StrEnum):
     FOREIGN = "foreign"
 
 
+class HolderState(StrEnum):
+    """Whether a pod of the node is known by the name that the node gave a holder.
+
+    The API server may have placed it on another node, or its record has not come: that cannot be
+    told apart by a name, which pods of many nodes may bear one after another.
+    """
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+
+
 @array_record
 class Entry:
     """What one account used of one GPU in one tick."""
@@ -151,5 +162,8 @@ class GpuEvent:
     """Who the pods are on whom the entries are booked."""
     allocations: list[DeviceAllocation]
     """What was held, beside what was used, as the node gave it."""
+    holder_uids: list[str | None] | None = None
+    """Of each of `allocations` the UID of the pod that holds it: of a pod of this node with that
+    namespace and name; `null` where none is known. Absent without allocations."""
     settlements: list[Settlement] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

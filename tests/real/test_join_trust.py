@@ -12,7 +12,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.records import ContainerRef
+from gpuledger.records import ContainerRef, DeviceAllocation
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES, partition_of_node
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
@@ -155,3 +155,29 @@ async def test_a_tick_that_leaps_is_put_aside_and_its_node_goes_on(world: World)
     (letter,) = world.letters(1)
     assert (letter["topic"], letter["reason"]) == (SAMPLES.name, "seq_ahead")
     assert world.worker.metric("gpuledger_join_seq_ahead_total") == 1
+
+
+async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: World) -> None:
+    """What it said stays in the event; the part stays held, and nobody's by name."""
+    await create_topics(world.settings)
+    for number, node in enumerate(NODES):
+        await world.put(PODS.name, pod(number, node=node), key=UIDS[number], node=node)
+    world.worker.start()
+    world.worker.wait_until_ready()
+    held = [
+        DeviceAllocation(
+            gpu_uuid="GPU-a",
+            device_id=f"GPU-a::{number}",
+            resource_name="nvidia.com/gpu",
+            namespace="research",
+            pod=f"train-{number}",
+            container="main",
+        )
+        for number in range(2)
+    ]
+    await world.tick("node-a", allocations=held, containers=[])
+    (event,) = world.events(1)
+    assert event["holder_uids"] == [UIDS[0], None]
+    assert [each["pod"] for each in event["allocations"]] == ["train-0", "train-1"]
+    idle = [(entry[3], entry[6]) for entry in event["gpus"][0]["entries"] if entry[0] == "idle"]
+    assert idle == [(0.25, 0), (0.25, 1)]

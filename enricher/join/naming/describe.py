@@ -13,9 +13,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from enricher.join.naming.holders import Holders, find_holders
 from enricher.join.naming.pods import KnownPod, PodCache
 from gpuledger.records import (
     ContainerRef,
+    DeviceAllocation,
     IncidentProcess,
     NodeSample,
     PodDescription,
@@ -41,8 +43,14 @@ class Said(NamedTuple):
     """Up to which event time."""
     containers: list[ContainerRef]
     """The containers that were described."""
+    allocations: list[DeviceAllocation]
+    """The allocations whose holders were looked up."""
     pods: msgspec.Raw
     """The descriptions, encoded: from tick to tick they are the same bytes."""
+    holder_uids: msgspec.Raw | None
+    """The holders' UIDs, encoded; `None` without allocations."""
+    unknown_holders: int
+    """How many pods are said to hold something of which no record of this node is known."""
     pending: Collection[Identity]
     """Those of them that lack the pod's record."""
     foreign: Collection[PodRecord]
@@ -79,6 +87,7 @@ class DescriptionCache:
             or said.version != self._pods.version_of(sample.node)
             or not said.from_ns <= sample.time_ns < said.until_ns
             or said.containers != sample.containers
+            or said.allocations != sample.allocations
         ):
             said = self._say(sample)
             if not said.foreign:  # what becomes of another node's pod does not show in ours
@@ -90,13 +99,18 @@ class DescriptionCache:
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
         foreign = find_foreign(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
+        holders = find_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
+        changes += holders.changes_ns
         return Said(
             version=self._pods.version_of(sample.node),
             from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
             until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
             containers=sample.containers,
+            allocations=sample.allocations,
             pods=msgspec.Raw(encode_twin(pods)),
+            holder_uids=_encoded(holders),
+            unknown_holders=holders.unknown,
             pending=[
                 identity
                 for identity, pod in zip(identities, found, strict=True)
@@ -104,6 +118,10 @@ class DescriptionCache:
             ],
             foreign=_each_once(foreign.values()),
         )
+
+
+def _encoded(holders: Holders) -> msgspec.Raw | None:
+    return msgspec.Raw(encode_twin(holders.uids)) if holders.uids else None
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:

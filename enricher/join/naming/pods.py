@@ -178,13 +178,15 @@ class PodCache:
 
     def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
         """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
+        return nearest(self.named_on(node).get((namespace, name), ()), time_ns=time_ns)
+
+    def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
+        """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
-        named = [
-            known
-            for known in map(self._pods.__getitem__, here.uids if here else ())
-            if known.record.name == name and known.record.namespace == namespace
-        ]
-        return max(named, key=lambda known: known.nearness(time_ns), default=None)
+        named: dict[tuple[str, str], list[KnownPod]] = {}
+        for known in map(self._pods.__getitem__, here.uids if here else ()):
+            named.setdefault((known.record.namespace, known.record.name), []).append(known)
+        return named
 
     def _claim(self, name: str, pod: PodRecord) -> None:
         """Have a name lead to this pod.
@@ -203,6 +205,11 @@ class PodCache:
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
         node.version = self._changes
+
+
+def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
+    """Return of pods of one name the one that has it at a time; `None` where there is none."""
+    return max(pods, key=lambda known: known.nearness(time_ns), default=None)
 
 
 def ids_of(pod: PodRecord) -> dict[str, str]:

@@ -13,6 +13,7 @@ from gpuledger.records import (
     Account,
     AttributedIncident,
     ContainerRef,
+    DeviceAllocation,
     PodContainer,
     PodDescription,
     PodRecord,
@@ -167,10 +168,30 @@ named_containers = st.lists(
 )
 
 
+allocations = st.lists(
+    st.builds(
+        DeviceAllocation,
+        gpu_uuid=st.just("GPU-a"),
+        device_id=st.sampled_from(["GPU-a::0", "GPU-a::1"]),
+        resource_name=st.just("nvidia.com/gpu"),
+        namespace=st.just("research"),
+        pod=st.sampled_from([f"train-{number}" for number in range(4)]),
+        container=st.just("main"),
+    ),
+    max_size=4,
+)
+
+
 @settings(deadline=None)
-@for_any(cached=known_pods, containers=st.lists(named_containers, min_size=1, max_size=4))
+@for_any(
+    cached=known_pods,
+    containers=st.lists(named_containers, min_size=1, max_size=4),
+    held=allocations,
+)
 def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
-    cached: list[PodRecord], containers: list[list[ContainerRef]]
+    cached: list[PodRecord],
+    containers: list[list[ContainerRef]],
+    held: list[DeviceAllocation],
 ) -> None:
     """Byte for byte; and a name stands only beside a pod whose record names the node."""
     with_none, with_some = Given(), Given()
@@ -179,20 +200,29 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
     of_node = {each.uid: each.node for each in cached}
     for number, named in enumerate(containers, 1):
         processes = [process(container=place, pid=place + 1) for place in range(len(named))]
-        tick = record(sample(seq=number, containers=named, processes=processes), offset=number)
+        tick = record(
+            sample(seq=number, containers=named, processes=processes, allocations=held),
+            offset=number,
+        )
         (first,) = with_none.stage.take_samples([tick])
         (second,) = with_some.stage.take_samples([tick])
         assert books_of(first.value) == books_of(second.value)
-        for described in msgspec.json.decode(second.value or b"")["pods"]:
+        event = msgspec.json.decode(second.value or b"")
+        for uid in event.get("holder_uids", ()):
+            assert uid is None or of_node[uid] == "node-a"
+        for described in event["pods"]:
             is_known = described["state"] == "known"
             assert ("name" in described) == is_known
             assert not is_known or of_node[described["uid"]] == "node-a"
 
 
+DESCRIPTION = {"pods", "holder_uids"}
+
+
 def books_of(event: bytes | None) -> dict[str, msgspec.Raw]:
-    """Return the encoded fields of an event but who the pods are."""
+    """Return the encoded fields of an event but who the pods and the holders are."""
     fields = msgspec.json.decode(event or b"", type=dict[str, msgspec.Raw])
-    return {name: value for name, value in fields.items() if name != "pods"}
+    return {name: value for name, value in fields.items() if name not in DESCRIPTION}
 
 
 def refused() -> float:
