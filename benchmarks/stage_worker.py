@@ -20,6 +20,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
 from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import PodRecord
 from gpuledger.topics import PODS, SAMPLES, partition_of_node
 
 _SECOND_NS: Final = 1_000_000_000
@@ -87,7 +88,7 @@ class _Work:
             for node in range(nodes)
         ]
         for node in range(nodes):
-            self._stage.take_pods([self._pod(node, encode(pod)) for pod in fleet.pods(node)])
+            self._stage.take_pods([self._pod(node, pod) for pod in fleet.pods(node)])
         self._templates = [fleet.template(node) for node in range(nodes)]
         self._ticks = 0
         del fleet
@@ -133,5 +134,5 @@ class _Work:
             value,
         )
 
-    def _pod(self, node: int, value: bytes) -> Record:
-        return Record(PODS.name, self._places[node], 0, 0, None, value)
+    def _pod(self, node: int, pod: PodRecord) -> Record:
+        return Record(PODS.name, self._places[node], 0, 0, pod.uid.encode(), encode(pod))
