@@ -87,7 +87,7 @@ class NodeMarks:
         known = self._marks.get(written.node)
         if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
             told = _boots_of(known) if known else ()
-            mark.begun_ns = max([mark.begun_ns, *_begins_of(mark.boot_id, told)])
+            mark.begun_ns = max(_begins_of(mark.boot_id, (_booked(mark), *told)))
             mark.before = _furthest(mark, before, told)
             self._marks[written.node] = mark
             self._left_of_round = 0
