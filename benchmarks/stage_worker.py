@@ -14,11 +14,13 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
+from enricher.join.placing import place_by_node
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
 from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.records import PodRecord
 from gpuledger.topics import PODS, SAMPLES, partition_of_node
 
 _SECOND_NS: Final = 1_000_000_000
@@ -76,13 +78,17 @@ class _Work:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
         self._office = DeadLetterOffice(consumer="bench", producer=_Nobody(), partitions=1)
-        self._stage = JoinStage(office=self._office, time_ns=lambda: self._now_ns)
+        self._stage = JoinStage(
+            office=self._office,
+            is_placed=place_by_node(partitions=SAMPLES.partitions),
+            time_ns=lambda: self._now_ns,
+        )
         self._places = [
             partition_of_node(node_name(node), partitions=SAMPLES.partitions)
             for node in range(nodes)
         ]
         for node in range(nodes):
-            self._stage.take_pods([self._pod(node, encode(pod)) for pod in fleet.pods(node)])
+            self._stage.take_pods([self._pod(node, pod) for pod in fleet.pods(node)])
         self._templates = [fleet.template(node) for node in range(nodes)]
         self._ticks = 0
         del fleet
@@ -128,5 +134,5 @@ class _Work:
             value,
         )
 
-    def _pod(self, node: int, value: bytes) -> Record:
-        return Record(PODS.name, self._places[node], 0, 0, None, value)
+    def _pod(self, node: int, pod: PodRecord) -> Record:
+        return Record(PODS.name, self._places[node], 0, 0, pod.uid.encode(), encode(pod))

@@ -12,6 +12,7 @@ from gpuledger.records import (
     Entry,
     GpuBooks,
     GpuEvent,
+    HolderState,
     PodDescription,
     Settlement,
 )
@@ -65,13 +66,42 @@ class Debtors:
         return Debtor(pod, ref.pod_uid or pod.uid, ref.container_id, name)
 
 
-def holder_of(entry: Entry, allocations: Sequence[DeviceAllocation]) -> DeviceAllocation | None:
-    """Give who held the part of the GPU that the entry says was idle; `None` where nobody did.
+class Holder(NamedTuple):
+    """Who held a part of a GPU that nobody used; without names where the node's word is all."""
+
+    state: HolderState
+    """Whether a pod of the event's node is known to have the name that the node gave."""
+    uid: str | None = None
+    """The pod's UID."""
+    namespace: str | None = None
+    """The pod's namespace."""
+    pod: str | None = None
+    """The pod's name."""
+    container: str | None = None
+    """The container's name."""
+
+
+_UNKNOWN_HOLDER: Final = Holder(HolderState.UNKNOWN)
+
+
+def holder_of(entry: Entry, event: GpuEvent) -> Holder | None:
+    """Return who held the part of the GPU that the entry says was idle; `None` where nobody did.
 
     Raises ValueError where the entry names a position that the event's allocations do not have.
     """
     position = entry.allocation
-    return None if position is None else _at("allocation", position, allocations)
+    if position is None:
+        return None
+    return name_holder(_at("allocation", position, event.allocations), position, event)
+
+
+def name_holder(held: DeviceAllocation, position: int, event: GpuEvent) -> Holder:
+    """Return who holds the allocation at this position of the event."""
+    uids = event.holder_uids or ()
+    uid = uids[position] if position < len(uids) else None
+    if uid is None:
+        return _UNKNOWN_HOLDER
+    return Holder(HolderState.KNOWN, uid, held.namespace, held.pod, held.container)
 
 
 def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:

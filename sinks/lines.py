@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from gpuledger.activity import Activity, split_activity
-from gpuledger.records import DeviceAllocation, Entry, GpuEvent, GpuReading
-from sinks.describing import Debtor, Debtors, gpu_of, holder_of
+from gpuledger.records import Entry, GpuEvent, GpuReading
+from sinks.describing import Debtor, Debtors, Holder, gpu_of, holder_of
 
 # The chip's counters of the ticks that are settled were split by what was known then.
 _NO_ACTIVITY: Final[Activity] = (None, None, None)
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     """The GPU's readings in the event's tick."""
     debtor: Debtor
     """On whom it is booked."""
-    holder: DeviceAllocation | None
+    holder: Holder | None
     """On idle: who held it unused."""
     active: Activity
     """How much of the chip worked, in seconds."""
@@ -42,7 +42,7 @@ def lines_of(event: GpuEvent) -> Iterator[Line]:
     """
     debtors = Debtors(event)
     for entry, time_ns, interval_ns, gpu, active in _entries(event):
-        holder = holder_of(entry, event.allocations)
+        holder = holder_of(entry, event)
         yield Line(entry, time_ns, interval_ns, gpu, debtors.of(entry), holder, active)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from gpuledger.records import bounds
+
 _MOST: Final = 2**63 - 1
 ALL_LINKS: Final = 0xFFFFFFFF
 """In the place of a link's number: all of them together."""
@@ -43,15 +45,19 @@ class Unit:
 
 RATIO: Final = Unit(name="%", high=100, over=100)
 # Of the speed that the fans are meant to run at most; they may run faster.
-FAN_SPEED: Final = Unit(name="%", high=1000, over=100)
+FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
-CELSIUS: Final = Unit(name="°C", low=-20, high=150)
-MEGAHERTZ: Final = Unit(name="MHz", high=20_000, times=1_000_000)
-MILLIWATTS: Final = Unit(name="mW", high=3_000_000, over=1000)
+CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
+MEGAHERTZ: Final = Unit(name="MHz", high=bounds.MAX_HERTZ // 1_000_000, times=1_000_000)
+MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_WATTS * 1000, over=1000)
 MILLIJOULES: Final = Unit(
-    name="mJ", high=1 << 62, over=1000, is_total=True, most_per_second=3_000_000
+    name="mJ",
+    high=1 << 62,  # `bounds.MAX_JOULES`, as a whole number
+    over=1000,
+    is_total=True,
+    most_per_second=bounds.MAX_WATTS * 1000,
 )
-MEMORY_BYTES: Final = Unit(name="B", high=1 << 48)
+MEMORY_BYTES: Final = Unit(name="B", high=bounds.MAX_MEMORY_BYTES)
 BITS: Final = Unit(name="bits")
 NUMBER: Final = Unit(name="number", high=1 << 16)
 COUNT: Final = Unit(name="count")
@@ -59,6 +65,7 @@ EVER: Final = Unit(name="count", is_total=True)
 NANOSECONDS: Final = Unit(
     # Counters of all the GPU's units may be read an instant apart, so a second more than time.
     name="ns",
+    high=bounds.MAX_SECONDS * 1_000_000_000,
     over=1_000_000_000,
     is_total=True,
     most_per_second=2_000_000_000,
@@ -70,9 +77,11 @@ KIBIBYTES: Final = Unit(
 KIBIBYTES_OF_A_LINK: Final = Unit(
     name="KiB", high=1 << 52, times=1024, is_total=True, most_per_second=1 << 28
 )
-MEBIBYTES_PER_SECOND: Final = Unit(name="MiB/s", high=1 << 24, times=1 << 20, over=1)
+MEBIBYTES_PER_SECOND: Final = Unit(
+    name="MiB/s", high=bounds.MAX_BYTES_PER_SECOND >> 20, times=1 << 20, over=1
+)
 FLAG: Final = Unit(name="0 or 1", choices={0: False, 1: True})
-PERFORMANCE_STATE: Final = Unit(name="P-state", high=15)
+PERFORMANCE_STATE: Final = Unit(name="P-state", high=bounds.MAX_PERFORMANCE_STATE)
 RECOVERY: Final = Unit(
     name="action",
     choices={

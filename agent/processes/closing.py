@@ -170,8 +170,9 @@ def _process_end(
         container=container,
         lived_seconds=closed.totals.lived_seconds or 0.0,
         busy_seconds=closed.totals.busy_seconds or 0.0,
-        ticked_busy_seconds=ticked_seconds,
-        unclaimed_busy_seconds=unclaimed_seconds,
+        # Sums and differences of shares of time may be a hair below zero, in floating point.
+        ticked_busy_seconds=max(0.0, ticked_seconds),
+        unclaimed_busy_seconds=max(0.0, unclaimed_seconds),
         from_seq=met[0].seq,
         from_time_ns=met[0].from_time_ns,
         until_seq=met[-1].seq,

@@ -5,12 +5,12 @@ from typing import Final
 from agent.nvml.answers import AccountedProcess, GpuAnswers
 from agent.reading import plausibility
 from agent.reading.plausibility import Sieve
-from gpuledger.records import GpuTotals
+from gpuledger.records import GpuTotals, bounds
 
 _MS_PER_SECOND: Final = 1000
 _NS_PER_US: Final = 1000
-# A century: longer, and it was no length of time.
-_LIVED_MS: Final = (0, 100 * 366 * 86_400_000)
+# Longer, and it was no length of time.
+_LIVED_MS: Final = (0, bounds.MAX_SECONDS * _MS_PER_SECOND)
 
 
 def read_accounts(answers: GpuAnswers, sieve: Sieve) -> list[tuple[int, GpuTotals]] | None:

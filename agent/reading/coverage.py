@@ -76,7 +76,8 @@ class Coverage:
             percent = windows[-1].percent
         if percent is None:
             percent = sieve.keep(latest_percent, plausibility.PERCENT, reading=reading)
-        return None if percent is None else percent / 100
+        # The mean of hundreds may be a hair more, in floating point.
+        return None if percent is None else min(1.0, percent / 100)
 
 
 def _plausible(samples: Sequence[Sample] | None, reading: str, sieve: Sieve) -> list[Sample]:

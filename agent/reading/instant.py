@@ -3,8 +3,8 @@
 from typing import Final
 
 from agent.nvml.answers import GpuAnswers
-from agent.reading import plausibility
 from agent.reading.plausibility import Sieve
+from gpuledger.records import bounds
 
 _MILLI: Final = 1000
 
@@ -16,6 +16,7 @@ def drawn_joules(
     now_mj = answers.energy_millijoules
     if before_mj is None or now_mj is None or now_mj < before_mj:
         return None
-    most_mj = plausibility.POWER_MILLIWATTS[1] * interval_ns // 1_000_000_000
+    by_power_mj = bounds.MAX_WATTS * _MILLI * interval_ns // 1_000_000_000
+    most_mj = min(by_power_mj, bounds.MAX_TICK_JOULES * _MILLI)
     drawn_mj = sieve.keep(now_mj - before_mj, (0, most_mj), reading="energy_joules")
     return None if drawn_mj is None else drawn_mj / _MILLI

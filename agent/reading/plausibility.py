@@ -1,5 +1,6 @@
 """Which values of the driver can be true. Pure: what cannot be is left out, counted and named.
 
+The bounds are those of the records (`gpuledger.records.bounds`), so that what is kept can be sent.
 Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number may reach the books.
 """
 
@@ -9,10 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from agent.nvml.questions import Unit
+from gpuledger.records import bounds
 
 PERCENT: Final = (0, 100)
-POWER_MILLIWATTS: Final = (0, 3_000_000)
-MEMORY_BYTES: Final = (0, 1 << 48)
+MEMORY_BYTES: Final = (0, bounds.MAX_MEMORY_BYTES)
 PID: Final = (1, 1 << 22)
 """The kernel's own limit on 64-bit machines."""
 TIMESTAMP_US: Final = (0, 1 << 62)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.records import AttributedIncident, GpuEvent, Incident
+from sinks.describing import name_holder
 
 XID: Final = "xid"
 _MOST_INCIDENTS: Final = 200
@@ -35,6 +36,15 @@ class _Seen:
     node: str
     index: int
     time_ns: int
+
+
+def _holders_of(gpu_uuid: str, event: GpuEvent) -> tuple[str, ...]:
+    holders = [
+        name_holder(held, position, event)
+        for position, held in enumerate(event.allocations)
+        if held.gpu_uuid == gpu_uuid
+    ]
+    return tuple(f"{one.namespace}/{one.pod}" for one in holders if one.pod is not None)
 
 
 class GpuPresence:
@@ -74,11 +84,7 @@ class GpuPresence:
                 index=seen.index,
                 since_ns=self._lost_ns(uuid, seen),
                 cause=self._cause(uuid, seen),
-                holders=tuple(
-                    f"{held.namespace}/{held.pod}"
-                    for held in newest.allocations
-                    if held.gpu_uuid == uuid
-                ),
+                holders=_holders_of(uuid, newest),
             )
             for uuid, seen in gone
         ]

@@ -16,14 +16,14 @@ from cli.demo.prose import elide, fold, wrap
 from cli.demo.tally import Tally, owner_of
 from gpuledger.records import (
     Account,
-    DeviceAllocation,
     Entry,
     GpuBooks,
     GpuEvent,
+    HolderState,
     PodDescription,
     PodState,
 )
-from sinks.describing import Debtor, Debtors
+from sinks.describing import Debtor, Debtors, holder_of
 
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
@@ -248,7 +248,7 @@ def rows_of(event: GpuEvent) -> Iterator[Row]:
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
             debtor = debtors.of(entry)
-            who = _pod(entry, debtor) or _account(entry, event.allocations)
+            who = _pod(entry, debtor) or _account(entry, event)
             yield _row(entry, debtor.pod, who=who, gpu=index, seconds=seconds)
             index = ""
 
@@ -279,11 +279,13 @@ def _row(
     )
 
 
-def _account(entry: Entry, allocations: Sequence[DeviceAllocation]) -> str:
+def _account(entry: Entry, event: GpuEvent) -> str:
     """Name the account, and on idle who held it; an event that does not list him is the sinks'."""
-    if entry.allocation is None or entry.allocation >= len(allocations):
+    if entry.allocation is None or entry.allocation >= len(event.allocations):
         return f"({entry.account})"
-    holder = allocations[entry.allocation]
+    holder = holder_of(entry, event)
+    if holder is None or holder.state is HolderState.UNKNOWN:
+        return f"({entry.account}) {HolderState.UNKNOWN} holder"
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 
 
@@ -291,8 +293,9 @@ def _pod(entry: Entry, debtor: Debtor) -> str | None:
     if entry.account is not Account.POD:
         return None
     description = debtor.pod
-    if description is None or description.state is PodState.PENDING:
-        return f"pending {(debtor.pod_uid or debtor.container_id or '')[:8]}"
+    if description is None or description.state is not PodState.KNOWN:
+        state = PodState.PENDING if description is None else description.state
+        return f"{state} {(debtor.pod_uid or debtor.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
 
 

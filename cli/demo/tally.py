@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cli.demo.presence import GpuPresence
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription
-from sinks.describing import Debtor, Debtors
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+from sinks.describing import Debtor, Debtors, holder_of
 
 _SECOND_NS = 1_000_000_000
 _WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
@@ -83,7 +83,7 @@ class Tally:
         for each in (*event.gpus, *(event.settlements or ())):
             for entry in each.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, debtors.of(entry))
+                    self._book(entry, debtors.of(entry), node=event.node)
                 elif entry.account in _WITHOUT_POD:
                     self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
                 else:
@@ -93,9 +93,12 @@ class Tally:
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _book(self, entry: Entry, debtor: Debtor) -> None:
+    def _book(self, entry: Entry, debtor: Debtor, *, node: str) -> None:
         description, uid = debtor.pod, debtor.pod_uid or debtor.container_id or ""
-        total = self.pods.setdefault(uid, PodTotal(uid=uid))
+        # What one node says of another one's pod is not that pod's.
+        is_foreign = description is not None and description.state is PodState.FOREIGN
+        key = f"{node}/{uid}" if is_foreign else uid
+        total = self.pods.setdefault(key, PodTotal(uid=uid))
         total.add(entry)
         if description:
             total.name(description)
@@ -103,10 +106,12 @@ class Tally:
     def _book_unused(self, entry: Entry, event: GpuEvent) -> None:
         if entry.allocation is None or entry.allocation >= len(event.allocations):
             return
-        held = event.allocations[entry.allocation]
-        holder = (held.namespace, held.pod)
-        before = self.unused_gpu_seconds.get(holder, 0.0)
-        self.unused_gpu_seconds[holder] = before + (entry.busy_seconds or 0.0)
+        holder = holder_of(entry, event)
+        if holder is None or holder.namespace is None or holder.pod is None:
+            return
+        name = (holder.namespace, holder.pod)
+        before = self.unused_gpu_seconds.get(name, 0.0)
+        self.unused_gpu_seconds[name] = before + (entry.busy_seconds or 0.0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(event.node, [])

@@ -144,7 +144,11 @@ async def replay_range(
     with telling_progress(count_ticks(plan)) as advance:
         async with open_output(bus) as write:
             replaying = Replaying(
-                wanted=asked.wanted, write=write, comparison=comparison, advance=advance
+                wanted=asked.wanted,
+                partitions=plan.partitions,
+                write=write,
+                comparison=comparison,
+                advance=advance,
             )
             return await replaying.run(history, plan)
 

@@ -50,6 +50,8 @@ class Plan(NamedTuple):
 
     parts: list[Part]
     """The partitions that have ticks, or events to compare."""
+    partitions: int
+    """How many there are in all."""
     warnings: list[str]
     """What is no longer kept, where that was accepted."""
 
@@ -78,7 +80,8 @@ async def make_plan(reader: HistoryReader, asked: Asked) -> Plan:
         )
         for number in range(len(kept))
     ]
-    return Plan([part for part in parts if _size(part.ticks) or _size(part.events)], warnings)
+    wanted = [part for part in parts if _size(part.ticks) or _size(part.events)]
+    return Plan(wanted, len(kept), warnings)
 
 
 def _refuse_other_counts(*spans: Mapping[TopicPartition, Span]) -> None:

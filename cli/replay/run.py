@@ -12,6 +12,7 @@ import msgspec
 
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
+from enricher.join.placing import place_by_node
 from enricher.join.replaying.comparison import Comparison
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
@@ -41,12 +42,13 @@ class Replaying:
         self,
         *,
         wanted: TimeRange,
+        partitions: int,
         write: Write,
         comparison: Comparison | None,
         advance: Callable[[int], None],
     ) -> None:
         self._wanted = wanted
-        self._replay = Replay(wanted)
+        self._replay = Replay(wanted, is_placed=place_by_node(partitions=partitions))
         self._write = write
         self._comparison = comparison
         self._advance = advance

@@ -33,7 +33,8 @@ class Audit:
         self._errors = RecentMost()
         self._ticks_to_check = 1
         self._newest_ns = 0
-        self._leaps = Repeats()
+        self._ahead = Repeats()
+        self._foreign = Repeats()
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
         """Take that a pod's record has come; give the nodes that named it before."""
@@ -58,19 +59,42 @@ class Audit:
         if said.pending:
             metrics.PENDING_TOTAL.inc(len(said.pending))
             self._pending.note(said.pending, node=event.node, partition=partition, now_ns=now_ns)
+        if said.foreign:
+            self.see_foreign(event.node, said.foreign)
+        if said.unknown_holders:
+            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.UNKNOWN_HOLDER).inc(
+                said.unknown_holders
+            )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
             self._ticks_to_check = TICKS_PER_CHECK
             self._check(event, sample, now_ns=now_ns)
 
+    def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
+        """Record that a node named pods that the API server has placed on other nodes."""
+        pods = list(pods)
+        if not pods:
+            return
+        metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_POD).inc(len(pods))
+        if count := self._foreign.count(node, more=len(pods)):
+            _log.warning(
+                "pod_names_refused",
+                node=node,
+                reason=metrics.FOREIGN_POD,
+                pods=[f"{pods[0].namespace}/{pods[0].name}"],
+                pod_uid=pods[0].uid,
+                pod_node=pods[0].node,
+                count=count,
+            )
+
     def see_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set since the tick before."""
         self._skew.see_step(node, seconds)
 
-    def see_leap(self, node: str, seconds: float) -> None:
-        """Record that a tick of a node ran ahead of time: those until then will pass for booked."""
-        metrics.SEQ_LEAPS_TOTAL.inc()
-        if count := self._leaps.count(node):
+    def see_seq_ahead(self, node: str, seconds: float) -> None:
+        """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
+        metrics.SEQ_AHEAD_TOTAL.inc()
+        if count := self._ahead.count(node):
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
     def tell(self, now_ns: int) -> None:

@@ -31,5 +31,6 @@ def make_event(
         containers=sample.containers,
         pods=cast("list[PodDescription]", said.pods),
         allocations=sample.allocations,
+        holder_uids=cast("list[str | None] | None", said.holder_uids),
         settlements=settlements,
     )

@@ -41,6 +41,17 @@ UNKNOWN_TOTAL: Final = Counter(
     "Pods whose records did not come in `join.pending_seconds`, and those that were too many to"
     " wait for: the pod watch is behind, or no pod has these containers.",
 )
+FOREIGN_POD: Final = "foreign_pod"
+UNKNOWN_HOLDER: Final = "unknown_holder"
+NAMES_REFUSED_TOTAL: Final = Counter(
+    "gpuledger_join_names_refused",
+    "Times that an event or an incident got no names of what its node spoke of, by reason:"
+    " `foreign_pod` (the API server has placed the pod on another node), `unknown_holder` (the"
+    " kubelet is said to have given a device to a pod of whose name no record of this node is"
+    " known: it has not come yet, or the pod is another node's).",
+    ["reason"],
+)
+count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, UNKNOWN_HOLDER))
 CONSERVATION_ERROR_RATIO: Final = Gauge(
     "gpuledger_conservation_error_ratio",
     "Largest relative difference between what a device read and the sum of its entries, over all"
@@ -86,10 +97,11 @@ LEAST_AGE_SECONDS: Final = Gauge(
     " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
 )
-SEQ_LEAPS_TOTAL: Final = Counter(
-    "gpuledger_join_seq_leaps",
-    "Ticks whose `seq` rose, within a boot, by over a day more than passed since the tick before:"
-    " until that `seq` is reached, the further ticks of that boot count as booked before.",
+SEQ_AHEAD_TOTAL: Final = Counter(
+    "gpuledger_join_seq_ahead",
+    "Ticks whose `seq` is by over a day more than can have passed since the boot. By over two days:"
+    " dead letters, `seq_ahead`; by less, they are booked, and until that `seq` is reached the"
+    " further ticks of that boot count as booked before.",
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",
@@ -114,5 +126,5 @@ count_from_zero(
         topics.PODS.name,
         topics.MARKS.name,
     ),
-    reason=("undecodable", "unreadable", "invalid", "too_large", "foreign_pod", "foreign_key"),
+    reason=("undecodable", "unreadable", "invalid", "too_large", "misplaced", "seq_ahead"),
 )

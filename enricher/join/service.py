@@ -15,6 +15,7 @@ import structlog
 from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
+from enricher.join.placing import place_by_node
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, StalledError, poll
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
@@ -67,14 +68,18 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(rounds, what="the join"))
-        partitions = await insist(lambda: _count_partitions(bus))
+        inputs, letters = await insist(lambda: _count_partitions(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
             office = DeadLetterOffice(
-                consumer=settings.join.group, producer=producer, partitions=partitions
+                consumer=settings.join.group, producer=producer, partitions=letters
             )
-            stage = JoinStage(office=office, pending_seconds=settings.join.pending_seconds)
+            stage = JoinStage(
+                office=office,
+                is_placed=place_by_node(partitions=inputs),
+                pending_seconds=settings.join.pending_seconds,
+            )
             opening = _open_delivery(
                 AtLeastOnce(
                     producer=producer, office=office, insist=publishing, check=delivery_check
@@ -131,8 +136,8 @@ async def _open_delivery(
         )
 
 
-async def _count_partitions(bus: Bus) -> int:
-    """Return the number of dead-letter partitions, once input and output are seen to match.
+async def _count_partitions(bus: Bus) -> tuple[int, int]:
+    """Return the numbers of input and of dead-letter partitions; input and output must match.
 
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
     """
@@ -143,7 +148,7 @@ async def _count_partitions(bus: Bus) -> int:
             f"topics placed by node must have the same number of partitions, found {counts};"
             " `gpuledger topics check` says what each should have"
         )
-    return await bus.partitions(DEAD_LETTERS.name)
+    return counts[SAMPLES.name], await bus.partitions(DEAD_LETTERS.name)
 
 
 class JoinWorker:

@@ -17,13 +17,15 @@ from enricher.join.naming.describe import DescriptionCache, Said, find_foreign, 
 from enricher.join.naming.incidents import describe_incident
 from enricher.join.naming.pods import PodCache
 from enricher.join.naming.slim import Slimmer
+from enricher.join.placing import IsPlaced, explain_misplaced
 from enricher.join.timing.marks import NodeMarks
 from enricher.join.timing.passage import (
+    MOST_AHEAD_NS,
     Mark,
     clock_step_seconds,
     is_booked,
     is_late,
-    seq_leap_seconds,
+    seq_ahead_seconds,
     uncovered_seconds,
 )
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
@@ -58,10 +60,12 @@ class JoinStage:
         self,
         *,
         office: DeadLetterOffice,
+        is_placed: IsPlaced,
         time_ns: Callable[[], int] = time.time_ns,
         pending_seconds: float = 120.0,
     ) -> None:
         self.pods = PodCache()
+        self._is_placed = is_placed
         self._time_ns = time_ns
         self._audit = Audit(pending_seconds=pending_seconds)
         self._slimmer = Slimmer()
@@ -74,9 +78,12 @@ class JoinStage:
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
-                self.pods.remove(record.key.decode(errors="replace"))
+                uid = record.key.decode(errors="replace")
+                self.pods.remove(uid, partition=record.partition)
                 continue
             for _, decoded in self._office.decode(_PODS, [record]):
+                if not self._is_at_home(record, node=decoded.node, key=decoded.uid):
+                    continue
                 pod = self._slimmer.slim(decoded)
                 seen_time_ns = record.timestamp_ms * _NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
@@ -91,6 +98,8 @@ class JoinStage:
                 marks.remove(record.key.decode(errors="replace"))
                 continue
             for _, mark in self._office.decode(_MARKS, [record]):
+                if not self._is_at_home(record, node=mark.node, key=mark.node):
+                    continue
                 marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
     def drain_marks(self, partition: int) -> list[Message]:
@@ -116,8 +125,7 @@ class JoinStage:
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._office.decode(_SAMPLES, records):
-            if record.key != sample.node.encode():
-                self._refuse_key(record, sample.node)
+            if not self._is_at_home(record, node=sample.node, key=sample.node):
                 continue
             try:
                 events += self._take_sample(record, sample, now_ns=now_ns)
@@ -131,8 +139,7 @@ class JoinStage:
     def take_processes(self, records: Sequence[Record]) -> None:
         """Count process records; the ticks carry what is booked, ends included."""
         for record, process in self._office.decode(_PROCESSES, records):
-            if record.key != process.node.encode():
-                self._refuse_key(record, process.node)
+            if not self._is_at_home(record, node=process.node, key=process.node):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
@@ -140,11 +147,7 @@ class JoinStage:
         """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
         found: list[Message] = []
         for record, incident in self._office.decode(_INCIDENTS, records):
-            if record.key != incident.node.encode():
-                self._refuse_key(record, incident.node)
-                continue
-            if foreign := self._foreign_in(incident):
-                self._refuse(record, incident.node, foreign)
+            if not self._is_at_home(record, node=incident.node, key=incident.node):
                 continue
             found += self._publishable(
                 record, self._attribute(incident), what="attributed incident"
@@ -167,18 +170,22 @@ class JoinStage:
         if is_booked(sample, mark):
             metrics.DUPLICATES_TOTAL.inc()
             return ()
+        ahead_seconds = seq_ahead_seconds(
+            sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
+        )
+        if ahead_seconds is not None:
+            self._audit.see_seq_ahead(sample.node, ahead_seconds)
+            if ahead_seconds * 1e9 > MOST_AHEAD_NS:
+                return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
-        if said.foreign is not None:
-            return self._refuse(record, sample.node, said.foreign)
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
         events = self._publishable(record, event, what="event")
         if events:
             if (step_seconds := clock_step_seconds(sample, mark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
-            leap_seconds = seq_leap_seconds(sample, mark, written_ms=record.timestamp_ms)
-            if leap_seconds is not None:
-                self._audit.see_leap(sample.node, leap_seconds)
-            marks.advance(sample, offset=record.offset, now_ns=now_ns)
+            marks.advance(
+                sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
+            )
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
         return events
 
@@ -196,27 +203,31 @@ class JoinStage:
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
-    def _refuse(self, record: Record, node: str, foreign: PodRecord) -> tuple[()]:
-        """Put aside what a node says of a pod that the API server has placed on another one."""
+    def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
+        """Put aside a tick by which all ticks of its node until then would pass for booked."""
         detail = (
-            f"{record.topic}: node {node} names pod {foreign.namespace}/{foreign.name}"
-            f" ({foreign.uid}), which the API server has placed on node {foreign.node}"
+            f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
+            f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
         )
-        self._office.bury(record, reason="foreign_pod", detail=detail)
+        self._office.bury(record, reason="seq_ahead", detail=detail)
         return ()
 
-    def _refuse_key(self, record: Record, node: str) -> None:
-        """Put aside what stands under another key than its node's: others write there."""
-        key = "none" if record.key is None else repr(record.key.decode(errors="replace"))
-        detail = f"{record.topic}: the record is of node {node}, its key is {key}"
-        self._office.bury(record, reason="foreign_key", detail=detail)
+    def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
+        """Return whether a node's record lies under its key in that node's partition.
 
-    def _foreign_in(self, incident: Incident) -> PodRecord | None:
-        identities = map(identity_of, incident.processes)
-        return find_foreign(identities, self.pods, node=incident.node)
+        What does not is put aside: others write there.
+        """
+        if record.key == key.encode() and self._is_placed(node, record.partition):
+            return True
+        detail = explain_misplaced(record, node=node, key=key)
+        self._office.bury(record, reason="misplaced", detail=detail)
+        return False
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
         metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
+        identities = map(identity_of, incident.processes)
+        foreign = find_foreign(identities, self.pods, node=incident.node)
+        self._audit.see_foreign(incident.node, foreign.values())
         return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 

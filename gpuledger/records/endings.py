@@ -4,6 +4,9 @@ Here lives the record that a tick carries of it. What is booked for it is the jo
 """
 
 from gpuledger.records.base import Natural, Seq, record
+from gpuledger.records.bounds import (
+    Seconds,
+)
 
 
 @record
@@ -21,14 +24,14 @@ class ProcessEnd:
     """Start of the process since the node's boot."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
-    lived_seconds: float
+    lived_seconds: Seconds
     """For how long it held the GPU open, by the driver's accounting."""
-    busy_seconds: float
+    busy_seconds: Seconds
     """Time in which its kernels ran, by the driver's accounting: percents of `lived_seconds`."""
-    ticked_busy_seconds: float
+    ticked_busy_seconds: Seconds
     """What ticks have said of it: where its container was alone on the GPU, the process's part of
     the device's busy time, else what its own samples said."""
-    unclaimed_busy_seconds: float
+    unclaimed_busy_seconds: Seconds
     """What of the device's busy time is set aside for it: of ticks in which no process was seen on
     the GPU, and set aside for no other process."""
     from_seq: Seq

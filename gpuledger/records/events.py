@@ -33,10 +33,25 @@ class Method(StrEnum):
 
 
 class PodState(StrEnum):
-    """Whether the pod behind a UID or a container id was known when the event was written."""
+    """Whether the pod behind a UID or a container id was known when the event was written.
+
+    Names stand beside `known` alone. Neither of the others changes what is booked.
+    """
 
     KNOWN = "known"
     PENDING = "pending"
+    FOREIGN = "foreign"
+
+
+class HolderState(StrEnum):
+    """Whether a pod of the node is known by the name that the node gave a holder.
+
+    The API server may have placed it on another node, or its record has not come: that cannot be
+    told apart by a name, which pods of many nodes may bear one after another.
+    """
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
 
 
 @array_record
@@ -70,7 +85,8 @@ class PodDescription:
     container_ids: list[str]
     """The containers of the pod on which this event books."""
     state: PodState
-    """`pending` until the pod's record has come."""
+    """`known` where a pod record that names this node has come, `foreign` where one has come that
+    names another node, `pending` where none has."""
     namespace: str | None = None
     """Its namespace, once known."""
     name: str | None = None
@@ -146,5 +162,8 @@ class GpuEvent:
     """Who the pods are on whom the entries are booked."""
     allocations: list[DeviceAllocation]
     """What was held, beside what was used, as the node gave it."""
+    holder_uids: list[str | None] | None = None
+    """Of each of `allocations` the UID of the pod that holds it: of a pod of this node with that
+    namespace and name; `null` where none is known. Absent without allocations."""
     settlements: list[Settlement] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

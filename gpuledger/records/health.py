@@ -4,7 +4,14 @@ Here live throttling, health and limits. Totals count since the driver was loade
 otherwise.
 """
 
-from gpuledger.records.base import Integer, Natural, record
+from gpuledger.records.base import Natural, record
+from gpuledger.records.bounds import (
+    Celsius,
+    FanRatio,
+    MemoryBytes,
+    Seconds,
+    Watts,
+)
 
 
 @record
@@ -15,23 +22,23 @@ class GpuThrottling:
     """The reasons at the tick, NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
     slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake,
     0x100 display clocks; newer drivers may set others."""
-    power_seconds_total: float | None = None
+    power_seconds_total: Seconds | None = None
     """Time below the clocks for the power limit."""
-    thermal_seconds_total: float | None = None
+    thermal_seconds_total: Seconds | None = None
     """Time below the clocks for the temperature."""
-    sync_boost_seconds_total: float | None = None
+    sync_boost_seconds_total: Seconds | None = None
     """Time below the clocks to keep step with other GPUs."""
-    board_limit_seconds_total: float | None = None
+    board_limit_seconds_total: Seconds | None = None
     """Time below the clocks for the board's limits."""
-    low_utilization_seconds_total: float | None = None
+    low_utilization_seconds_total: Seconds | None = None
     """Time below the clocks for want of work."""
-    reliability_seconds_total: float | None = None
+    reliability_seconds_total: Seconds | None = None
     """Time below the clocks for the chip's reliability."""
-    software_thermal_seconds_total: float | None = None
+    software_thermal_seconds_total: Seconds | None = None
     """Time in the driver's thermal slowdown."""
-    hardware_thermal_seconds_total: float | None = None
+    hardware_thermal_seconds_total: Seconds | None = None
     """Time in the hardware's thermal slowdown."""
-    power_brake_seconds_total: float | None = None
+    power_brake_seconds_total: Seconds | None = None
     """Time in which the machine's power supply asked for less."""
 
 
@@ -107,9 +114,9 @@ class GpuHealth:
     """The PCIe link's generation now."""
     pcie_link_width: Natural | None = None
     """The PCIe link's lanes now."""
-    bar1_used_bytes: Natural | None = None
+    bar1_used_bytes: MemoryBytes | None = None
     """Used part of the window through which others reach the memory."""
-    fan_speed_ratio: float | None = None
+    fan_speed_ratio: FanRatio | None = None
     """Speed of the fans over the most that they are meant to run at, which they may exceed."""
     vgpu_license_status: Natural | None = None
     """1 where a licensed feature is licensed."""
@@ -121,17 +128,17 @@ class GpuHealth:
 class GpuLimits:
     """What the GPU may draw and how hot it may be; absent in ticks in which it was not asked."""
 
-    power_limit_enforced_watts: float | None = None
+    power_limit_enforced_watts: Watts | None = None
     """The limit in force: the least of all that are set."""
-    power_limit_requested_watts: float | None = None
+    power_limit_requested_watts: Watts | None = None
     """The limit that the owner has set."""
-    power_limit_default_watts: float | None = None
+    power_limit_default_watts: Watts | None = None
     """The limit without a setting."""
-    power_limit_min_watts: float | None = None
+    power_limit_min_watts: Watts | None = None
     """The lowest limit that can be set."""
-    power_limit_max_watts: float | None = None
+    power_limit_max_watts: Watts | None = None
     """The highest limit that can be set."""
-    temperature_slowdown_celsius: Integer | None = None
+    temperature_slowdown_celsius: Celsius | None = None
     """Where the hardware slows down."""
-    temperature_shutdown_celsius: Integer | None = None
+    temperature_shutdown_celsius: Celsius | None = None
     """Where the hardware shuts down."""

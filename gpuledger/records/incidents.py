@@ -107,5 +107,5 @@ class AttributedIncident:
     incident: Incident
     """What happened."""
     pods: list[PodDescription]
-    """The pods of the incident's processes, then those that held the GPU without one. Of a pod that
-    is only known by the kubelet's word, name and namespace are told and the state is `pending`."""
+    """The pods of the incident's processes, then those that held the GPU without one. A holder of
+    which no record of this node is known has neither UID nor name here, and state `pending`."""

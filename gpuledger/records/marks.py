@@ -14,6 +14,8 @@ class BootMark:
     """The kernel's id of the boot."""
     seq: Seq
     """The number of its last tick that was booked."""
+    begun_time_ns: Natural | None = None
+    """When the boot began at the latest, as in `NodeMark`."""
 
 
 @record
@@ -30,5 +32,9 @@ class NodeMark:
     """End of the interval that the tick covers, nanoseconds since the epoch."""
     offset: Natural
     """The tick's offset in its partition of `gpuledger.samples.v1`."""
+    begun_time_ns: Natural | None = None
+    """When the boot began at the latest, nanoseconds since the epoch: by the `seq` of booked ticks
+    and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
+    by it; absent, none is."""
     boots_before: list[BootMark] | None = None
     """The few boots before that one, the newest first; absent where none is known."""

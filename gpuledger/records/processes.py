@@ -6,6 +6,11 @@ Here lives the record of `gpuledger.processes.v1`. What a process used in a tick
 from enum import StrEnum
 
 from gpuledger.records.base import BootId, Natural, NodeName, record
+from gpuledger.records.bounds import (
+    GpuSeconds,
+    MemoryBytes,
+    Seconds,
+)
 
 
 class ProcessChange(StrEnum):
@@ -22,15 +27,15 @@ class GpuTotals:
 
     gpu_uuid: str
     """The GPU."""
-    busy_seconds: float | None = None
+    busy_seconds: Seconds | None = None
     """Time in which its kernels ran."""
-    memory_busy_seconds: float | None = None
+    memory_busy_seconds: Seconds | None = None
     """Time in which it kept the memory controller busy."""
-    max_memory_bytes: Natural | None = None
+    max_memory_bytes: MemoryBytes | None = None
     """The most device memory it held."""
     started_time_ns: Natural | None = None
     """When it opened the GPU, nanoseconds since the epoch."""
-    lived_seconds: float | None = None
+    lived_seconds: Seconds | None = None
     """For how long it held the GPU open."""
 
 
@@ -62,9 +67,9 @@ class ProcessRecord:
     """The pod's UID as the path shows it."""
     totals: list[GpuTotals] | None = None
     """At the end: what it used of each GPU, where the driver's accounting is on."""
-    busy_seconds: float | None = None
+    busy_seconds: GpuSeconds | None = None
     """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,
     where that is on."""
-    max_memory_bytes: Natural | None = None
+    max_memory_bytes: MemoryBytes | None = None
     """At the end: the most device memory it held on one GPU, by the driver's accounting, where that
     is on."""

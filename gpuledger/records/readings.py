@@ -7,7 +7,18 @@ tick, health and limits every few seconds. Totals count since the driver was loa
 is named in `resets`.
 """
 
-from gpuledger.records.base import Integer, Natural, SmallNatural, array_record, record
+from gpuledger.records.base import Natural, SmallNatural, array_record, record
+from gpuledger.records.bounds import (
+    BytesPerSecond,
+    Celsius,
+    Hertz,
+    Joules,
+    MemoryBytes,
+    PerformanceState,
+    Ratio,
+    TickJoules,
+    Watts,
+)
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 
 
@@ -15,47 +26,47 @@ from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 class GpuProfiling:
     """What the chip's own counters measured since the tick before (GPM: Hopper and newer)."""
 
-    graphics_engine_active_ratio: float | None = None
+    graphics_engine_active_ratio: Ratio | None = None
     """Share of time in which the graphics or compute engine was busy."""
-    sm_active_ratio: float | None = None
+    sm_active_ratio: Ratio | None = None
     """Share of cycles in which a multiprocessor had at least one warp, mean over all of them."""
-    sm_occupancy_ratio: float | None = None
+    sm_occupancy_ratio: Ratio | None = None
     """Resident warps over the most that fit."""
-    tensor_active_ratio: float | None = None
+    tensor_active_ratio: Ratio | None = None
     """Share of cycles in which any tensor pipe was active."""
-    tensor_dfma_active_ratio: float | None = None
+    tensor_dfma_active_ratio: Ratio | None = None
     """The same of double-precision tensor work."""
-    tensor_hmma_active_ratio: float | None = None
+    tensor_hmma_active_ratio: Ratio | None = None
     """The same of half-precision tensor work."""
-    tensor_imma_active_ratio: float | None = None
+    tensor_imma_active_ratio: Ratio | None = None
     """The same of integer tensor work."""
-    dram_active_ratio: float | None = None
+    dram_active_ratio: Ratio | None = None
     """Share of cycles in which the memory interface sent or received."""
-    fp64_active_ratio: float | None = None
+    fp64_active_ratio: Ratio | None = None
     """Share of cycles in which the double-precision pipe was active."""
-    fp32_active_ratio: float | None = None
+    fp32_active_ratio: Ratio | None = None
     """The same of single precision."""
-    fp16_active_ratio: float | None = None
+    fp16_active_ratio: Ratio | None = None
     """The same of half precision."""
-    integer_active_ratio: float | None = None
+    integer_active_ratio: Ratio | None = None
     """The same of integers."""
-    pcie_sent_bytes_per_second: float | None = None
+    pcie_sent_bytes_per_second: BytesPerSecond | None = None
     """From the GPU over PCIe, headers included."""
-    pcie_received_bytes_per_second: float | None = None
+    pcie_received_bytes_per_second: BytesPerSecond | None = None
     """To the GPU over PCIe, headers included."""
-    nvlink_sent_bytes_per_second: float | None = None
+    nvlink_sent_bytes_per_second: BytesPerSecond | None = None
     """From the GPU over all NVLinks."""
-    nvlink_received_bytes_per_second: float | None = None
+    nvlink_received_bytes_per_second: BytesPerSecond | None = None
     """To the GPU over all NVLinks."""
-    c2c_sent_bytes_per_second: float | None = None
+    c2c_sent_bytes_per_second: BytesPerSecond | None = None
     """From the GPU to the CPU it is built with."""
-    c2c_received_bytes_per_second: float | None = None
+    c2c_received_bytes_per_second: BytesPerSecond | None = None
     """To the GPU from the CPU it is built with."""
-    nvdec_active_ratios: list[float] | None = None
+    nvdec_active_ratios: list[Ratio] | None = None
     """Share of time in which each video decoder was busy, by its number."""
-    nvjpg_active_ratios: list[float] | None = None
+    nvjpg_active_ratios: list[Ratio] | None = None
     """The same of the JPEG decoders."""
-    nvofa_active_ratios: list[float] | None = None
+    nvofa_active_ratios: list[Ratio] | None = None
     """The same of the optical flow engines."""
 
 
@@ -93,35 +104,35 @@ class GpuReading:
     """On a MIG instance: its profile, such as `1g.10gb`."""
     mig_enabled: bool | None = None
     """On a GPU: true where it is cut into instances, whose rows follow it in the tick."""
-    utilization_ratio: float | None = None
+    utilization_ratio: Ratio | None = None
     """Share of the covered interval in which at least one kernel ran, 0 to 1."""
-    memory_utilization_ratio: float | None = None
+    memory_utilization_ratio: Ratio | None = None
     """Share of the covered interval in which the memory controller was busy, 0 to 1."""
-    memory_total_bytes: Natural | None = None
+    memory_total_bytes: MemoryBytes | None = None
     """Size of the device memory, what the driver reserved included."""
-    memory_used_bytes: Natural | None = None
+    memory_used_bytes: MemoryBytes | None = None
     """Memory in use at the tick, without what the driver reserved for itself; with it where the
     driver does not tell that apart (before 510), and `memory_reserved_bytes` is absent."""
-    memory_reserved_bytes: Natural | None = None
+    memory_reserved_bytes: MemoryBytes | None = None
     """Memory that the driver and the firmware keep for themselves."""
-    power_watts: float | None = None
+    power_watts: Watts | None = None
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
-    energy_joules: float | None = None
+    energy_joules: TickJoules | None = None
     """Energy drawn in the covered interval: the difference of two counter readings."""
-    energy_total_joules: float | None = None
+    energy_total_joules: Joules | None = None
     """The driver's energy counter; it starts again when the driver is loaded."""
-    temperature_celsius: Integer | None = None
+    temperature_celsius: Celsius | None = None
     """Temperature of the GPU's die."""
-    sm_clock_hertz: Natural | None = None
+    sm_clock_hertz: Hertz | None = None
     """Clock of the streaming multiprocessors."""
-    memory_clock_hertz: Natural | None = None
+    memory_clock_hertz: Hertz | None = None
     """Clock of the device memory."""
-    sm_active_ratio: float | None = None
+    sm_active_ratio: Ratio | None = None
     """Share of cycles in which a multiprocessor had at least one warp, mean over all of them, since
     the tick before; by the chip's own counters (Hopper and newer), as the next two."""
-    tensor_active_ratio: float | None = None
+    tensor_active_ratio: Ratio | None = None
     """Share of cycles in which any tensor pipe was active."""
-    dram_active_ratio: float | None = None
+    dram_active_ratio: Ratio | None = None
     """Share of cycles in which the memory interface sent or received."""
 
 
@@ -131,15 +142,15 @@ class GpuDetails:
 
     uuid: str
     """The UUID as the driver gives it, `GPU-…` or `MIG-…`: that of the tick's `GpuReading`."""
-    encoder_utilization_ratio: float | None = None
+    encoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video encoders were busy."""
-    decoder_utilization_ratio: float | None = None
+    decoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video decoders were busy."""
-    power_instant_watts: float | None = None
+    power_instant_watts: Watts | None = None
     """Power draw of the instant."""
-    memory_temperature_celsius: Integer | None = None
+    memory_temperature_celsius: Celsius | None = None
     """Temperature of the memory."""
-    performance_state: SmallNatural | None = None
+    performance_state: PerformanceState | None = None
     """0 is the fastest, 15 the slowest."""
     profiling: GpuProfiling | None = None
     """What the chip's own counters measured."""

@@ -5,7 +5,7 @@ inside anything else: names and units are those of the store's columns.
 """
 
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
-from gpuledger.records.events import Account, Method
+from gpuledger.records.events import Account, HolderState, Method, PodState
 
 
 @record
@@ -38,6 +38,9 @@ class EntryRow:
     """On a pod's account: its UID, where it is known."""
     container_id: str | None = None
     """On a pod's account: the container's id, where the cgroup path names it."""
+    pod_state: PodState | None = None
+    """On a pod's account: `known` by a pod record that names this node, `foreign` where the record
+    names another node, `pending` where none has come. Names stand beside `known` alone."""
     container: str | None = None
     """Name of the container, once known."""
     namespace: str | None = None
@@ -57,8 +60,13 @@ class EntryRow:
     """Memory held times the time it was held; on `idle`: free memory; absent without a reading."""
     joules: float | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
+    holder_state: HolderState | None = None
+    """On `idle`: `known` where a pod of this node has the name of who held this part unused,
+    `unknown` where none is known to; absent where nobody held it. Names stand beside `known`."""
+    holder_uid: str | None = None
+    """On `idle`: the UID of the pod that held this part unused."""
     holder_namespace: str | None = None
-    """On `idle`: the namespace of who held this part unused; absent where nobody held it."""
+    """On `idle`: the namespace of who held this part unused."""
     holder_pod: str | None = None
     """On `idle`: the pod that held this part unused."""
     holder_container: str | None = None

@@ -16,6 +16,10 @@ from gpuledger.records.base import (
     array_record,
     record,
 )
+from gpuledger.records.bounds import (
+    MemoryBytes,
+    Ratio,
+)
 from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.readings import GpuDetails, GpuReading
 
@@ -52,9 +56,9 @@ class GpuProcess:
     """Start of the process since the node's boot; with node, boot id and pid its identity."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
-    memory_used_bytes: Natural | None = None
+    memory_used_bytes: MemoryBytes | None = None
     """Device memory it holds at the tick."""
-    sm_utilization_ratio: float | None = None
+    sm_utilization_ratio: Ratio | None = None
     """Share of the covered interval in which its kernels ran, 0 to 1, by all samples in it."""
     ended: bool | None = None
     """True where it was there at one of the ticks before and is gone: its last kernels may have run

@@ -71,5 +71,5 @@ def _text(number: int | None) -> str:
 
 def _name(pod: PodDescription) -> str:
     if pod.name is None:
-        return pod.uid or "unknown"
+        return pod.uid or "unknown"  # a foreign pod too: its owner is not reached by it
     return f"{pod.namespace}/{pod.name}"

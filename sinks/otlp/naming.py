@@ -37,6 +37,7 @@ POINT_ATTRIBUTES: Final = {
     "holder_namespace": "gpuledger.holder.namespace",
     "holder_pod": "gpuledger.holder.pod",
     "holder_container": "gpuledger.holder.container",
+    "holder_state": "gpuledger.holder.state",
 }
 """Labels that tell the points of one resource apart."""
 HARDWARE: Final = ("hw.type", "gpu")

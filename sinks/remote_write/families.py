@@ -34,7 +34,7 @@ class Family:
 
 
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
-_HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container")
+_HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
 
 
 def _activity(of: str, whom: str) -> tuple[Metric, ...]:

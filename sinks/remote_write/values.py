@@ -8,12 +8,12 @@ from typing import NamedTuple
 from gpuledger.activity import Activity, split_activity
 from gpuledger.records import (
     Account,
-    DeviceAllocation,
     Entry,
     GpuEvent,
     GpuReading,
+    HolderState,
 )
-from sinks.describing import Debtor, Debtors, holder_of
+from sinks.describing import Debtor, Debtors, Holder, holder_of
 from sinks.remote_write.families import ACCOUNT, DEVICE, INSTANCE, NODE, POD, Family
 
 Values = tuple[float | None, ...]
@@ -54,7 +54,7 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
             if entry.account is Account.POD:
                 group = _pod_group(entry, gpu, debtors.of(entry))
             else:
-                group = _account_group(entry, gpu, holder_of(entry, event.allocations))
+                group = _account_group(entry, gpu, holder_of(entry, event))
             found = _of_entry(entry, active, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
     return values
@@ -73,9 +73,15 @@ def _instance_group(reading: GpuReading) -> Group:
     return Group(INSTANCE, labels)
 
 
-def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceAllocation | None) -> Group:
-    names = ("", "", "") if holder is None else (holder.namespace, holder.pod, holder.container)
-    return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
+def _account_group(entry: Entry, gpu: tuple[str, str], holder: Holder | None) -> Group:
+    return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *_holder_names(holder)))
+
+
+def _holder_names(holder: Holder | None) -> tuple[str, str, str, str]:
+    if holder is None:
+        return "", "", "", ""
+    state = holder.state.value if holder.state is HolderState.UNKNOWN else ""
+    return holder.namespace or "", holder.pod or "", holder.container or "", state
 
 
 def _pod_group(entry: Entry, gpu: tuple[str, str], debtor: Debtor) -> Group:

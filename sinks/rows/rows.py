@@ -7,9 +7,9 @@ that is read again gives the same bytes.
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from gpuledger.records import DeviceAllocation, Entry, EntryRow, GpuEvent, GpuReading
+from gpuledger.records import Entry, EntryRow, GpuEvent, GpuReading
 from gpuledger.twins import encode_twin, twin_of
-from sinks.describing import Debtor
+from sinks.describing import Debtor, Holder
 from sinks.lines import lines_of
 
 _Row: Final = twin_of(EntryRow)
@@ -82,6 +82,7 @@ def _described(debtor: Debtor) -> Fields:
     if pod is None:
         return identity
     return identity | {
+        "pod_state": pod.state,
         "container": debtor.container,
         "namespace": pod.namespace,
         "pod": pod.name,
@@ -91,10 +92,12 @@ def _described(debtor: Debtor) -> Fields:
     }
 
 
-def _held(holder: DeviceAllocation | None) -> Fields:
+def _held(holder: Holder | None) -> Fields:
     if holder is None:
         return {}
     return {
+        "holder_state": holder.state,
+        "holder_uid": holder.uid,
         "holder_namespace": holder.namespace,
         "holder_pod": holder.pod,
         "holder_container": holder.container,

@@ -126,6 +126,9 @@ COLUMNS: Final = (
     _quantity("dram_active_seconds"),
     Column(name="late", kind=DataType.bool(), nullable=True),
     _quantity("uncovered_seconds"),
+    _text("pod_state", nullable=True),
+    _text("holder_state", nullable=True),
+    _text("holder_uid", nullable=True),
 )
 ENTRIES: Final = Shape(
     name="entries",

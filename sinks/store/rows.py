@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import DeviceAllocation, GpuEvent
-from sinks.describing import Debtor
+from gpuledger.records import GpuEvent
+from sinks.describing import Debtor, Holder
 from sinks.lines import lines_of
 
 Row = tuple[Any, ...]
@@ -44,6 +44,9 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
             *_holder(holder),
             *active,
             *passage,
+            None if debtor.pod is None else debtor.pod.state.value,
+            None if holder is None else holder.state.value,
+            None if holder is None else holder.uid,
         )
 
 
@@ -63,7 +66,7 @@ def _pod(debtor: Debtor) -> Row:
     )
 
 
-def _holder(holder: DeviceAllocation | None) -> Row:
+def _holder(holder: Holder | None) -> Row:
     if holder is None:
         return None, None, None
     return holder.namespace, holder.pod, holder.container

@@ -3,7 +3,6 @@
 import asyncio
 
 import orjson
-from gpuledger.service.pages import Request, Response, serve_pages
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -15,6 +14,8 @@ from enricher.podwatch.events import EventReader
 from enricher.podwatch.steps import Deleted, Seen
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
+from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.http.server import serve_pages
 from gpuledger.topics import PODS
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.podwatch.given import encoded, owned_by, pod

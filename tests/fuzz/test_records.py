@@ -30,6 +30,7 @@ from gpuledger.topics import (
 from gpuledger.twins import twin_of
 from tests.fakes.producer import KeepingProducer
 from tests.fuzz.mutations import changed_bytes, changed_json
+from tests.unit.enricher.join.ticks import anywhere
 
 MESSAGES = Path(__file__).parents[1] / "data" / "messages"
 MOST_ERROR = 1e-9
@@ -89,7 +90,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
 ) -> None:
     producer = KeepingProducer()
     deadly = office(producer)
-    stage = JoinStage(office=deadly)
+    stage = JoinStage(office=deadly, is_placed=anywhere)
     stage.take_pods([record_of(PODS, pod, key) for pod in pods])
     stage.take_processes([record_of(PROCESSES, process, key)])
     attributed = stage.take_incidents([record_of(INCIDENTS, incident, key)])

@@ -222,7 +222,7 @@ async def write_long_key(scene: Scene) -> Letter:
     """A tick under a key of 250 kB, of which the letter would quote five times as much."""
     record = scene.tick(50)._replace(key=b"\x7f" * 250_000)
     first, _ = await write(scene.kafka, place(SAMPLES.name), PLAIN, [record])
-    return (SAMPLES.name, first, None, "foreign_key")
+    return (SAMPLES.name, first, None, "misplaced")
 
 
 async def write_large_incidents(scene: Scene) -> list[Letter]:

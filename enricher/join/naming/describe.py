@@ -1,7 +1,9 @@
 """Says who the pods of an event are, by the pod cache.
 
 Here lives the description's part of an event and of an attributed incident. Books live elsewhere
-and do not change with what is known here. A pod is described by the version of it that was in force
+and do not change with what is known here. A node speaks for the pods that the API server has placed
+on it: names come only from their records, and of another node's pod nothing is told but what the
+node said of it. A pod is described by the version of it that was in force
 at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
 as it would have been in time. Its deletion shows on ticks after it only.
 """
@@ -11,9 +13,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from enricher.join.naming.holders import Holders, find_holders
 from enricher.join.naming.pods import KnownPod, PodCache
 from gpuledger.records import (
     ContainerRef,
+    DeviceAllocation,
     IncidentProcess,
     NodeSample,
     PodDescription,
@@ -39,12 +43,18 @@ class Said(NamedTuple):
     """Up to which event time."""
     containers: list[ContainerRef]
     """The containers that were described."""
+    allocations: list[DeviceAllocation]
+    """The allocations whose holders were looked up."""
     pods: msgspec.Raw
     """The descriptions, encoded: from tick to tick they are the same bytes."""
+    holder_uids: msgspec.Raw | None
+    """The holders' UIDs, encoded; `None` without allocations."""
+    unknown_holders: int
+    """How many pods are said to hold something of which no record of this node is known."""
     pending: Collection[Identity]
     """Those of them that lack the pod's record."""
-    foreign: PodRecord | None
-    """A pod that the API server has placed on another node, where one is among them."""
+    foreign: Collection[PodRecord]
+    """The pods among them that the API server has placed on another node."""
 
 
 class DescriptionCache:
@@ -77,30 +87,41 @@ class DescriptionCache:
             or said.version != self._pods.version_of(sample.node)
             or not said.from_ns <= sample.time_ns < said.until_ns
             or said.containers != sample.containers
+            or said.allocations != sample.allocations
         ):
             said = self._say(sample)
-            if said.foreign is None:  # what becomes of another node's pod does not show in ours
+            if not said.foreign:  # what becomes of another node's pod does not show in ours
                 self._said[sample.node] = said
         return said
 
     def _say(self, sample: NodeSample) -> Said:
         identities = list(map(identity_of, sample.containers))
         found = [self._pods.find(*identity, node=sample.node) for identity in identities]
+        foreign = find_foreign(identities, self._pods, node=sample.node)
         pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
+        holders = find_holders(sample, self._pods)
         changes = [time for pod in found if pod for time in pod.changes_ns()]
+        changes += holders.changes_ns
         return Said(
             version=self._pods.version_of(sample.node),
             from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
             until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
             containers=sample.containers,
+            allocations=sample.allocations,
             pods=msgspec.Raw(encode_twin(pods)),
+            holder_uids=_encoded(holders),
+            unknown_holders=holders.unknown,
             pending=[
                 identity
                 for identity, pod in zip(identities, found, strict=True)
-                if pod is None and identity != _HOST
+                if pod is None and identity != _HOST and identity not in foreign
             ],
-            foreign=find_foreign(identities, self._pods, node=sample.node),
+            foreign=_each_once(foreign.values()),
         )
+
+
+def _encoded(holders: Holders) -> msgspec.Raw | None:
+    return msgspec.Raw(encode_twin(holders.uids)) if holders.uids else None
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -108,19 +129,22 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
     return container.pod_uid, container.container_id
 
 
-def find_foreign(identities: Iterable[Identity], pods: PodCache, *, node: str) -> PodRecord | None:
-    """Give the first of the pods that the API server has placed on another node.
+def find_foreign(
+    identities: Iterable[Identity], pods: PodCache, *, node: str
+) -> dict[Identity, PodRecord]:
+    """Return the pods among these that the API server has placed on another node.
 
     A pod never moves: its record names its node for good. One whose record this worker has not read
     is no foreign one but pending, and so is every pod of partitions that other workers hold. A node
     that was registered anew under another name is another node: what it still runs of the old one's
     pods is foreign, until that has ended.
     """
-    for identity in identities:
-        pod = pods.find(*identity, node=node)
-        if pod and pod.record.node != node:
-            return pod.record
-    return None
+    found = {identity: pods.find_foreign(*identity, node=node) for identity in identities}
+    return {identity: pod for identity, pod in found.items() if pod is not None}
+
+
+def _each_once(pods: Iterable[PodRecord]) -> list[PodRecord]:
+    return list({pod.uid: pod for pod in pods}.values())
 
 
 def describe_pods(
@@ -129,29 +153,37 @@ def describe_pods(
     """Describe each pod once, in an order that depends on the identities alone."""
     containers: dict[str, list[str]] = {}
     found: dict[str, KnownPod] = {}
-    unknown: list[PodDescription] = []
-    for uid, container_id in sorted(set(identities) - {_HOST}, key=_as_text):
+    nameless: list[PodDescription] = []
+    named = sorted(set(identities) - {_HOST}, key=_as_text)
+    foreign = find_foreign(named, pods, node=node)
+    foreign_uids = {uid for uid, _ in foreign}
+    for uid, container_id in named:
         pod = pods.find(uid, container_id, node=node)
         key = pod.record.uid if pod else uid
+        ids = [container_id] if container_id else []
         if key is None:
-            unknown.append(_pending(None, [container_id] if container_id else []))
+            nameless.append(_nameless(None, ids, is_foreign=(uid, container_id) in foreign))
             continue
         if pod:
             found[key] = pod
-        containers.setdefault(key, []).extend([container_id] if container_id else [])
+        containers.setdefault(key, []).extend(ids)
     known = [
-        describe_known(found[uid], ids, time_ns=time_ns) if uid in found else _pending(uid, ids)
+        describe_known(found[uid], ids, time_ns=time_ns)
+        if uid in found
+        else _nameless(uid, ids, is_foreign=uid in foreign_uids)
         for uid, ids in containers.items()
     ]
-    return known + unknown
+    return known + nameless
 
 
 def _as_text(identity: Identity) -> tuple[str, str]:
     return identity[0] or "", identity[1] or ""
 
 
-def _pending(uid: str | None, container_ids: list[str]) -> PodDescription:
-    return _PodDescription(uid=uid, container_ids=container_ids, state=PodState.PENDING)
+def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
+    """Describe a pod by what the node said of it alone."""
+    state = PodState.FOREIGN if is_foreign else PodState.PENDING
+    return _PodDescription(uid=uid, container_ids=container_ids, state=state)
 
 
 def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:

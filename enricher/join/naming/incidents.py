@@ -1,7 +1,7 @@
 """Says who the pods of an incident are: those with processes on the GPU, and those that hold it.
 
 Holders have the names that the kubelet gave, whose answer has no UIDs. They are looked up among the
-node's own pods alone, so that no node speaks for another one's.
+node's own pods alone, as are the pods of processes, so that no node speaks for another one's.
 """
 
 from collections.abc import Iterable
@@ -40,21 +40,16 @@ def _describe_holders(
         _describe(
             pods.find_named(namespace, name, node=node, time_ns=time_ns),
             containers[namespace, name],
-            namespace=namespace,
-            name=name,
             time_ns=time_ns,
         )
         for namespace, name in containers
     ]
 
 
-def _describe(
-    known: KnownPod | None, containers: set[str], *, namespace: str, name: str, time_ns: int
-) -> PodDescription:
+def _describe(known: KnownPod | None, containers: set[str], *, time_ns: int) -> PodDescription:
     if known is None:
-        return _PodDescription(
-            uid=None, container_ids=[], state=PodState.PENDING, namespace=namespace, name=name
-        )
+        # The incident keeps the name that the node gave; here it would alert that pod's owner.
+        return _PodDescription(uid=None, container_ids=[], state=PodState.PENDING)
     ids = [
         each.container_id
         for each in known.record.containers

@@ -104,7 +104,7 @@ class PodCache:
         force. Of a version that comes behind a newer one only its containers' names are taken.
         """
         before = self._pods.get(pod.uid)
-        self.remove(pod.uid)
+        self._remove(pod.uid)
         known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
         if before and is_older(pod, than=before.record):
             known = _overtaken(before, pod)
@@ -117,14 +117,20 @@ class PodCache:
         node.uids.add(pod.uid)
         self._touch(node)
 
-    def remove(self, uid: str) -> None:
-        """Forget a pod; one that is not known is no error."""
+    def remove(self, uid: str, *, partition: int) -> None:
+        """Forget a pod of a partition; one that is not known, or is another's, is no error."""
+        known = self._pods.get(uid)
+        if known is not None and known.partition == partition:
+            self._remove(uid)
+
+    def _remove(self, uid: str) -> None:
         known = self._pods.pop(uid, None)
         if known is None:
             return
         for name in (*known.former, *_names_of(known.record)):
-            if self._uid_of.get(name) == uid:
-                del self._uid_of[name]
+            for claimed in (name, _on_node(known.record.node, name)):
+                if self._uid_of.get(claimed) == uid:
+                    del self._uid_of[claimed]
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
         self._touch(node)
@@ -134,44 +140,76 @@ class PodCache:
     def remove_partition(self, partition: int) -> None:
         """Forget the pods of a partition that is no longer held."""
         for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
-            self.remove(uid)
+            self._remove(uid)
 
     def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
-        """Look a pod up by what a cgroup shows: the container id first, for it is never reused.
+        """Return a node's pod by what a cgroup shows: by the container id first, never reused.
 
-        The UID of a cgroup path may also be a static pod's configuration hash, which is the node's
-        own: nodes that take their manifests from one address call their pods by the same hash.
+        `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
+        UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
+        nodes that take their manifests from one address call their pods by the same hash.
         """
-        by_container = self._uid_of.get(container_id) if container_id else None
-        if by_container:
-            return self._pods[by_container]
+        if container_id is not None:
+            for name in (container_id, _on_node(node, container_id)):
+                known = self._pods.get(self._uid_of.get(name, ""))
+                if known is not None and known.record.node == node:
+                    return known
         if uid is None:
             return None
-        return self._pods.get(uid) or self._pods.get(self._uid_of.get(_hash_on(node, uid), ""))
+        known = self._pods.get(uid)
+        if known is not None and known.record.node == node:
+            return known
+        return self._pods.get(self._uid_of.get(_on_node(node, uid), ""))
+
+    def find_foreign(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> PodRecord | None:
+        """Return the record of the pod of another node by what a cgroup shows on this one.
+
+        `None` where `find` knows a pod of this node by it, and where no record that this worker
+        holds names it: of what other workers hold nothing is known.
+        """
+        if self.find(uid, container_id, node=node) is not None:
+            return None
+        known = self._pods.get(uid or "") or self._pods.get(
+            self._uid_of.get(container_id or "", "")
+        )
+        return known.record if known else None
 
     def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
         """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
+        return nearest(self.named_on(node).get((namespace, name), ()), time_ns=time_ns)
+
+    def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
+        """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
-        named = [
-            known
-            for known in map(self._pods.__getitem__, here.uids if here else ())
-            if known.record.name == name and known.record.namespace == namespace
-        ]
-        return max(named, key=lambda known: known.nearness(time_ns), default=None)
+        named: dict[tuple[str, str], list[KnownPod]] = {}
+        for known in map(self._pods.__getitem__, here.uids if here else ()):
+            named.setdefault((known.record.namespace, known.record.name), []).append(known)
+        return named
 
     def _claim(self, name: str, pod: PodRecord) -> None:
         """Have a name lead to this pod.
 
         A static pod keeps its hash when its object in the API server is made anew, so an old one
-        that is told of once more must not take it from the new one.
+        that is told of once more must not take it from the new one. A pod of one node takes no name
+        from one of another: a status is written by the pod's node, which may name any container.
         """
         holder = self._pods.get(self._uid_of.get(name, ""))
+        if holder is not None and holder.record.node != pod.node:
+            name = _on_node(pod.node, name)
+            holder = self._pods.get(self._uid_of.get(name, ""))
         if holder is None or holder.record.created_time_ns <= pod.created_time_ns:
             self._uid_of[name] = pod.uid
 
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
         node.version = self._changes
+
+
+def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
+    """Return of pods of one name the one that has it at a time; `None` where there is none."""
+    return max(pods, key=lambda known: known.nearness(time_ns), default=None)
 
 
 def ids_of(pod: PodRecord) -> dict[str, str]:
@@ -188,11 +226,11 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
 def _names_of(pod: PodRecord) -> list[str]:
     """Give by what else than its UID the pod is found."""
     names = list(ids_of(pod))
-    return names if pod.config_hash is None else [*names, _hash_on(pod.node, pod.config_hash)]
+    return names if pod.config_hash is None else [*names, _on_node(pod.node, pod.config_hash)]
 
 
-def _hash_on(node: str, config_hash: str) -> str:
-    return f"{node}/{config_hash}"
+def _on_node(node: str, name: str) -> str:
+    return f"{node}/{name}"
 
 
 def _after(before: KnownPod, known: KnownPod) -> KnownPod:

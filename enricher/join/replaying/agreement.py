@@ -1,9 +1,11 @@
 """Whether two events of the same tick agree: in their books to the byte, in who the pods are.
 
-The books are everything but `pods` and `late`. The description (`pods`) may have become more
-complete: a pod pending then may be known now, and what was absent may be there; nothing else may
-change. `late` tells how a tick came, beside which others and by whose clock, so it is only counted.
-Pure functions over encoded events; the pairing of events is `comparison`'s business.
+The books are everything but `pods`, `holder_uids` and `late`. The description (the first two) may
+have become more complete: a pod or a holder not known then may be known now, and what was absent
+may be there; nothing else may change. Whether a pod without a name is pending or foreign follows
+from the pods that the worker held beside its node's, so it is passed over. `late` tells how a tick
+came, beside which others and by whose clock, so it is only counted. Pure functions over encoded
+events; the pairing of events is `comparison`'s business.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,8 @@ from gpuledger.twins import twin_of
 
 _DESCRIPTION: Final = "pods"
 _LATE: Final = "late"
-_NO_BOOKS: Final = frozenset({_DESCRIPTION, _LATE})
+_HOLDERS: Final = "holder_uids"
+_NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
 _ABSENT: Final = "(absent)"
 _EVENT: Final = twin_of(GpuEvent)
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -60,10 +63,12 @@ def compare_events(first: bytes, replayed: bytes) -> Compared:
         return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
     changes = list(_book_changes(then, now))
-    was, is_ = then.get(_DESCRIPTION), now.get(_DESCRIPTION)
-    agreement = Agreement.EQUAL if was == is_ else Agreement.MORE_COMPLETE
-    if was != is_:
-        changes += _description_changes(_described(was), _described(is_))
+    was, is_ = _described(then.get(_DESCRIPTION)), _described(now.get(_DESCRIPTION))
+    held_then, held_now = _holders(then.get(_HOLDERS)), _holders(now.get(_HOLDERS))
+    is_equal = was == is_ and held_then == held_now
+    agreement = Agreement.EQUAL if is_equal else Agreement.MORE_COMPLETE
+    changes += _description_changes(was, is_)
+    changes += _holder_changes(held_then, held_now)
     if changes:
         agreement = Agreement.DIFFERENT
     return Compared(agreement, changes, is_late_otherwise=then.get(_LATE) != now.get(_LATE))
@@ -98,7 +103,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[Change]:  # noqa:
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:
     """Give each description under each container that it speaks of, or under its UID."""
     return {
-        name: pod
+        name: pod if pod["state"] != PodState.FOREIGN else pod | {"state": PodState.PENDING.value}
         for pod in msgspec.json.decode(pods or b"[]")
         for name in pod["container_ids"] or [pod.get("uid", "")]
     }
@@ -114,6 +119,18 @@ def _description_changes(
             yield Change(path, was or _ABSENT, is_ or _ABSENT)
         elif was["state"] == is_["state"] or is_["state"] != PodState.KNOWN:
             yield from _losses(path, was, is_)
+
+
+def _holders(uids: msgspec.Raw | None) -> dict[int, str]:
+    """Return the holders that are known, by the position of the allocation."""
+    told: list[str | None] = msgspec.json.decode(uids or b"[]")
+    return {place: uid for place, uid in enumerate(told) if uid is not None}
+
+
+def _holder_changes(then: Mapping[int, str], now: Mapping[int, str]) -> Iterator[Change]:
+    for place, uid in then.items():
+        if now.get(place) != uid:
+            yield Change(f"{_HOLDERS}[{place}]", uid, now.get(place, _ABSENT))
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[Change]:

@@ -36,7 +36,7 @@ class Counts(msgspec.Struct):
     """How many events agree, and how."""
 
     equal: int = 0
-    """Equal to the byte, but for `late`."""
+    """Equal to the byte, but for `late` and what a pod without a name is."""
     more_complete: int = 0
     """Equal in the books; of the pods more is known."""
     different: int = 0

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
+from enricher.join.placing import IsPlaced
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letters import DeadLetterOffice
@@ -30,10 +31,10 @@ class TimeRange(NamedTuple):
 class Replay:
     """Makes the events of one partition's ticks again, as a worker that has just got it would."""
 
-    def __init__(self, wanted: TimeRange) -> None:
+    def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced) -> None:
         self.unusable = _Unusable()
         self._wanted = wanted
-        self._stage = JoinStage(office=self.unusable)
+        self._stage = JoinStage(office=self.unusable, is_placed=is_placed)
 
     def take_pods(self, records: Sequence[Record]) -> None:
         """Take pods in; tombstones are left out: who was deleted later was there at the time."""

@@ -1,6 +1,17 @@
 """How a tick stands in time: booked before or not, late or not, and what before it has no tick.
 
 Pure functions of ticks and marks; the only clock is the one that bounds the nodes' own.
+
+Whether `seq` runs ahead. `seq` is milliseconds since the boot, so each tick says when its boot
+began: so long before it. Two clocks tell when the tick was: the record's timestamp, which its
+writer sets and no broker takes where it is more than a day ahead (`gpuledger.topics`), and the
+worker's, which reads a record once it is there and not before. The earlier of them puts the begin
+too late by no more than that day and the time for which the tick lay on its node; the latest begin
+that a booked tick put so is kept with the mark. The later of them puts it too late by any time and
+too early by none. So a tick that puts its boot's begin earlier than is kept, by more than a day and
+as long as ticks lie on a node, has a `seq` that no node wrote. What comes late, gaps of any length
+and clocks that are set move the two apart in the other direction: for an honest tick to be refused,
+two clocks must be wrong at once.
 """
 
 from bisect import bisect_left
@@ -21,8 +32,11 @@ _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * 1e9)
 # As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
 _AWAY_NS: Final = 3_600 * 10**9
+_DAY_NS: Final = 86_400 * 10**9
 # As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
-_LEAP_MS: Final = 86_400_000
+_TOLD_AHEAD_NS: Final = _DAY_NS
+MOST_AHEAD_NS: Final = _TOLD_AHEAD_NS + _DAY_NS
+"""The same, and a day for which a tick may have lain on its node."""
 
 
 class Booked(NamedTuple):
@@ -32,6 +46,8 @@ class Booked(NamedTuple):
     """The kernel's id of the boot."""
     seq: int
     """The number of its last tick that was booked."""
+    begun_ns: int
+    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
 
 
 class Mark(msgspec.Struct, gc=False):
@@ -47,6 +63,8 @@ class Mark(msgspec.Struct, gc=False):
     """Where the tick lies in its partition."""
     heard_ns: int
     """When a worker last heard of the node, by its own clock."""
+    begun_ns: int
+    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
     before: tuple[Booked, ...] = ()
     """The few boots before, the newest first."""
 
@@ -55,6 +73,12 @@ class Mark(msgspec.Struct, gc=False):
         if boot_id == self.boot_id:
             return self.seq
         return next((one.seq for one in self.before if one.boot_id == boot_id), None)
+
+    def begun_ns_of(self, boot_id: str) -> int | None:
+        """Return when a boot began by what is kept of it; `None` where nothing of it is booked."""
+        if boot_id == self.boot_id:
+            return self.begun_ns
+        return next((one.begun_ns for one in self.before if one.boot_id == boot_id), None)
 
 
 def is_booked(sample: NodeSample, mark: Mark | None) -> bool:
@@ -105,18 +129,23 @@ def clock_step_seconds(sample: NodeSample, mark: Mark | None) -> float | None:
     return step_ns / 1e9 if abs(step_ns) > least_ns else None
 
 
-def seq_leap_seconds(sample: NodeSample, mark: Mark | None, *, written_ms: int) -> float | None:
-    """Return by how much more `seq` rose within a boot than time passed; `None` for up to a day.
+def begin_of(seq: int, *, time_ns: int) -> int:
+    """Return when the boot began of which a tick was the `seq`-th millisecond at that time."""
+    return max(0, time_ns - seq * 1_000_000)
 
-    What passed is told by the record's timestamp, `written_ms`: a tick's own time could be forged
-    along with its `seq`, and a broker lets the record's run ahead by a day at most. A clock that
-    was set back while the agent was away for more than a day looks the same.
+
+def seq_ahead_seconds(
+    sample: NodeSample, mark: Mark | None, *, written_ms: int, now_ns: int
+) -> float | None:
+    """Return by how much a tick runs ahead of its boot; `None` for up to a day.
+
+    Both clocks are asked: `written_ms` is the record's timestamp, `now_ns` the worker's time.
     """
-    if mark is None or sample.boot_id != mark.boot_id or sample.seq - mark.seq <= _LEAP_MS:
+    begun_ns = mark.begun_ns_of(sample.boot_id) if mark else None
+    if begun_ns is None:
         return None
-    passed_ms = max(0, written_ms - mark.time_ns // 1_000_000)
-    ahead_ms = sample.seq - mark.seq - passed_ms
-    return ahead_ms / 1e3 if ahead_ms > _LEAP_MS else None
+    ahead_ns = begun_ns - (max(written_ms * 1_000_000, now_ns) - sample.seq * 1_000_000)
+    return ahead_ns / 1e9 if ahead_ns > _TOLD_AHEAD_NS else None
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:

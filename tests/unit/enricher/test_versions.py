@@ -34,7 +34,7 @@ def cached(told: Sequence[Told]) -> PodCache:
     cache = PodCache()
     for number, one in enumerate(told):
         if one is TOMBSTONE:
-            cache.remove(UID)
+            cache.remove(UID, partition=0)
         else:
             cache.put(one, partition=0, seen_time_ns=number)
     return cache

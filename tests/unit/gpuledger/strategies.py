@@ -31,6 +31,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type ann
 
 
 def _bounded(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+    if kind is float:
+        return st.floats(min_value=cast("float", limits.ge), max_value=cast("float", limits.le))
     if kind is int:
         return st.integers(min_value=cast("int", limits.ge), max_value=cast("int", limits.le))
     if limits.pattern:

@@ -151,6 +151,8 @@ def event(
         "allocations": [],
     }
     values.update(changes)
+    held: Sequence[DeviceAllocation] = values["allocations"]
+    values.setdefault("holder_uids", [f"uid-{one.pod}" for one in held] or None)
     return GpuEvent(**values)
 
 

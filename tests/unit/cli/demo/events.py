@@ -126,4 +126,5 @@ def event(
         containers=[ContainerRef(container_id=CONTAINER_ID, pod_uid="uid-1")],
         pods=[KNOWN] if pods is None else pods,
         allocations=allocations or [],
+        holder_uids=[f"uid-{one.pod}" for one in allocations or ()] or None,
     )

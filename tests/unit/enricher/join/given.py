@@ -1,12 +1,15 @@
 """A stage whose clock the test turns, and its records as they are read from the topics."""
 
+from collections.abc import Sequence
+
 from prometheus_client import REGISTRY
 
 from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
-from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS
+from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, PODS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
@@ -20,10 +23,13 @@ class Given:
 
     def __init__(self, *, pending_seconds: float = 120.0) -> None:
         self.now_ns = T_NS
+        self.homes: dict[str, int] = {}
+        """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
         self.office = DeadLetterOffice(consumer="test", producer=self._letters, partitions=1)
         self.stage = JoinStage(
             office=self.office,
+            is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
             pending_seconds=pending_seconds,
         )
@@ -53,9 +59,19 @@ class Given:
         read = record(pod, topic=PODS.name, key=pod.uid)
         self.stage.take_pods([read._replace(timestamp_ms=seen_ms, partition=partition)])
 
-    def read_tombstone(self, uid: str) -> None:
+    def read_tombstone(self, uid: str, *, partition: int = 3) -> None:
         """Have it read that a pod is gone for good."""
-        self.stage.take_pods([record(None, topic=PODS.name, key=uid)])
+        read = record(None, topic=PODS.name, key=uid)
+        self.stage.take_pods([read._replace(partition=partition)])
+
+    def read_marks(self, marks: Sequence[Message]) -> None:
+        """Have marks read as the next worker reads them."""
+        self.stage.take_marks(
+            [
+                Record(MARKS.name, 3, place, one.timestamp_ms, one.key, one.value)
+                for place, one in enumerate(marks)
+            ]
+        )
 
     async def letters(self) -> list[DeadLetter]:
         """Give what was put aside."""
@@ -63,6 +79,6 @@ class Given:
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
 
 
-def value_of(name: str) -> float:
+def value_of(name: str, **labels: str) -> float:
     """Give what a metric says now."""
-    return REGISTRY.get_sample_value(name) or 0.0
+    return REGISTRY.get_sample_value(name, labels) or 0.0

@@ -1,8 +1,25 @@
-"""A node speaks only for the pods that the API server has placed on it."""
+"""A node gets names only for pods that the API server has placed on it; its books stand anyway."""
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
+from hypothesis import given as for_any
+from hypothesis import settings
+from hypothesis import strategies as st
 
-from gpuledger.records import ContainerRef, PodState
+from gpuledger.codec import Decoder
+from gpuledger.records import (
+    Account,
+    AttributedIncident,
+    ContainerRef,
+    DeviceAllocation,
+    PodContainer,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
+from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from tests.unit.enricher.join.given import Given, value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (
@@ -21,96 +38,193 @@ NAMED = [
     ContainerRef(pod_uid=UIDS[0]),
     ContainerRef(container_id=CONTAINER_IDS[0]),
 ]
+_ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 
 
 @pytest.fixture
 def given() -> Given:
-    """Give a stage that has read nothing."""
+    """Return a stage that has read nothing."""
     return Given()
 
 
 @pytest.mark.parametrize("container", NAMED)
-async def test_a_tick_that_names_another_nodes_pod_is_put_aside_whole(
+async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no_name(
     given: Given, container: ContainerRef
 ) -> None:
-    """However it names it; the letter says who spoke for whom, and holds the tick."""
+    """However the tick names it: the event says what the node said, and that it is foreign."""
     given.read_pod(pod(node="node-b"))
-    assert given.offer(containers=[container], processes=[process(container=0)]) == []
-    (letter,) = await given.letters()
-    assert letter.reason == "foreign_pod"
-    for part in ("node-a", "research/train-0", UIDS[0], "node-b"):
-        assert part in letter.detail
-    assert letter.value_base64 is not None
+    before = refused()
+    event = given.take(containers=[container], processes=[process(container=0)])
+    ids = [container.container_id] if container.container_id else []
+    assert event.pods == [
+        PodDescription(uid=container.pod_uid, container_ids=ids, state=PodState.FOREIGN)
+    ]
+    assert event.containers == [container]
+    (entry,) = [one for one in event.gpus[0].entries if one.account is Account.POD]
+    assert (entry.container, entry.busy_seconds) == (0, 0.5)
+    assert refused() == before + 1
+    assert await given.letters() == []
 
 
-async def test_one_foreign_pod_among_others_is_enough(given: Given) -> None:
-    """What else such a tick says is not believed either."""
+def test_the_other_pods_of_the_tick_keep_their_names(given: Given) -> None:
+    """One foreign pod costs nobody else anything."""
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
-    assert given.offer(processes=[process(container=0), process(container=1)]) == []
+    event = given.take(processes=[process(container=0), process(container=1)])
+    assert [(each.name, each.state) for each in event.pods[:2]] == [
+        ("train-0", PodState.KNOWN),
+        (None, PodState.FOREIGN),
+    ]
 
 
-async def test_the_same_pods_on_their_own_node_are_booked(given: Given) -> None:
+def test_a_foreign_pod_is_logged_once_a_minute_for_each_node(
+    given: Given, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With who spoke for whom."""
+    given.read_pod(pod(node="node-b"))
+    for _ in range(3):
+        given.take(containers=NAMED[:1])
+    said = [line for line in capsys.readouterr().out.splitlines() if "pod_names_refused" in line]
+    assert len(said) == 1
+    for part in ("node-a", "research/train-0", UIDS[0], "node-b"):
+        assert part in said[0]
+
+
+async def test_the_same_pods_on_their_own_node_are_named(given: Given) -> None:
     """A static pod among them, which the node itself has placed."""
     given.read_pod(pod(0, node="node-b"))
     given.read_pod(pod(1, node="node-b", config_hash=HASH))
     event = given.take(node="node-b", containers=[*NAMED[:1], ContainerRef(pod_uid=HASH)])
     assert [each.state for each in event.pods] == [PodState.KNOWN] * 2
-    assert await given.letters() == []
 
 
-async def test_a_pod_whose_record_has_not_come_is_pending_and_not_foreign(given: Given) -> None:
-    """Until it comes, and says that it is another node's."""
-    containers = NAMED[:1]
-    (described,) = given.take(containers=containers).pods
-    assert described.state is PodState.PENDING
-    given.read_pod(pod(node="node-b"))
-    assert given.offer(containers=containers) == []
-    assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
+def test_a_pod_whose_record_has_not_come_is_pending_until_it_says_where_it_is(
+    given: Given,
+) -> None:
+    """Known or foreign: either way from the next tick on."""
+    for number, node, state in ((0, "node-b", PodState.FOREIGN), (1, "node-a", PodState.KNOWN)):
+        containers = [ContainerRef(pod_uid=UIDS[number], container_id=CONTAINER_IDS[number])]
+        assert [one.state for one in given.take(containers=containers).pods] == [PodState.PENDING]
+        given.read_pod(pod(number, node=node))
+        assert [one.state for one in given.take(containers=containers).pods] == [state]
 
 
-async def test_a_pod_that_is_gone_is_still_its_nodes(given: Given) -> None:
+def test_a_pod_that_is_gone_is_still_its_nodes(given: Given) -> None:
     """Its deletion gives it to nobody else; its last trace does, for nobody can tell any more."""
     given.read_pod(pod(node="node-b", deleted_time_ns=SECOND_NS))
-    assert given.offer(containers=NAMED[:1]) == []
+    assert given.take(containers=NAMED[:1]).pods[0].state is PodState.FOREIGN
     given.read_tombstone(UIDS[0])
     assert given.take(containers=NAMED[:1]).pods[0].state is PodState.PENDING
 
 
-async def test_the_time_of_a_tick_that_was_put_aside_is_a_gap(given: Given) -> None:
-    """It is not booked, and the next event says so."""
-    given.read_pod(pod(node="node-b"))
-    given.take(containers=[])
-    given.offer(containers=NAMED[:1])
-    assert given.take(containers=[]).uncovered_seconds == 1.0
-
-
-async def test_an_incident_that_names_another_nodes_pod_is_put_aside(given: Given) -> None:
-    """It would alert the wrong people."""
-    name = "gpuledger_join_incidents_total"
-    before = value_of(name)
-    given.read_pod(pod(node="node-b"))
-    assert given.stage.take_incidents([incident_record(incident())]) == []
-    assert [letter.reason for letter in await given.letters()] == ["foreign_pod"]
-    assert value_of(name) == before
-
-
-@pytest.mark.parametrize("key", [b"node-b", b"", None])
-async def test_a_tick_under_another_key_than_its_nodes_is_put_aside_and_moves_no_mark(
-    given: Given, key: bytes | None
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_status_that_names_another_nodes_container_takes_nobodys_name(
+    given: Given, order: Sequence[int]
 ) -> None:
-    """So whoever may write under one key alone cannot speak for another node."""
-    given.take(seq=1000)
-    assert given.stage.take_samples([record(sample(seq=9000), offset=9)._replace(key=key)]) == []
-    assert given.take(seq=2000).seq == 2000
-    (letter,) = await given.letters()
-    assert letter.reason == "foreign_key"
-    assert "node-a" in letter.detail
+    """A node writes the status of its pods, and so could name any container there."""
+    theirs = PodContainer(name="theirs", container_id=CONTAINER_IDS[0], restarts=0)
+    read = [pod(0), pod(1, node="node-b", containers=[theirs], created_time_ns=2**60)]
+    for number in order:
+        given.read_pod(read[number])
+    for container in NAMED:
+        (described,) = given.take(containers=[container]).pods
+        assert (described.uid, described.name) == (UIDS[0], "train-0")
+    (described,) = given.take(node="node-b", containers=NAMED[2:]).pods
+    assert (described.uid, described.name) == (UIDS[1], "train-1")
+    given.read_tombstone(UIDS[0])
+    (described,) = given.take(node="node-b", containers=NAMED[2:]).pods
+    assert (described.uid, described.name) == (UIDS[1], "train-1")
 
 
-async def test_incidents_and_processes_stand_under_their_nodes_key_too(given: Given) -> None:
-    """Those of another are neither attributed nor counted."""
-    assert given.stage.take_incidents([incident_record(incident())._replace(key=b"node-b")]) == []
-    assert len(given.stage.take_incidents([incident_record(incident())])) == 1
-    (letter,) = await given.letters()
-    assert letter.reason == "foreign_key"
+async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Given) -> None:
+    """Its processes stand in it; that pod's owner is not alerted."""
+    before = refused()
+    given.read_pod(pod(node="node-b"))
+    (message,) = given.stage.take_incidents([incident_record(incident())])
+    told = _ATTRIBUTED.decode(message.value)
+    assert [one.pid for one in told.incident.processes] == [1]
+    assert told.pods == [
+        PodDescription(uid=UIDS[0], container_ids=[CONTAINER_IDS[0]], state=PodState.FOREIGN)
+    ]
+    assert refused() == before + 1
+    assert await given.letters() == []
+
+
+NODES = ("node-a", "node-b")
+known_pods = st.lists(
+    st.builds(
+        pod, st.integers(0, 3), node=st.sampled_from(NODES), deleted_time_ns=st.none() | st.just(1)
+    ),
+    max_size=6,
+)
+named_containers = st.lists(
+    st.builds(
+        ContainerRef,
+        pod_uid=st.none() | st.sampled_from(UIDS[:4]),
+        container_id=st.none() | st.sampled_from(CONTAINER_IDS[:4]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+allocations = st.lists(
+    st.builds(
+        DeviceAllocation,
+        gpu_uuid=st.just("GPU-a"),
+        device_id=st.sampled_from(["GPU-a::0", "GPU-a::1"]),
+        resource_name=st.just("nvidia.com/gpu"),
+        namespace=st.just("research"),
+        pod=st.sampled_from([f"train-{number}" for number in range(4)]),
+        container=st.just("main"),
+    ),
+    max_size=4,
+)
+
+
+@settings(deadline=None)
+@for_any(
+    cached=known_pods,
+    containers=st.lists(named_containers, min_size=1, max_size=4),
+    held=allocations,
+)
+def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
+    cached: list[PodRecord],
+    containers: list[list[ContainerRef]],
+    held: list[DeviceAllocation],
+) -> None:
+    """Byte for byte; and a name stands only beside a pod whose record names the node."""
+    with_none, with_some = Given(), Given()
+    for each in cached:
+        with_some.read_pod(each)
+    of_node = {each.uid: each.node for each in cached}
+    for number, named in enumerate(containers, 1):
+        processes = [process(container=place, pid=place + 1) for place in range(len(named))]
+        tick = record(
+            sample(seq=number, containers=named, processes=processes, allocations=held),
+            offset=number,
+        )
+        (first,) = with_none.stage.take_samples([tick])
+        (second,) = with_some.stage.take_samples([tick])
+        assert books_of(first.value) == books_of(second.value)
+        event = msgspec.json.decode(second.value or b"")
+        for uid in event.get("holder_uids", ()):
+            assert uid is None or of_node[uid] == "node-a"
+        for described in event["pods"]:
+            is_known = described["state"] == "known"
+            assert ("name" in described) == is_known
+            assert not is_known or of_node[described["uid"]] == "node-a"
+
+
+DESCRIPTION = {"pods", "holder_uids"}
+
+
+def books_of(event: bytes | None) -> dict[str, msgspec.Raw]:
+    """Return the encoded fields of an event but who the pods and the holders are."""
+    fields = msgspec.json.decode(event or b"", type=dict[str, msgspec.Raw])
+    return {name: value for name, value in fields.items() if name not in DESCRIPTION}
+
+
+def refused() -> float:
+    """Return how often names were refused so far."""
+    return value_of("gpuledger_join_names_refused_total", reason="foreign_pod")

@@ -83,19 +83,17 @@ def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> 
     assert found.incident.allocations == held
 
 
-def test_a_holder_whose_record_has_not_come_has_the_kubelets_name_for_it(given: Given) -> None:
-    """Better than nobody; whose it is, nobody has said."""
+def test_a_holder_whose_record_has_not_come_has_no_name_but_in_the_incident(given: Given) -> None:
+    """The node's word for it would alert whomever it names."""
     (found,) = on_idle_gpu(given, "train-0")
-    assert found == PodDescription(
-        container_ids=[], state=PodState.PENDING, namespace="research", name="train-0"
-    )
+    assert found == PodDescription(container_ids=[], state=PodState.PENDING)
 
 
 def test_a_holder_is_looked_for_on_its_own_node_alone(given: Given) -> None:
     """A node that names another one's pod alerts nobody of that one's owners."""
     given.read_pod(pod(node="node-b"))
     (found,) = on_idle_gpu(given, "train-0")
-    assert (found.uid, found.owner_name, found.state) == (None, None, PodState.PENDING)
+    assert found == PodDescription(container_ids=[], state=PodState.PENDING)
 
 
 def life(number: int, born: int, gone: int | None) -> PodRecord:

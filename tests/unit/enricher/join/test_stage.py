@@ -34,6 +34,7 @@ from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,
     UIDS,
+    anywhere,
     pod,
     process,
     process_end,
@@ -54,7 +55,7 @@ def office() -> DeadLetterOffice:
 @pytest.fixture
 def stage(office: DeadLetterOffice) -> JoinStage:
     """Give a stage that knows no pod."""
-    return JoinStage(office=office)
+    return JoinStage(office=office, is_placed=anywhere)
 
 
 def pod_record(number: int = 0, **changes: object) -> Record:
@@ -193,7 +194,9 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
     """The letter says why and holds the original bytes."""
     producer = KeepingProducer()
     office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
-    events = JoinStage(office=office).take_samples([record(value), record(USED, offset=1)])
+    events = JoinStage(office=office, is_placed=anywhere).take_samples(
+        [record(value), record(USED, offset=1)]
+    )
     await office.flush()
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(events) == 1
@@ -234,7 +237,7 @@ UNREADABLE = Record(
 async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
     producer = KeepingProducer()
     office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
-    stage = JoinStage(office=office)
+    stage = JoinStage(office=office, is_placed=anywhere)
     stage.take_pods([pod_record(), UNREADABLE._replace(topic=PODS.name)])
     stage.take_marks([UNREADABLE._replace(topic=MARKS.name)])
     stage.take_processes([UNREADABLE._replace(topic=PROCESSES.name)])
@@ -257,7 +260,7 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     producer = KeepingProducer()
     office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
     large, small = incident(message="x" * MAX_MESSAGE_BYTES), incident()
-    told = JoinStage(office=office).take_incidents(
+    told = JoinStage(office=office, is_placed=anywhere).take_incidents(
         [incident_record(large), incident_record(small)._replace(offset=1)]
     )
     await office.flush()

@@ -102,8 +102,13 @@ def pod(number: int = 0, **changes: object) -> PodRecord:
     return PodRecord(**(values | changes))  # type: ignore[arg-type]  # the names are a PodRecord's
 
 
+def anywhere(node: str, partition: int) -> bool:
+    """Return that a node's records may lie in any partition."""
+    return True
+
+
 def record(value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "") -> Record:
-    """Give a value as a consumer reads it, under its node's key; bytes and None as they are."""
-    key = key or str(getattr(value, "node", "node-a"))
+    """Give a value as a consumer reads it, under its own key; bytes and None as they are."""
+    key = key or str(getattr(value, "uid", None) or getattr(value, "node", "node-a"))
     data = value if isinstance(value, bytes) or value is None else encode(value)
     return Record(topic, 3, offset, 1_790_000_000_000, key.encode(), data)

@@ -14,6 +14,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.dead_letters import DeadLetterOffice
 from tests.compiled import describe_compiled
 from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
 
 Made = tuple[list[Message], list[Message], int]
@@ -23,7 +24,7 @@ Made = tuple[list[Message], list[Message], int]
 def make(topics: Topics) -> Made:
     """Give what comes of the topics, partition by partition, pods first."""
     office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
-    stage = JoinStage(office=office, time_ns=lambda: BEGIN_NS)
+    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS)
     events: list[Message] = []
     marks: list[Message] = []
     for partition, samples in topics.samples.items():

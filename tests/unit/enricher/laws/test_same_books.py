@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from enricher.join.replaying.agreement import Agreement, compare_events
 from enricher.join.replaying.comparison import EventId
 from enricher.join.replaying.replay import Replay, TimeRange
+from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
 
@@ -35,7 +36,7 @@ steps = st.lists(
 
 def replay(given_topics: Topics) -> dict[EventId, bytes]:
     """Give the events of a replay, by identity."""
-    again, made = Replay(ALWAYS), {}
+    again, made = Replay(ALWAYS, is_placed=anywhere), {}
     for partition in PARTITIONS:
         again.take_pods(given_topics.pods[partition])
         for event in again.take_samples(given_topics.samples[partition]):

@@ -13,6 +13,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.topics import MARKS
+from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics
 
 WORKERS: Final = 2
@@ -124,7 +125,7 @@ class Workers:
 
 def _new_stage() -> JoinStage:
     office = DeadLetterOffice(consumer="test", producer=_Nowhere(), partitions=1)
-    return JoinStage(office=office, time_ns=lambda: BEGIN_NS + 10**12)
+    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12)
 
 
 class _Nowhere:

@@ -60,6 +60,19 @@ def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them(
     assert holders(series) == {"notebook-0": 0.75}
 
 
+def test_what_an_unknown_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
+    """A node's word for a pod that is not placed on it reaches no series."""
+    held = event(
+        entries=[idle(0.25, holder=0), idle(0.5, holder=1), idle(0.25)],
+        allocations=[allocation(), allocation(pod="other-0")],
+        holder_uids=[None, None],
+    )
+    found = [one for one in encode(LiveSeries(), held) if one.name == IDLE]
+    told = {one.label("holder_state"): one.value for one in found}
+    assert told == {"unknown": 0.75, None: 0.25}
+    assert {one.label("holder_pod") for one in found} == {None}
+
+
 def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
     series = LiveSeries()
     held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocations=HELD)

@@ -93,6 +93,8 @@ def test_a_pods_names_are_those_of_its_description(
 
 
 NOTEBOOK = {
+    "holder_state": "known",
+    "holder_uid": "uid-notebook-0",
     "holder_namespace": "research",
     "holder_pod": "notebook-0",
     "holder_container": "jupyter",
@@ -109,6 +111,24 @@ def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
     assert [row["account"] for row in found] == ["pod", "idle", "idle"]
     assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
     assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
+
+
+@pytest.mark.parametrize("uids", [[None], None, []])
+def test_a_holder_that_no_pod_of_the_node_is_known_to_be_has_no_names(uids: object) -> None:
+    """What it holds stays held, and is told from what nobody holds."""
+    booked = [entry(Account.IDLE, allocation=0)]
+    (found,) = rows(entries=booked, allocations=[allocation()], holder_uids=uids)
+
+    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "unknown"}
+    assert found["busy_seconds"] == 0.5
+
+
+def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
+    foreign = PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.FOREIGN)
+    (found,) = rows(entries=[entry()], pods=[foreign])
+
+    assert (found["pod_uid"], found["pod_state"]) == ("uid-train", "foreign")
+    assert {name: found[name] for name in NAMELESS} == NAMELESS
 
 
 @pytest.mark.parametrize("position", [1, 9])

@@ -163,7 +163,7 @@ def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> Non
     cache.put(pod(0), partition=0)
     before = cache.version_of("node-a")
     cache.put(pod(1, node="node-b"), partition=0)
-    cache.remove(UIDS[1])
+    cache.remove(UIDS[1], partition=0)
     assert cache.version_of("node-a") == before
     cache.put(pod(0), partition=0)
     assert cache.version_of("node-a") != before

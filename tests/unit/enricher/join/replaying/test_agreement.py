@@ -128,6 +128,25 @@ def test_what_is_settled_is_a_part_of_the_books() -> None:
     assert compare_events(then, event()).agreement is Agreement.DIFFERENT
 
 
+def test_a_holder_may_become_known_and_nobody_else() -> None:
+    nobody, first, second = (event(holder_uids=[uid]) for uid in (None, "one", "two"))
+    assert compare_events(nobody, first).agreement is Agreement.MORE_COMPLETE
+    assert compare_events(event(), first).agreement is Agreement.MORE_COMPLETE
+    for then, now in ((first, nobody), (first, second), (first, event())):
+        compared = compare_events(then, now)
+        assert compared.agreement is Agreement.DIFFERENT
+        assert [change.field for change in compared.changes] == ["holder_uids[0]"]
+
+
+def test_whether_a_nameless_pod_is_pending_or_foreign_is_passed_over() -> None:
+    foreign = PodDescription(uid=UIDS[0], container_ids=[FIRST], state=PodState.FOREIGN)
+    then, now = event(pods=(pending(UIDS[0], FIRST),)), event(pods=(foreign,))
+    assert compare_events(then, now).agreement is Agreement.EQUAL
+    assert compare_events(now, then).agreement is Agreement.EQUAL
+    assert compare_events(now, event(pods=(known(FIRST),))).agreement is Agreement.MORE_COMPLETE
+    assert compare_events(event(pods=(known(FIRST),)), now).agreement is Agreement.DIFFERENT
+
+
 def test_how_a_tick_came_is_no_part_of_the_books() -> None:
     compared = compare_events(event(late=True), event())
 

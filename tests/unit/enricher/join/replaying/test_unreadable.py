@@ -3,13 +3,13 @@
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
 from gpuledger.topics import PODS, SAMPLES
-from tests.unit.enricher.join.ticks import UIDS, pod, record, sample
+from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample
 
 WHY = Unreadable(0, UnreadableReason.TOO_LARGE, "too many bytes")
 
 
 def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -> None:
-    replay = Replay(TimeRange(0, 2**63))
+    replay = Replay(TimeRange(0, 2**63), is_placed=anywhere)
     known = record(pod(), topic=PODS.name, key=UIDS[0])
     tombstone = record(None, topic=PODS.name, key=UIDS[0])
 

@@ -11,7 +11,7 @@ from gpuledger.dead_letters import DeadLetterOffice
 from gpuledger.records import BootMark, GpuEvent, NodeMark, NodeSample
 from gpuledger.topics import EVENTS, MARKS
 from tests.fakes.producer import KeepingProducer
-from tests.unit.enricher.join.ticks import SECOND_NS, process, record, sample
+from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record, sample
 
 PARTITION = 3
 USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
@@ -28,7 +28,7 @@ def office() -> DeadLetterOffice:
 @pytest.fixture
 def stage(office: DeadLetterOffice) -> JoinStage:
     """Give a worker's stage."""
-    return JoinStage(office=office)
+    return JoinStage(office=office, is_placed=anywhere)
 
 
 def written(messages: list[Message]) -> list[Record]:
@@ -44,7 +44,7 @@ def test_the_next_worker_books_nothing_that_the_one_before_booked(
 ) -> None:
     """The marks are all that it needs; what came after them is booked."""
     stage.take_samples([record(USED, offset=4)])
-    heir = JoinStage(office=office)
+    heir = JoinStage(office=office, is_placed=anywhere)
     heir.take_marks(written(stage.drain_marks(PARTITION)))
     assert heir.take_samples([record(USED, offset=4)]) == []
     assert len(heir.take_samples([record(sample(seq=2000), offset=5)])) == 1
@@ -56,7 +56,12 @@ def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     (message,) = stage.drain_marks(PARTITION)
     assert message.key == b"node-a"
     assert MARK.decode(message.value) == NodeMark(
-        node="node-a", boot_id="boot", seq=2000, time_ns=USED.time_ns, offset=5
+        node="node-a",
+        boot_id="boot",
+        seq=2000,
+        time_ns=USED.time_ns,
+        offset=5,
+        begun_time_ns=USED.time_ns - SECOND_NS,
     )
 
 
@@ -114,7 +119,7 @@ def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
     ticks = boots("one", "two", "three")
     assert len(stage.take_samples(ticks)) == 6
     assert stage.take_samples(ticks) == []
-    heir = JoinStage(office=office)
+    heir = JoinStage(office=office, is_placed=anywhere)
     heir.take_marks(written(stage.drain_marks(PARTITION)))
     assert heir.take_samples(ticks) == []
 
@@ -137,7 +142,8 @@ def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     mark = MARK.decode(message.value)
     assert mark.boot_id == "boot-8"
     assert mark.boots_before == [
-        BootMark(boot_id=f"boot-{number}", seq=2000) for number in (7, 6, 5, 4)
+        BootMark(boot_id=f"boot-{number}", seq=2000, begun_time_ns=USED.time_ns - SECOND_NS)
+        for number in (7, 6, 5, 4)
     ]
 
 
@@ -149,7 +155,7 @@ def test_marks_that_are_read_twice_say_what_they_say_once(
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
         marks += written(stage.drain_marks(PARTITION))
-    heir = JoinStage(office=office)
+    heir = JoinStage(office=office, is_placed=anywhere)
     for read in (marks[:5], marks):
         heir.take_marks(read)
     assert heir.take_samples(boots("one", "two", "three")) == []

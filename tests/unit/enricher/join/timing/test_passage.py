@@ -95,6 +95,7 @@ def test_a_clock_that_was_set_is_counted_and_said(
     """What it stamps from then on is of another timeline; the books follow `seq`."""
     given.take(seq=1000, time_ns=T_NS)
     before = clock_steps()
+    given.wait(30 * 86_400)
     with capture_logs() as logs:
         given.take(**changes)
     after = clock_steps()
@@ -127,36 +128,66 @@ def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick
 
 
 DAY_MS = DAY_NS // 10**6
-LEAPS = [
-    ("the next tick", {"seq": 2000}, 0, None),
-    ("the agent was away for twenty days", {"seq": 20 * DAY_MS}, 20 * DAY_MS, None),
-    ("away for twenty days, the clock set back a day", {"seq": 20 * DAY_MS}, 19 * DAY_MS, None),
-    ("a day ahead", {"seq": 1000 + DAY_MS}, 0, None),
-    ("more than a day ahead", {"seq": 2000 + DAY_MS}, 0, 86_401.0),
-    ("ten years ahead, its time too", {"seq": 3660 * DAY_MS, "time_ns": 2**62}, 0, 316_223_999.0),
-    ("clock set back for years", {"seq": 2000, "time_ns": T_NS - 3660 * DAY_NS}, 0, None),
-    ("another boot", {"boot_id": "b", "seq": 3660 * DAY_MS}, 0, None),
+TWO_DAYS = 2 * 86_400.0
+# What `seq` is, how long after the first tick it is read, and how much later its record is stamped.
+AHEAD: list[tuple[str, dict[str, object], tuple[int, int], float | None]] = [
+    ("the next tick", {"seq": 2000}, (1000, 1000), None),
+    ("the agent was away for twenty days", {"seq": 20 * DAY_MS}, (20 * DAY_MS, 20 * DAY_MS), None),
+    ("away, and the clock set back for years", {"seq": 20 * DAY_MS}, (20 * DAY_MS, -999_999), None),
+    ("a backlog of twenty days read at once", {"seq": 20 * DAY_MS}, (0, 20 * DAY_MS), None),
+    ("a day ahead", {"seq": 1000 + DAY_MS}, (0, 0), None),
+    ("more than a day ahead", {"seq": 2000 + DAY_MS}, (0, 0), 86_401.0),
+    ("two days ahead", {"seq": 1000 + 2 * DAY_MS}, (0, 0), TWO_DAYS),
+    ("more than two days ahead", {"seq": 2000 + 2 * DAY_MS}, (0, 0), TWO_DAYS + 1),
+    ("three days, stamped a day ahead", {"seq": 1000 + 3 * DAY_MS}, (0, DAY_MS), TWO_DAYS),
+    ("ten years", {"seq": 3660 * DAY_MS, "time_ns": 2**62}, (0, DAY_MS), 316_137_599.0),
+    ("another boot", {"boot_id": "b", "seq": 3660 * DAY_MS}, (0, 0), None),
 ]
 
 
-@pytest.mark.parametrize(("case", "changes", "passed_ms", "leap_seconds"), LEAPS)
-def test_a_tick_that_runs_ahead_of_its_boot_is_counted_and_said(
+@pytest.mark.parametrize(("case", "changes", "times_ms", "ahead_seconds"), AHEAD)
+async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
     given: Given,
     case: str,
     changes: dict[str, object],
-    passed_ms: int,
-    leap_seconds: float | None,
+    times_ms: tuple[int, int],
+    ahead_seconds: float | None,
 ) -> None:
-    """By the time that its record's timestamp says, which the broker has bounded."""
+    """A refused tick moves no mark: what comes behind it is booked."""
     given.take(seq=1000, time_ns=T_NS)
-    before = value_of("gpuledger_join_seq_leaps_total")
-    tick = record(sample(**{"time_ns": T_NS + passed_ms * 10**6} | changes), offset=2)
+    before = value_of("gpuledger_join_seq_ahead_total")
+    read_ms, stamped_ms = times_ms
+    given.wait(read_ms / 1000)
+    tick = record(sample(**changes), offset=2)
     with capture_logs() as logs:
-        written_ms = T_NS // 10**6 + passed_ms
-        (_,) = given.stage.take_samples([tick._replace(timestamp_ms=written_ms)])
+        stamped = tick._replace(timestamp_ms=T_NS // 10**6 + stamped_ms)
+        events = given.stage.take_samples([stamped])
     told = [line["by_seconds"] for line in logs if line["event"] == "node_seq_leapt"]
-    assert told == ([] if leap_seconds is None else [leap_seconds]), case
-    assert value_of("gpuledger_join_seq_leaps_total") - before == len(told)
+    assert told == ([] if ahead_seconds is None else [ahead_seconds]), case
+    assert value_of("gpuledger_join_seq_ahead_total") - before == len(told)
+    is_refused = (ahead_seconds or 0.0) > TWO_DAYS
+    assert len(events) == (0 if is_refused else 1), case
+    letters = await given.letters()
+    assert [(letter.reason, "node-a" in letter.detail) for letter in letters] == (
+        [("seq_ahead", True)] * is_refused
+    )
+    if is_refused:
+        assert given.take(seq=2000).seq == 2000
+
+
+async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
+    """Nor where another boot came between, nor by what the next worker reads of it."""
+    given.take(boot_id="one", seq=1000)
+    given.take(boot_id="two", seq=1000)
+    marks = given.stage.drain_marks(3)
+    given.read_marks(marks)
+    assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
+    given.stage.forget(3)
+    given.read_marks(marks)
+    assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
+    assert given.offer(boot_id="two", seq=5 * DAY_MS) == []
+    assert given.take(boot_id="one", seq=2000).seq == 2000
+    assert [letter.reason for letter in await given.letters()] == ["seq_ahead"] * 3
 
 
 def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:

@@ -14,7 +14,7 @@ from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.topics import EVENTS, MARKS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.given import T_NS
-from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
+from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, record, sample
 
 EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 PARTITION = 3
@@ -49,7 +49,7 @@ STEPS = st.lists(
 def worker(marks: list[Record]) -> JoinStage:
     """Give a worker that begins where these marks end."""
     office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
-    stage = JoinStage(office=office, time_ns=lambda: T_NS)
+    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS)
     stage.take_marks(marks)
     return stage
 

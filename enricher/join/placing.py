@@ -1,0 +1,37 @@
+"""Whether a record lies where its own node, or podwatch for that node, would have written it.
+
+A record of a node lies in the node's partition under the node's name, a pod's in its node's under
+its UID. Whoever may write elsewhere could speak for a node whose records other workers read.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from gpuledger.bus.protocol import Record
+from gpuledger.topics import partition_of_node
+
+# More than a worker has nodes; hashing a name in Python costs as much as a tenth of a tick.
+_MOST_NODES: Final = 65_536
+
+IsPlaced = Callable[[str, int], bool]
+"""Whether the records of a node lie in a partition."""
+
+
+def place_by_node(*, partitions: int) -> IsPlaced:
+    """Return the rule of topics with so many partitions."""
+
+    @lru_cache(maxsize=_MOST_NODES)
+    def partition_of(node: str) -> int:
+        return partition_of_node(node, partitions=partitions)
+
+    return lambda node, partition: partition_of(node) == partition
+
+
+def explain_misplaced(record: Record, *, node: str, key: str) -> str:
+    """Return whose record it is, and where it lies."""
+    found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
+    return (
+        f"{record.topic}: a record of node {node} under key {key!r} belongs in that node's"
+        f" partition; it lies in partition {record.partition} under key {found}"
+    )

@@ -1,0 +1,104 @@
+"""A record lies in its node's partition under its own key; what does not is put aside."""
+
+from typing import Any
+
+import pytest
+
+from enricher.join.placing import place_by_node
+from gpuledger.records import ContainerRef, NodeMark, PodState, ProcessChange, ProcessRecord
+from gpuledger.topics import MARKS, PODS, PROCESSES, partition_of_node
+from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.incidents import incident, incident_record
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, record, sample
+
+HOME = 3
+NAMED = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
+
+
+@pytest.fixture
+def given() -> Given:
+    """Return a stage that has read nothing; the home of node-a is known."""
+    given = Given()
+    given.homes["node-a"] = HOME
+    return given
+
+
+def mark(**changes: object) -> NodeMark:
+    """Return a mark far ahead of any tick."""
+    values = {"node": "node-a", "boot_id": "boot", "seq": 10**9, "time_ns": 1, "offset": 1}
+    return NodeMark(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeMark's
+
+
+def seen_process() -> ProcessRecord:
+    """Return a process that a node has seen."""
+    return ProcessRecord(
+        node="node-a",
+        boot_id="boot",
+        pid=1,
+        time_ns=1,
+        change=ProcessChange.SEEN,
+        gpu_uuids=["GPU-a"],
+    )
+
+
+OF_NODE_A = {
+    "a tick": ("take_samples", record(sample(seq=9000), offset=9)),
+    "an incident": ("take_incidents", incident_record(incident())),
+    "a process": ("take_processes", record(seen_process(), topic=PROCESSES.name)),
+    "a mark": ("take_marks", record(mark(), topic=MARKS.name)),
+    "a pod": ("take_pods", record(pod(), topic=PODS.name, key=UIDS[0])),
+}
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "under another node's name": {"key": b"node-b"},
+    "under another UID": {"key": UIDS[1].encode()},
+    "under the empty key": {"key": b""},
+    "under no key": {"key": None},
+    "in another partition": {"partition": HOME + 1},
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("what", OF_NODE_A)
+async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
+    given: Given, what: str, where: str
+) -> None:
+    """The letter says whose it is and where it lies."""
+    taken, read = OF_NODE_A[what]
+    given.take(seq=1000, containers=[])
+    assert not getattr(given.stage, taken)([read._replace(**ELSEWHERE[where])])
+    event = given.take(seq=2000, containers=NAMED)
+    assert [one.state for one in event.pods] == [PodState.PENDING]
+    (letter,) = await given.letters()
+    assert letter.reason == "misplaced"
+    assert "node-a" in letter.detail
+
+
+@pytest.mark.parametrize("what", OF_NODE_A)
+async def test_what_lies_at_home_is_used(given: Given, what: str) -> None:
+    """The same records, each where its writer puts it."""
+    taken, read = OF_NODE_A[what]
+    getattr(given.stage, taken)([read])
+    assert await given.letters() == []
+
+
+def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
+    """Neither a pod nor a mark; in its own it does."""
+    given.read_pod(pod())
+    given.take(seq=1000)
+    given.read_tombstone(UIDS[0], partition=HOME + 1)
+    gone = record(None, topic=MARKS.name, key="node-a")
+    given.stage.take_marks([gone._replace(partition=HOME + 1)])
+    assert [one.state for one in given.take(seq=2000, containers=NAMED).pods] == [PodState.KNOWN]
+    assert given.offer(seq=1000) == []
+    given.read_tombstone(UIDS[0], partition=HOME)
+    assert [one.state for one in given.take(seq=3000, containers=NAMED).pods] == [PodState.PENDING]
+
+
+@pytest.mark.parametrize("partitions", [1, 12, 50])
+def test_a_nodes_home_is_where_every_writer_puts_its_records(partitions: int) -> None:
+    """In one partition of all there are."""
+    is_placed = place_by_node(partitions=partitions)
+    for number in range(100):
+        node = f"gpu-node-{number}"
+        homes = [each for each in range(partitions) if is_placed(node, each)]
+        assert homes == [partition_of_node(node, partitions=partitions)]
