@@ -5,8 +5,9 @@ The format is that of magic 2: https://kafka.apache.org/documentation/#recordbat
 
 from __future__ import annotations
 
+import asyncio
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zstandard
 from aiokafka import TopicPartition
@@ -23,6 +24,8 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 _HEAD = struct.Struct(">qiibIhiqqqhii")
 _CHECKED = struct.Struct(">hiqqqhii")
 _SKIPPED_MAGIC = 0x184D2A50
+_LEADER_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
 
 
 class Raw(NamedTuple):
@@ -85,18 +88,27 @@ async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
     await client.bootstrap()
     try:
         await client.set_topics([topic])
-        while True:
-            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
-            request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
-            answer = await client.send(leader, request)
-            ((_, ((_, code, offset, *_),)),) = answer.topics
-            if code != NotLeaderForPartitionError.errno:
-                break  # a topic that was just made has no leader yet
-            await client.force_metadata_update()
+        async with asyncio.timeout(_LEADER_SECONDS):
+            code, offset = await _send(client, topic, partition, data)
+            while code == NotLeaderForPartitionError.errno:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                await client.force_metadata_update()
+                code, offset = await _send(client, topic, partition, data)
     finally:
         await client.close()
     assert code == 0, f"the broker refused it: {code}"
-    return int(offset)
+    return offset
+
+
+async def _send(client: Any, topic: str, partition: int, data: bytes) -> tuple[int, int]:  # noqa: ANN401  # untyped
+    """Return a broker's error code, and the offset that it gave to the batch."""
+    leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+    if leader is None or leader < 0:  # a topic that was just made has none yet
+        return NotLeaderForPartitionError.errno, -1
+    request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
+    answer = await client.send(leader, request)
+    ((_, ((_, code, offset, *_),)),) = answer.topics
+    return code, offset
 
 
 def encoded(number: int) -> bytes:
