@@ -4,6 +4,7 @@ Here lives the one way in which every consumer turns its records into values. It
 and the codec; it knows no stage.
 """
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -96,6 +97,9 @@ class DeadLetterOffice:
         self._time_ns = time_ns
         self._count = count
         self._waiting: list[_Letter] = []
+        self._publishing: dict[TopicPartition, list[_Letter]] = {}
+        """What a flush has in hand, by where it is published, less what is on the topic."""
+        self._flushing = asyncio.Lock()
         self.buried = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
@@ -138,16 +142,25 @@ class DeadLetterOffice:
 
         Raises the error of the bus, which then says how many letters wait.
         """
+        # Whoever flushes meanwhile waits: what another one has in hand is not on the topic yet.
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         # Others may put records aside while this waits for the bus; those are for the next call.
-        placed, self._waiting = self._placed(self._waiting), []
+        # Or they may drop letters, which are neither tried again nor waited for.
+        self._publishing, self._waiting = self._placed(self._waiting), []
         try:
-            for place in list(placed):
-                await self._producer.publish(*place, [_message(each) for each in placed[place]])
-                self._acknowledge(placed.pop(place))
+            for place in list(self._publishing):
+                if letters := tuple(self._publishing[place]):
+                    await self._producer.publish(*place, [_message(each) for each in letters])
+                    self._acknowledge(letters)
+                del self._publishing[place]
         except BusError as error:
-            raise _explain(error, waiting=sum(map(len, placed.values()))) from error
+            raise _explain(error, waiting=sum(map(len, self._publishing.values()))) from error
         finally:
-            self._waiting = [*chain.from_iterable(placed.values()), *self._waiting]
+            self._waiting = [*chain.from_iterable(self._publishing.values()), *self._waiting]
+            self._publishing = {}
 
     def waiting(self) -> set[int]:
         """Give the partitions whose records were put aside, with no letter published yet."""
@@ -164,9 +177,20 @@ class DeadLetterOffice:
         """Record that letters which were taken out are on the topic."""
         self._acknowledge(drained.letters)
 
-    def drop(self, partition: int) -> None:
-        """Forget the letters of one partition's records, which will be read again."""
-        self._take_out(partition)
+    def drop(self, partition: int, *, topic: str | None = None) -> None:
+        """Forget the letters of one partition's records, which will be read again.
+
+        Of every topic where `topic` is `None`. What a flush is about to publish goes as well; of
+        what it has handed to the bus already, only another attempt.
+        """
+
+        def stays(letter: _Letter) -> bool:
+            content = letter.content
+            return content.partition != partition or topic not in {None, content.topic}
+
+        self._waiting = [each for each in self._waiting if stays(each)]
+        for place, letters in self._publishing.items():
+            self._publishing[place] = [each for each in letters if stays(each)]
 
     def _take_out(self, partition: int) -> list[_Letter]:
         letters = [each for each in self._waiting if each.content.partition == partition]

@@ -7,7 +7,7 @@ the sink's business.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -190,8 +190,14 @@ class _Session:
             self._forget(partitions)
 
     def _forget(self, partitions: Partitions) -> None:
+        """Forget what was read of partitions: the next owner reads it again and tells it."""
         self._progress.end(partitions)
+        self._drop_letters(partitions)
         self._lag.keep(self._progress.epochs)
+
+    def _drop_letters(self, partitions: Iterable[TopicPartition]) -> None:
+        for topic, number in partitions:
+            self.office.drop(number, topic=topic)
 
     async def _poll(self, max_records: int) -> Polled:
         """Poll; wait and return nothing where that fails."""
@@ -259,17 +265,24 @@ class _Session:
 
     async def _take(self, polled: Polled) -> None:
         """Let the sink work; where that takes long, keep the membership of the group alive."""
+        desk = self._desk()
         try:
             await work_beside(
-                self._work(polled, self._desk()),
-                meanwhile=self._stay_member,
+                self._work(polled, desk),
+                meanwhile=partial(self._stay_member, polled, desk),
                 after_seconds=self._how.poll_seconds,
             )
         finally:
+            self._drop_late_letters(polled, desk)
             self.consumer.resume(self.consumer.assignment())
 
-    async def _stay_member(self) -> None:
+    def _drop_late_letters(self, polled: Polled, desk: EpochDesk) -> None:
+        """Forget what the sink put aside after its partition was given up."""
+        self._drop_letters(at for at in polled if not desk.is_current(at))
+
+    async def _stay_member(self, polled: Polled, desk: EpochDesk) -> None:
         await self._poll_paused()
+        self._drop_late_letters(polled, desk)
         await self._settle()
 
     async def _poll_paused(self) -> None:

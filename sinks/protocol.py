@@ -37,6 +37,9 @@ class Desk(Protocol):
     def office(self) -> DeadLetterOffice:
         """Where a record is put aside."""
 
+    def is_current(self, partition: TopicPartition) -> bool:
+        """Return whether the partition has been held since the sink was given this desk."""
+
     def acknowledge(
         self,
         partition: TopicPartition,

@@ -54,6 +54,10 @@ class Resuming:
         """Return whether there are any among what is held."""
         return bool(consumer.assignment() & self._unsought)
 
+    def is_needed(self, partition: TopicPartition) -> bool:
+        """Return whether this has yet to be set to where the table ends."""
+        return partition in self._unsought
+
     def settled(self, consumer: Consumer) -> Partitions:
         """Return what is held and of which it is known what is stored."""
         return consumer.assignment() - self._unsought

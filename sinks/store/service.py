@@ -145,8 +145,13 @@ class StoreSink:
                 await self._retrying(
                     lambda _: self._recording.record_once(self._gaps_to_record(desk))
                 )
+            settled = self._resuming.settled(desk.consumer)
             for batch in batches:
-                self._collect(batch, desk)
+                if batch.partition in settled:
+                    self._collect(batch, desk)
+                else:
+                    # Given up or set back meanwhile: it is read again behind what is stored.
+                    desk.office.drop(batch.partition.partition, topic=batch.partition.topic)
             if self._is_due():
                 await self._flush(desk)
 
@@ -156,7 +161,10 @@ class StoreSink:
             try:
                 await self._flush_once(desk)
             finally:
-                # What could not be written is read again by whoever holds its partitions then.
+                # What could not be written is read again by whoever holds its partitions then, and
+                # what could not be told of it is told then.
+                for topic, number in self._pending.last_offsets:
+                    desk.office.drop(number, topic=topic)
                 self._resuming.need(self._pending.last_offsets)
                 self._resuming.need_not(partitions)
                 self._pending = Pending()
@@ -195,6 +203,7 @@ class StoreSink:
             if pending.rows:
                 # The rows take the offsets with them: what was put aside would not be read again.
                 await desk.office.flush()
+                self._must_be_held(pending, desk)
                 await self._must_still_be_of_topic(desk)
                 await self._appending.append(pending)
         except StaleTableError as error:
@@ -203,6 +212,15 @@ class StoreSink:
         else:
             _acknowledge(pending, desk)
         self._pending = Pending()
+
+    def _must_be_held(self, pending: Pending, desk: Desk) -> None:
+        """Raise StaleTableError where a partition was given up since it was read.
+
+        The letters of its records were dropped, and the rows would take the offsets with them.
+        """
+        for at in pending.last_offsets:
+            if not desk.is_current(at) or self._resuming.is_needed(at):
+                raise StaleTableError(f"{at} was given up before its rows were stored")
 
     async def _must_still_be_of_topic(self, desk: Desk) -> None:
         """Raise UserError where what was collected may be another topic's than it began with.

@@ -262,6 +262,37 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     assert [letter.partition for letter in letters(producer)] == [4]
 
 
+async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    deadly.bury(record(b"x"), reason="r", detail="d")
+    deadly.bury(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
+
+    deadly.drop(3, topic="a.topic")
+    await deadly.flush()
+
+    assert [letter.topic for letter in letters(producer)] == ["b.topic"]
+
+
+async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_later() -> None:
+    class DroppingProducer(KeepingProducer):
+        @override
+        async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+            deadly.drop(3)
+            await super().publish(topic, partition, messages)
+
+    producer = DroppingProducer(refusals=1)
+    deadly = office(producer)
+    for partition in (3, 5):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    with pytest.raises(BusUnavailableError, match=r"^1 dead letter waits"):
+        await deadly.flush()
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [5]
+
+
 async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
     now_seconds = 0.0
     deadly = DeadLetterOffice(

@@ -11,6 +11,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,8 @@ from gpuledger.bus.protocol import (
     Consumer,
     Gap,
     GapReason,
+    Message,
+    Producer,
     Record,
     Subscription,
     TopicPartition,
@@ -718,6 +721,93 @@ async def test_of_a_partition_that_came_back_what_is_polled_then_is_committed_as
     )
 
     assert member.commits == [{KEPT: 5}, {KEPT: 1}]
+
+
+class LetterlessBus(ScriptedBus):
+    """A bus whose topic of dead letters is absent until it is made."""
+
+    is_absent = True
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as producer:
+            yield _LetterlessProducer(producer, self)
+
+
+class _LetterlessProducer:
+    def __init__(self, inner: Producer, on: LetterlessBus) -> None:
+        self._inner, self._on = inner, on
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if self._on.is_absent:
+            raise BusUnavailableError("there is no such topic")
+        await self._inner.publish(topic, partition, messages)
+
+
+def bad_first_of(partition: TopicPartition) -> Polled:
+    return {partition: [Record(*partition, 0, 1, b"key", b"{")]}
+
+
+async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
+    member, over = Held(Recorder()), asyncio.Event()
+
+    async def topic_is_made(_: ScriptedConsumer) -> Polled:
+        on.is_absent = False
+        return {}
+
+    async def ends(_: ScriptedConsumer) -> Polled:
+        over.set()
+        return {}
+
+    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on.script = Script(
+        [
+            member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
+            member.loses(LOST),
+            topic_is_made,
+            member.looks,
+            ends,
+        ]
+    )
+    async with running(consuming(on, member.sink)):
+        await asyncio.wait_for(over.wait(), 10)
+
+    told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
+    assert told == [KEPT]
+
+
+async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:
+    class LateBurying(Stuck):
+        @override
+        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+            await super().take(batches, desk)
+            for record, _ in (item for batch in batches for item in batch.items):
+                desk.office.bury(record, reason="invalid", detail="late")
+
+    sink, over = LateBurying(), asyncio.Event()
+    member = Held(sink)
+
+    async def ends(_: ScriptedConsumer) -> Polled:
+        over.set()
+        return {}
+
+    on = ScriptedBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on.script = Script(
+        [
+            member.gains(KEPT, brings=first_of(KEPT)),
+            member.loses(KEPT),
+            member.has_its_receiver_back,
+            member.looks,
+            member.looks,
+            ends,
+        ]
+    )
+    async with running(consuming(on, sink)):
+        await asyncio.wait_for(over.wait(), 10)
+
+    assert sink.taken == [(KEPT, 0)]
+    assert await dead_letters(on) == []
 
 
 async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
