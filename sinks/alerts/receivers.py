@@ -215,7 +215,7 @@ class _Receiver:
     async def _post(self, alerts: Sequence[Standing]) -> None:
         now = Now.of(self._clock)
         for alert in alerts:
-            alert.hold_until_answered(now)
+            alert.hold_until_taken(now)
         payload: list[dict[str, Any]] = [
             alert.as_json(now=now, resend_ns=self._resend_ns) for alert in alerts
         ]

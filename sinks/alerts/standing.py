@@ -17,6 +17,8 @@ _ENDS_AFTER_RESENDS: Final = 4
 """As Prometheus does: two sends may be lost before a firing alert ends by itself."""
 _TELL_END_NS: Final = 300 * SECOND_NS
 """How long the end of an alert is told again."""
+_REFUSED_NS: Final = 3600 * SECOND_NS
+"""How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
 MOST_HELD: Final = 10_000
 """How many alerts of incidents a partition has at most: in each turn each is looked at."""
@@ -66,9 +68,13 @@ class Standing:
     refused_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last refused this alert as it is now, likewise."""
 
-    def hold_until_answered(self, now: Now) -> None:
-        """Hold it from now on where nobody has answered it: one that is over is not notified."""
-        if self.hold_ns and not self.told_ns and not self.refused_ns:
+    def hold_until_taken(self, now: Now) -> None:
+        """Hold it from now on where nobody has taken it: one that is over is not notified.
+
+        Of one that is refused there is an end to that: it may be refused for ever.
+        """
+        is_given_up = self.refused_ns and now.monotonic_ns - self.seen_ns >= _REFUSED_NS
+        if self.hold_ns and not self.told_ns and not is_given_up:
             self.ends_ns = now.time_ns + self.hold_ns
             self.over_ns = now.monotonic_ns + self.hold_ns
 
@@ -170,7 +176,7 @@ class StandingAlerts:
         known = self._standing.get(key)
         alert = self._standing[self.fire(labels, annotations, since_ns=at_ns, now=now)]
         alert.hold_ns = hold_ns
-        alert.hold_until_answered(now)
+        alert.hold_until_taken(now)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
         return dropped

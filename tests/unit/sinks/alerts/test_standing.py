@@ -42,6 +42,7 @@ def test_an_alert_that_is_held_costs_the_same_however_many_others_stand() -> Non
 
 Answering = Callable[[Standing], object]
 LATER = Now(time_ns=START_NS + 9000 * SECOND_NS, monotonic_ns=START_NS + 9000 * SECOND_NS)
+SOON = Now(time_ns=START_NS + 900 * SECOND_NS, monotonic_ns=START_NS + 900 * SECOND_NS)
 HOLD_NS = 300 * SECOND_NS
 
 
@@ -95,25 +96,42 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
 
 
 @pytest.mark.parametrize(
-    ("answers", "until_ns"),
+    ("answers", "offered", "held_from"),
     [
-        ([], LATER.time_ns + HOLD_NS),
-        ([lambda one: mark_told([one], "am", now=NOW)], NOW.time_ns + HOLD_NS),
-        ([lambda one: mark_refused(one, "am", now=NOW)], NOW.time_ns + HOLD_NS),
+        ([], LATER, LATER),
+        ([lambda one: mark_told([one], "am", now=NOW)], SOON, NOW),
+        ([lambda one: mark_refused(one, "am", now=NOW)], SOON, SOON),
+        ([lambda one: mark_refused(one, "am", now=NOW)], LATER, NOW),
     ],
-    ids=["nobody answered", "taken", "refused"],
+    ids=["nobody answered", "taken", "refused", "refused for long"],
 )
-def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_has_answered(
-    answers: list[Answering], until_ns: int
+def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
+    answers: list[Answering], offered: Now, held_from: Now
 ) -> None:
     alerts = StandingAlerts()
     alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
     (alert,) = alerts
     for answer in answers:
         answer(alert)
-    alert.hold_until_answered(LATER)
+    alert.hold_until_taken(offered)
 
-    assert alert.ends_ns == until_ns
+    assert alert.ends_ns == held_from.time_ns + HOLD_NS
+
+
+def test_what_is_refused_for_ever_is_forgotten() -> None:
+    alerts = StandingAlerts()
+    alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
+    minutes = 0
+    while list(alerts):
+        minutes += 1
+        time_ns = START_NS + minutes * 60 * SECOND_NS
+        now = Now(time_ns=time_ns, monotonic_ns=time_ns)
+        for alert in alerts.due("am", now=now, resend_ns=60 * SECOND_NS):
+            alert.hold_until_taken(now)
+            mark_refused(alert, "am", now=now)
+        alerts.forget(now=now, silent_ns=600 * SECOND_NS)
+
+    assert minutes == 59 + 5 + 5  # the last hold, and for how long its end is told
 
 
 def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
