@@ -20,7 +20,14 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Producer,
+    Record,
+    Subscription,
+    TopicPartition,
+)
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
@@ -34,6 +41,7 @@ from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable, StaleTableError
 from tests.unit.sinks.given import (
     NODE,
+    PARTITIONS,
     SECOND_NS,
     START_NS,
     HandClock,
@@ -653,3 +661,45 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
         await eventually(lambda: committed(on, GROUP, place_of(stays)) == 2)
 
     assert offsets(tmp_path) == [0, 1]
+
+
+class LetterlessBus(KeepingBus):
+    """A bus that takes no letters until a partition of the newest consumer was given up."""
+
+    def __init__(self, *, gives_up: TopicPartition, refusals: int) -> None:
+        super().__init__([replace(EVENTS, partitions=PARTITIONS), DEAD_LETTERS])
+        self.gives_up, self.refusals = gives_up, refusals
+
+    @override
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Producer]:
+        async with super().producer() as producer:
+            yield _LetterlessProducer(producer, self)
+
+
+class _LetterlessProducer:
+    def __init__(self, inner: Producer, on: LetterlessBus) -> None:
+        self._inner, self._on = inner, on
+
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if topic == DEAD_LETTERS.name and self._on.refusals:
+            self._on.refusals -= 1
+            self._on.newest.gives_up = [self._on.gives_up] if self._on.refusals else []
+            raise BusUnavailableError("there is no such topic")
+        await self._inner.publish(topic, partition, messages)
+
+
+async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are_not_doubled(
+    tmp_path: Path,
+) -> None:
+    other = TopicPartition(EVENTS.name, (AT.partition + 1) % PARTITIONS)
+    on = LetterlessBus(gives_up=other, refusals=2)
+    await publish(on, event(0, entries=[entry()]), b"{", event(2, entries=[entry()]))
+
+    async with running(store(tmp_path, on, clock=HandClock(), flush_seconds=60.0, flush_rows=3)):
+        await eventually(lambda: not on.refusals)
+        await publish(on, event(3, entries=[entry()]), event(4, entries=[entry()]))
+        await eventually(is_committed(on, 5))
+
+    assert offsets(tmp_path) == [0, 2, 3, 4]
+    assert [letter.offset for letter in await dead_letters(on)] == [1]
