@@ -2,12 +2,15 @@
 
 import asyncio
 import errno
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
@@ -238,6 +241,81 @@ async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path:
     assert await take_all(outbox, 1) == [0]
     assert check.has_failed
     assert "no such folder" in check.detail
+
+
+@contextmanager
+def refusing(name: str, error: int) -> Iterator[None]:
+    """Let a function of the operating system fail."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(name, refuse)
+        yield
+
+
+CLOSED_FOLDERS = [
+    ("pathlib.Path.mkdir", errno.EROFS),
+    ("os.open", errno.EMFILE),
+    ("fcntl.flock", errno.EWOULDBLOCK),
+    ("fcntl.flock", errno.ENOLCK),
+    ("os.scandir", errno.EMFILE),
+]
+
+
+@pytest.mark.parametrize(("name", "error"), CLOSED_FOLDERS)
+async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_at_the_start(
+    tmp_path: Path, name: str, error: int
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, most_ticks=5)
+    before = TICKS_DROPPED._value.get()
+    with refusing(name, error):
+        taking = asyncio.create_task(take_all(outbox, 7))
+        for number in range(2, 9):
+            await put(outbox, clock, number)
+            up.seconds += 1
+        assert not (taking.done() or outbox.is_empty)
+        assert "cannot be read, newer ones wait" in check.detail
+        assert TICKS_DROPPED._value.get() - before == 2
+    await put(outbox, clock, 9)
+    assert await taking == [0, 1, 5, 6, 7, 8, 9]
+    assert check.is_ok
+
+
+async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_then_counted(
+    tmp_path: Path,
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    late = SPOOL_DROPPED.labels(reason="late")
+    before = late._value.get()
+    taking = asyncio.create_task(take_all(outbox, 61))
+    with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
+        for number in range(2, 62):
+            await put(outbox, clock, number)
+            up.seconds += 1
+        assert not taking.done()
+        await put(outbox, clock, 62)
+        assert await taking == list(range(2, 63))
+        assert check.detail.startswith("in memory only: ")
+        await put(outbox, clock, 63)
+        assert await take_all(outbox, 1) == [63]
+    assert [log["event"] for log in logs].count("spool_passed_over") == 1
+    assert late._value.get() == before
+    await put(outbox, clock, 64)
+    assert await take_all(outbox, 1) == [64]
+    assert (late._value.get() - before, files_in(tmp_path), check.is_ok) == (2, [], True)
+
+
+def left_behind(folder: Path, *numbers: int) -> None:
+    """Leave parcels, as an earlier agent."""
+    before = spool_in(folder)
+    before.append([parcel_of(number) for number in numbers])
+    before.close()
 
 
 async def test_without_a_spool_memory_is_all_there_is() -> None:
