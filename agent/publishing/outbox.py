@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
 from agent.publishing.attempts import Attempts
-from agent.publishing.disk import DiskThread
+from agent.publishing.disk import DiskHungError, DiskThread
 from agent.publishing.parcels import Parcel
 from agent.publishing.queue import TickQueue, Waiting
 from agent.publishing.spool import Mark, Spool, count_failure
@@ -229,7 +229,7 @@ class Outbox:
         try:
             done = await self._disk.run(work)
             attempts.worked()
-        except TimeoutError as error:
+        except DiskHungError as error:
             self._give_up(error)
         except OSError as error:
             count_failure(error)

@@ -277,7 +277,8 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
         for number in range(2, 9):
             await put(outbox, clock, number)
             up.seconds += 1
-        assert not (taking.done() or outbox.is_empty)
+        assert not taking.done()
+        assert not outbox.is_empty
         assert "cannot be read, newer ones wait" in check.detail
         assert TICKS_DROPPED._value.get() - before == 2
     await put(outbox, clock, 9)
@@ -348,6 +349,23 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     answer.set()
     assert hung._value.get() - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
+    outbox.close()
+
+
+async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
+    left_behind(tmp_path, 0)
+    clock, check = Hands(), Check()
+    outbox = outbox_of(spool_in(tmp_path), clock=clock, check=check, disk=DiskThread())
+    hung = SPOOL_DROPPED.labels(reason="hung")
+    before = hung._value.get()
+    outbox.put(parcel_of(1))
+    taking = asyncio.create_task(take_all(outbox, 3))
+    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT) as attempts:
+        while not (attempts and check.has_failed):
+            await asyncio.sleep(0)
+    assert hung._value.get() == before
+    await put(outbox, clock, 2)
+    assert await taking == [0, 1, 2]
     outbox.close()
 
 
