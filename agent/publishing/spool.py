@@ -16,6 +16,7 @@ Likewise a folder that cannot be locked or listed: it may hold something, unless
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -223,7 +224,7 @@ class Spool:
                 end = frame.end
         except DamagedError as error:
             if not parcels:
-                self._tell_damage(segment, segment.frames[0].head.parcels, error)
+                self._tell_damage(segment, self._unlent(segment, first_frames=1), error)
                 self._drop_first_frame(segment, reason="damaged")
                 return None
         except FileNotFoundError:
@@ -249,7 +250,7 @@ class Spool:
     def _lose(self, segments: Sequence[Segment], error: object) -> None:
         """Count what cannot be read any more; the files are left alone."""
         for segment in tuple(segments):
-            self._tell_damage(segment, segment.parcels, error)
+            self._tell_damage(segment, self._unlent(segment), error)
             self._count_dropped(segment, reason="damaged")
             self._let_go(segment)
         self._show()
@@ -293,10 +294,12 @@ class Spool:
         self._remove(segment)
 
     def _count_dropped(self, segment: Segment, *, reason: str) -> None:
-        lost = sum(
-            frame.head.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
-        )
-        SPOOL_DROPPED.labels(reason=reason).inc(lost)
+        SPOOL_DROPPED.labels(reason=reason).inc(self._unlent(segment))
+
+    def _unlent(self, segment: Segment, *, first_frames: int | None = None) -> int:
+        """Return how many parcels are lost with a file, or its first frames: nobody has them."""
+        frames = islice(segment.frames, first_frames)
+        return sum(one.head.parcels for one in frames if not self._is_lent(segment, one.end))
 
     def _is_lent(self, segment: Segment, end: int) -> bool:
         return self._lent is not None and Mark(segment.number, end) <= self._lent

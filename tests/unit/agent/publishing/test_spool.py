@@ -430,6 +430,20 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
         spool_in(tmp_path).open()
 
 
+def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in range(5)])
+    fill(spool, 5)
+    found = spool.read(at_most=5)
+    assert found
+    spool.lend(found[1])
+    files_in(tmp_path)[0].unlink()
+    with capture_logs() as logs:
+        fill(spool, 6)
+    assert dropped("damaged") - before == 1
+    assert [log["count"] for log in logs if log["event"] == "spool_damaged"] == [1]
+
+
 def test_a_folder_that_comes_back_is_used_again(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
