@@ -32,8 +32,9 @@ class DiskThread:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        patience = asyncio.timeout(self._hung_after_seconds)
         try:
-            async with asyncio.timeout(self._hung_after_seconds) as patience:
+            async with patience:
                 return await done
         except TimeoutError as error:
             # What the work itself raises may be one as well: its errno is ETIMEDOUT.

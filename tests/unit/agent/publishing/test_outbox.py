@@ -355,18 +355,27 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
 async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
     left_behind(tmp_path, 0)
     clock, check = Hands(), Check()
-    outbox = outbox_of(spool_in(tmp_path), clock=clock, check=check, disk=DiskThread())
+    outbox = outbox_of(spool_in(tmp_path), clock=clock, check=check)
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = hung._value.get()
-    outbox.put(parcel_of(1))
     taking = asyncio.create_task(take_all(outbox, 3))
-    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT) as attempts:
-        while not (attempts and check.has_failed):
-            await asyncio.sleep(0)
-    assert hung._value.get() == before
+    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
+        await put(outbox, clock, 1)
+    assert (check.has_failed, hung._value.get()) == (True, before)
+    assert not outbox.is_empty
     await put(outbox, clock, 2)
     assert await taking == [0, 1, 2]
-    outbox.close()
+
+
+async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
+    disk = DiskThread()
+
+    def work() -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        await disk.run(work)
+    disk.close()
 
 
 async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
