@@ -211,8 +211,10 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
         assert not taking.done()
         assert "cannot be read, newer ones wait" in check.detail
         assert outbox.in_memory <= 6
+        up.seconds = 30
+        await put(outbox, clock, *range(45, 48))
         up.seconds = 60
-        await put(outbox, clock, *range(45, 50))
+        await put(outbox, clock, *range(48, 50))
         assert await taking == list(range(30, 50))
     assert damaged._value.get() - before == 30
     spilling.cancel()

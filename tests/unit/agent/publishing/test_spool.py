@@ -363,6 +363,18 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
     assert not first.path.exists()
 
 
+def test_a_minute_without_tries_gives_no_file_up(tmp_path: Path) -> None:
+    clock = Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock)
+    fill(spool, 1, 2)
+    with unreadable(files_in(tmp_path)[0], errno.EMFILE):
+        for second in (1000, 1070, 1100, 1129):
+            clock.seconds = second
+            with pytest.raises(OSError, match="Too many open files"):
+                spool.read(at_most=60)
+    assert drain(spool) == [1, 2]
+
+
 def test_a_file_that_cannot_be_read_at_the_start_waits_likewise(tmp_path: Path) -> None:
     before, clock = spool_in(tmp_path), Uptime(1000)
     fill(before, 1, 2)
@@ -386,8 +398,10 @@ def test_a_file_that_cannot_be_read_for_a_minute_at_the_start_is_left_alone(tmp_
     before.close()
     spool = spool_in(tmp_path, up_seconds=clock)
     with unreadable(files_in(tmp_path)[0], errno.EIO):
-        with pytest.raises(OSError, match="Input/output error"):
-            spool.open()
+        for second in (1000, 1030):
+            clock.seconds = second
+            with pytest.raises(OSError, match="Input/output error"):
+                spool.open()
         clock.seconds = 1060
         fill(spool, 3)
         assert drain(spool) == [3]
