@@ -559,6 +559,24 @@ def test_a_disk_that_refuses_in_mid_write_leaves_no_trace(
     assert drain(reopened(spool, tmp_path)) == [1, 3]
 
 
+def test_attempts_on_a_full_disk_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = spool_in(tmp_path)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                fill(spool, 1)
+    assert files_in(tmp_path) == []
+    fill(spool, 1)
+    assert drain(spool) == [1]
+
+
 def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
