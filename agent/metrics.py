@@ -204,10 +204,11 @@ SPOOL_WRITTEN: Final = Counter(
 SPOOL_DROPPED: Final = Counter(
     "gpuledger_agent_spool_ticks_dropped",
     "Ticks and other messages that were on the disk and will never be sent, by reason: bytes or age"
-    " (the bounds), damaged (a file that could not be read), hung (a disk that does not answer).",
+    " (the bounds), damaged (a file that could not be read), hung (a disk that does not answer),"
+    " late (found after newer ones were sent).",
     ["reason"],
 )
-count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung"))
+count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung", "late"))
 SPOOL_TORN: Final = Counter(
     "gpuledger_agent_spool_torn",
     "Files whose end was cut off at a start, as the write of it had not been finished.",

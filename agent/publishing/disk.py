@@ -13,6 +13,10 @@ T = TypeVar("T")
 HUNG_AFTER_SECONDS: Final = 30.0
 
 
+class DiskHungError(OSError):
+    """The disk gives no answer; a disk that answers with ETIMEDOUT is none of these."""
+
+
 class DiskThread:
     """One thread, made with the first work."""
 
@@ -21,20 +25,23 @@ class DiskThread:
         self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do blocking work; raises what it raises, and `OSError` (ETIMEDOUT) where it hangs.
+        """Do blocking work; raises what it raises, and `DiskHungError` where it hangs.
 
         Work that was given up, or whose waiting was cancelled, goes on; what comes next waits.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        patience = asyncio.timeout(self._hung_after_seconds)
         try:
-            async with asyncio.timeout(self._hung_after_seconds):
+            async with patience:
                 return await done
         except TimeoutError as error:
-            raise TimeoutError(
-                errno.ETIMEDOUT, f"no answer within {self._hung_after_seconds:g} s"
-            ) from error
+            # What the work itself raises may be one as well: its errno is ETIMEDOUT.
+            if not patience.expired():
+                raise
+            reason = f"no answer within {self._hung_after_seconds:g} s"
+            raise DiskHungError(errno.ETIMEDOUT, reason) from error
 
     def close(self) -> None:
         """Take no more work."""

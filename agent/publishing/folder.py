@@ -6,12 +6,17 @@ What stands in the files is not known here. Errors: any method may raise `OSErro
 import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 _SUFFIX: Final = ".spool"
 _OURS_ALONE: Final = 0o700
+
+
+class NoFolderError(FileNotFoundError):
+    """The folder around the nodes' folders does not exist: nobody wants a spool."""
 
 
 class SpoolFolder:
@@ -30,10 +35,9 @@ class SpoolFolder:
     def lock(self) -> None:
         """Make the folder where it is missing, and keep other processes out until `unlock`.
 
-        The folder around it is never made: where it is missing nobody wants a spool.
+        The folder around it is never made: where it is missing this raises `NoFolderError`.
         """
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "no such folder", str(self.path.parent))
+        self._refuse_without_parent()
         self.path.mkdir(mode=_OURS_ALONE, exist_ok=True)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self.path, flags)
@@ -81,6 +85,15 @@ class SpoolFolder:
                 f" {least_free_bytes} to others",
                 str(self.path),
             )
+
+    def _refuse_without_parent(self) -> None:
+        parent = self.path.parent
+        try:
+            is_folder = stat.S_ISDIR(parent.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            is_folder = False
+        if not is_folder:
+            raise NoFolderError(errno.ENOENT, "no such folder", str(parent))
 
     def _lock_or_refuse(self, lock: int) -> None:
         try:

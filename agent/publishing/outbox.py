@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
 from agent.publishing.attempts import Attempts
-from agent.publishing.disk import DiskThread
+from agent.publishing.disk import DiskHungError, DiskThread
 from agent.publishing.parcels import Parcel
 from agent.publishing.queue import TickQueue, Waiting
 from agent.publishing.spool import Mark, Spool, count_failure
@@ -52,13 +52,14 @@ class Outbox:
         self._after_seconds = after_seconds
         self._disk = disk or DiskThread()
         self._now_seconds = now_seconds
-        self._reading, self._writing = (
+        self._opening, self._reading, self._writing = (
             Attempts(backoff=backoff(first_seconds=1, most_seconds=most), now_seconds=now_seconds)
-            for most in (_READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
+            for most in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
         self._hand: list[Waiting] = []
         self._mark: Mark | None = None
         self._is_open = False
+        self._is_passed_over = False
         self._told = 0
         self._turn = asyncio.Lock()
         self._filled = asyncio.Event()
@@ -136,6 +137,7 @@ class Outbox:
             if self._mark is None:
                 self._queue.put_back(self._hand)
                 self._hand = []
+            self._opening.hurry()
             self._writing.hurry()
             await self._spill()
 
@@ -154,7 +156,7 @@ class Outbox:
 
     async def _more_to_take(self) -> None:
         """Wait for another parcel, or for the time at which the disk is read again."""
-        seconds = (self._reading if self._is_open else self._writing).wait_seconds
+        seconds = (self._reading if self._is_open else self._opening).wait_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(
                 max(seconds, _SHORTEST_SECONDS) if self._waits_there else None
@@ -171,6 +173,8 @@ class Outbox:
         if self._waits_there and (await self._take_from_disk(at_most) or self._waits_there):
             return bool(self._hand)
         self._hand, self._mark = self._queue.take(at_most=at_most), None
+        if self._hand and not self._is_open:
+            self._is_passed_over = True
         return bool(self._hand)
 
     async def _take_from_disk(self, at_most: int) -> bool:
@@ -212,11 +216,12 @@ class Outbox:
     async def _opened(self) -> Spool | None:
         """Give the spool where there is one that can be used now."""
         spool = self._spool
-        if spool is None or self._writing.wait_seconds:
+        if spool is None:
             return None
-        if not self._is_open:
-            self._is_open = await self._ask(partial(_open, spool), self._writing) or False
-        return spool if self._is_open else None
+        if not self._is_open and not self._opening.wait_seconds:
+            work = partial(_open, spool, is_late=self._is_passed_over)
+            self._is_open = await self._ask(work, self._opening) or False
+        return spool if self._is_open and not self._writing.wait_seconds else None
 
     async def _ask(self, work: Callable[[], T], attempts: Attempts) -> T | None:
         """Have the disk do something; `None` where it failed, which is counted."""
@@ -224,7 +229,7 @@ class Outbox:
         try:
             done = await self._disk.run(work)
             attempts.worked()
-        except TimeoutError as error:
+        except DiskHungError as error:
             self._give_up(error)
         except OSError as error:
             count_failure(error)
@@ -237,10 +242,12 @@ class Outbox:
             self._told = self._spool.parcels
             if self._spool.is_empty:
                 self._reading.worked()  # there is nothing left that could not be read
-        SPOOL_USABLE.set(not (self._writing.error or self._reading.error))
-        if error := self._writing.error:
-            self._check.failed(f"in memory only: {error}")
-        elif error := self._reading.error:
+        waits = self._opening.error if self._waits_there else None
+        memory_only = self._opening.error or self._writing.error
+        SPOOL_USABLE.set(not (memory_only or self._reading.error))
+        if memory_only and not waits:
+            self._check.failed(f"in memory only: {memory_only}")
+        elif error := waits or self._reading.error:
             self._check.failed(f"the ticks on the disk cannot be read, newer ones wait: {error}")
         else:
             self._check.ok(lambda: f"{self._told} ticks on the disk")
@@ -254,6 +261,8 @@ class Outbox:
         self._spool, self._mark = None, None
 
 
-def _open(spool: Spool) -> bool:
+def _open(spool: Spool, *, is_late: bool) -> bool:
     spool.open()
+    if is_late and spool.parcels:
+        spool.drop_late()
     return True

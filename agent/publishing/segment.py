@@ -62,10 +62,15 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, *, boot_id: str) -> "Segment":
-        """Return an empty file that nobody else may read."""
+        """Return an empty file that nobody else may read; where that fails none is left."""
         written = _boot_id_bytes(boot_id)
         with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            _write(file, _MAGIC + _POSITION.pack(START) + written, at=0)
+            try:
+                _write(file, _MAGIC + _POSITION.pack(START) + written, at=0)
+            except OSError:
+                with suppress(OSError):
+                    path.unlink()
+                raise
         return cls(path, _boot_id(written))
 
     @classmethod

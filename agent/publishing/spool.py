@@ -11,10 +11,12 @@ file, which names no boot, ages from when it was found.
 
 A file that cannot be read now may be good, and its ticks would be lost where newer ones are sent
 before them: it is tried again for a minute. A file that somebody has removed is lost at once.
+Likewise a folder that cannot be locked or listed: it may hold something, unless it does not exist.
 """
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,7 +31,7 @@ from agent.metrics import (
     SPOOL_TORN,
     SPOOL_WRITTEN,
 )
-from agent.publishing.folder import SpoolFolder
+from agent.publishing.folder import NoFolderError, SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
 from agent.publishing.parcels import Parcel, size_bytes
 from agent.publishing.scanning import Frame
@@ -70,13 +72,14 @@ class Spool:
         self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
         self._unreadable = UnreadableFiles(now_ms=self._now_ms)
+        self._is_passed_over = False
         self._writing: Segment | None = None
         self._last_number = 0
         self._lent: Mark | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here, nor in a file that cannot be read now."""
+        """Whether nothing waits here, nor in a file or folder that cannot be read now."""
         return not (self._segments or self._unreadable.are_awaited)
 
     @property
@@ -94,7 +97,7 @@ class Spool:
                 return
             self._lose(self._segments, "the folder was removed")
             self._folder.unlock()
-        self._folder.lock()
+        self._lock()
         try:
             self._load()
         except BaseException:
@@ -105,6 +108,13 @@ class Spool:
     def close(self) -> None:
         """Let another process open it."""
         self._folder.unlock()
+
+    def drop_late(self) -> None:
+        """Drop all that waits here, counted: newer parcels were sent before it was found."""
+        _log.error("spool_found_late", count=self.parcels, folder=str(self._folder.path))
+        for segment in tuple(self._segments):
+            self._drop(segment, reason="late")
+        self._show()
 
     def append(self, parcels: Sequence[Parcel]) -> Mark:
         """Write parcels behind all others, whole or not at all; give the place behind them."""
@@ -152,6 +162,29 @@ class Spool:
             self._remove(segment)
         self._show()
 
+    def _lock(self) -> None:
+        """Lock the folder, and look into it; where that fails it is awaited for a minute."""
+        try:
+            self._folder.lock()
+            self._folder.files()
+        except NoFolderError:
+            self._unreadable.forget(self._folder.path)
+            raise
+        except OSError as error:
+            self._folder.unlock()
+            self._pass_over(error)
+            raise
+        self._unreadable.forget(self._folder.path)
+        self._is_passed_over = False
+
+    def _pass_over(self, error: OSError) -> None:
+        """Raise the error of a folder that is awaited; tell once that it is so no longer."""
+        if self._is_passed_over:
+            return
+        self._unreadable.raise_or_give_up(self._folder.path, error)
+        self._is_passed_over = True
+        _log.error("spool_passed_over", folder=str(self._folder.path), error=str(error))
+
     def _load(self) -> None:
         paths = self._folder.files()
         self._unreadable.keep(paths)
@@ -191,7 +224,7 @@ class Spool:
                 end = frame.end
         except DamagedError as error:
             if not parcels:
-                self._tell_damage(segment, segment.frames[0].head.parcels, error)
+                self._tell_damage(segment, self._unlent(segment, first_frames=1), error)
                 self._drop_first_frame(segment, reason="damaged")
                 return None
         except FileNotFoundError:
@@ -217,7 +250,7 @@ class Spool:
     def _lose(self, segments: Sequence[Segment], error: object) -> None:
         """Count what cannot be read any more; the files are left alone."""
         for segment in tuple(segments):
-            self._tell_damage(segment, segment.parcels, error)
+            self._tell_damage(segment, self._unlent(segment), error)
             self._count_dropped(segment, reason="damaged")
             self._let_go(segment)
         self._show()
@@ -261,10 +294,12 @@ class Spool:
         self._remove(segment)
 
     def _count_dropped(self, segment: Segment, *, reason: str) -> None:
-        lost = sum(
-            frame.head.parcels for frame in segment.frames if not self._is_lent(segment, frame.end)
-        )
-        SPOOL_DROPPED.labels(reason=reason).inc(lost)
+        SPOOL_DROPPED.labels(reason=reason).inc(self._unlent(segment))
+
+    def _unlent(self, segment: Segment, *, first_frames: int | None = None) -> int:
+        """Return how many parcels are lost with a file, or its first frames: nobody has them."""
+        frames = islice(segment.frames, first_frames)
+        return sum(one.head.parcels for one in frames if not self._is_lent(segment, one.end))
 
     def _is_lent(self, segment: Segment, end: int) -> bool:
         return self._lent is not None and Mark(segment.number, end) <= self._lent
@@ -312,7 +347,7 @@ class Spool:
     def _show(self) -> None:
         SPOOL_BYTES.set(self._bytes())
         SPOOL_TICKS.set(self.parcels)
-        oldest_ms = 0 if self.is_empty else self._segments[0].frames[0].head.oldest_ms
+        oldest_ms = self._segments[0].frames[0].head.oldest_ms if self._segments else 0
         SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import errno
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
@@ -208,8 +211,10 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
         assert not taking.done()
         assert "cannot be read, newer ones wait" in check.detail
         assert outbox.in_memory <= 6
+        up.seconds = 30
+        await put(outbox, clock, *range(45, 48))
         up.seconds = 60
-        await put(outbox, clock, *range(45, 50))
+        await put(outbox, clock, *range(48, 50))
         assert await taking == list(range(30, 50))
     assert damaged._value.get() - before == 30
     spilling.cancel()
@@ -238,6 +243,82 @@ async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path:
     assert await take_all(outbox, 1) == [0]
     assert check.has_failed
     assert "no such folder" in check.detail
+
+
+@contextmanager
+def refusing(name: str, error: int) -> Iterator[None]:
+    """Let a function of the operating system fail."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(name, refuse)
+        yield
+
+
+CLOSED_FOLDERS = [
+    ("pathlib.Path.mkdir", errno.EROFS),
+    ("os.open", errno.EMFILE),
+    ("fcntl.flock", errno.EWOULDBLOCK),
+    ("fcntl.flock", errno.ENOLCK),
+    ("os.scandir", errno.EMFILE),
+]
+
+
+@pytest.mark.parametrize(("name", "error"), CLOSED_FOLDERS)
+async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_at_the_start(
+    tmp_path: Path, name: str, error: int
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, most_ticks=5)
+    before = TICKS_DROPPED._value.get()
+    with refusing(name, error):
+        taking = asyncio.create_task(take_all(outbox, 7))
+        for number in range(2, 9):
+            await put(outbox, clock, number)
+            up.seconds += 1
+        assert not taking.done()
+        assert not outbox.is_empty
+        assert "cannot be read, newer ones wait" in check.detail
+        assert TICKS_DROPPED._value.get() - before == 2
+    await put(outbox, clock, 9)
+    assert await taking == [0, 1, 5, 6, 7, 8, 9]
+    assert check.is_ok
+
+
+async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_then_counted(
+    tmp_path: Path,
+) -> None:
+    left_behind(tmp_path, 0, 1)
+    clock, check, up = Hands(), Check(), Uptime(1000)
+    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    late = SPOOL_DROPPED.labels(reason="late")
+    before = late._value.get()
+    taking = asyncio.create_task(take_all(outbox, 61))
+    with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
+        for number in range(2, 62):
+            await put(outbox, clock, number)
+            up.seconds += 1
+        assert not taking.done()
+        await put(outbox, clock, 62)
+        assert await taking == list(range(2, 63))
+        assert check.detail.startswith("in memory only: ")
+        await put(outbox, clock, 63)
+        assert await take_all(outbox, 1) == [63]
+    assert [log["event"] for log in logs].count("spool_passed_over") == 1
+    assert late._value.get() == before
+    await put(outbox, clock, 64)
+    assert await take_all(outbox, 1) == [64]
+    assert (late._value.get() - before, files_in(tmp_path), check.is_ok) == (2, [], True)
+
+
+def left_behind(folder: Path, *numbers: int) -> None:
+    """Leave parcels, as an earlier agent."""
+    before = spool_in(folder)
+    before.append([parcel_of(number) for number in numbers])
+    before.close()
 
 
 async def test_without_a_spool_memory_is_all_there_is() -> None:
@@ -271,6 +352,32 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     assert hung._value.get() - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
     outbox.close()
+
+
+async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
+    left_behind(tmp_path, 0)
+    clock, check = Hands(), Check()
+    outbox = outbox_of(spool_in(tmp_path), clock=clock, check=check)
+    hung = SPOOL_DROPPED.labels(reason="hung")
+    before = hung._value.get()
+    taking = asyncio.create_task(take_all(outbox, 3))
+    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
+        await put(outbox, clock, 1)
+    assert (check.has_failed, hung._value.get()) == (True, before)
+    assert not outbox.is_empty
+    await put(outbox, clock, 2)
+    assert await taking == [0, 1, 2]
+
+
+async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
+    disk = DiskThread()
+
+    def work() -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        await disk.run(work)
+    disk.close()
 
 
 async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:

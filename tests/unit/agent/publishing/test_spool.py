@@ -363,6 +363,18 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
     assert not first.path.exists()
 
 
+def test_a_minute_without_tries_gives_no_file_up(tmp_path: Path) -> None:
+    clock = Uptime(1000)
+    spool = spool_in(tmp_path, up_seconds=clock)
+    fill(spool, 1, 2)
+    with unreadable(files_in(tmp_path)[0], errno.EMFILE):
+        for second in (1000, 1070, 1100, 1129):
+            clock.seconds = second
+            with pytest.raises(OSError, match="Too many open files"):
+                spool.read(at_most=60)
+    assert drain(spool) == [1, 2]
+
+
 def test_a_file_that_cannot_be_read_at_the_start_waits_likewise(tmp_path: Path) -> None:
     before, clock = spool_in(tmp_path), Uptime(1000)
     fill(before, 1, 2)
@@ -386,8 +398,10 @@ def test_a_file_that_cannot_be_read_for_a_minute_at_the_start_is_left_alone(tmp_
     before.close()
     spool = spool_in(tmp_path, up_seconds=clock)
     with unreadable(files_in(tmp_path)[0], errno.EIO):
-        with pytest.raises(OSError, match="Input/output error"):
-            spool.open()
+        for second in (1000, 1030):
+            clock.seconds = second
+            with pytest.raises(OSError, match="Input/output error"):
+                spool.open()
         clock.seconds = 1060
         fill(spool, 3)
         assert drain(spool) == [3]
@@ -428,6 +442,20 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
     assert drain(spool) == [3]
     with pytest.raises(BlockingIOError, match="another agent uses it"):
         spool_in(tmp_path).open()
+
+
+def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
+    before, spool = dropped("damaged"), spool_in(tmp_path)
+    spool.append([parcel_of(number) for number in range(5)])
+    fill(spool, 5)
+    found = spool.read(at_most=5)
+    assert found
+    spool.lend(found[1])
+    files_in(tmp_path)[0].unlink()
+    with capture_logs() as logs:
+        fill(spool, 6)
+    assert dropped("damaged") - before == 1
+    assert [log["count"] for log in logs if log["event"] == "spool_damaged"] == [1]
 
 
 def test_a_folder_that_comes_back_is_used_again(tmp_path: Path) -> None:
@@ -529,6 +557,24 @@ def test_a_disk_that_refuses_in_mid_write_leaves_no_trace(
             fill(spool, 2)
     fill(spool, 3)
     assert drain(reopened(spool, tmp_path)) == [1, 3]
+
+
+def test_attempts_on_a_full_disk_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = spool_in(tmp_path)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", refuse)
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                fill(spool, 1)
+    assert files_in(tmp_path) == []
+    fill(spool, 1)
+    assert drain(spool) == [1]
 
 
 def test_nodes_do_not_find_what_others_left(tmp_path: Path) -> None:
