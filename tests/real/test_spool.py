@@ -114,8 +114,8 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
         while agent.metric("gpuledger_agent_ticks_published_total") == published:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
     # Where this process was slow to look, most of what was missed is sent already.
-    waiting = agent.metric("gpuledger_agent_spool_ticks")
     began_seconds = time.monotonic()
+    waiting = agent.metric("gpuledger_agent_spool_ticks")
     await wait_until_empty(agent)
     took_seconds = time.monotonic() - began_seconds
     assert agent.stop() == 0, agent.log_tail()
