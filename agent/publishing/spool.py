@@ -111,7 +111,7 @@ class Spool:
 
     def drop_late(self) -> None:
         """Drop all that waits here, counted: newer parcels were sent before it was found."""
-        _log.error("spool_found_late", count=self.parcels, folder=str(self._folder.path))
+        _log.error("late_spool_dropped", count=self.parcels, folder=str(self._folder.path))
         for segment in tuple(self._segments):
             self._drop(segment, reason="late")
         self._show()
@@ -183,7 +183,7 @@ class Spool:
             return
         self._unreadable.raise_or_give_up(self._folder.path, error)
         self._is_passed_over = True
-        _log.error("spool_passed_over", folder=str(self._folder.path), error=str(error))
+        _log.error("spool_skipped", folder=str(self._folder.path), error=str(error))
 
     def _load(self) -> None:
         paths = self._folder.files()

@@ -307,7 +307,7 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
         assert check.detail.startswith("in memory only: ")
         await put(outbox, clock, 63)
         assert await take_all(outbox, 1) == [63]
-    assert [log["event"] for log in logs].count("spool_passed_over") == 1
+    assert [log["event"] for log in logs].count("spool_skipped") == 1
     assert late._value.get() == before
     await put(outbox, clock, 64)
     assert await take_all(outbox, 1) == [64]
