@@ -21,7 +21,8 @@ def main() -> int:
     kubernetes = settings.kubernetes
     about = {
         "api": shown_url(kubernetes.url)
-        or kubernetes.kubeconfig or "the pod's service account, or kubectl's",
+        or kubernetes.kubeconfig
+        or "the pod's service account, or kubectl's",
         "lease": settings.lease.name if settings.lease.enabled else None,
         "brokers": settings.kafka.bootstrap_servers,
     }
