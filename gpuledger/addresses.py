@@ -8,9 +8,10 @@ import re
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from gpuledger.settings.secret import MASK
+from gpuledger.settings.secret import MASK, mask_address
 
 _SCHEME: Final = "://"
+_PLAIN_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def shown_url(url: str) -> str:
@@ -19,7 +20,7 @@ def shown_url(url: str) -> str:
     Where a password that is not encoded makes it unclear what the host is, only the scheme is left.
     """
     scheme, found, _ = url.partition(_SCHEME)
-    if not found:
+    if not found or not _PLAIN_SCHEME.fullmatch(scheme):
         return _shown_bare(url)
     try:
         parts = urlsplit(url)
@@ -27,13 +28,13 @@ def shown_url(url: str) -> str:
             return f"{scheme}{_SCHEME}{MASK}"
     except ValueError:  # no port, or no host, that anything could be sent to
         return f"{scheme}{_SCHEME}{MASK}"
-    return f"{scheme}{_SCHEME}{_host(parts)}{parts.path.partition(';')[0]}"
+    return mask_address(f"{scheme}{_SCHEME}{_host(parts)}{parts.path.partition(';')[0]}")
 
 
 def _shown_bare(text: str) -> str:
     """Return a path as it is, and what lacks its scheme without what would be the user."""
     if text.startswith("/") and not text.startswith("//"):
-        return text
+        return mask_address(text)
     address, query = (*re.split(r"[?;#]", text, maxsplit=1), "")[:2]
     if "@" in query:
         return MASK
@@ -51,8 +52,6 @@ def _may_hide_a_password(parts: SplitResult) -> bool:
     They may stand in the password, or a slash too many before the user. Raises ValueError where the
     port is none.
     """
-    if not parts.netloc:
-        return "@" in parts.path
     has_port = parts.port is not None
-    behind = f"{parts.path}?{parts.query}" if has_port or not parts.path else ""
-    return "@" in behind or "@" in parts.fragment
+    behind = parts.query if has_port or not parts.path else ""
+    return "@" in f"{parts.path}{behind}{parts.fragment}"

@@ -3,6 +3,7 @@
 from enricher.podwatch.api import open_api
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import PodwatchSettings
+from gpuledger.addresses import shown_url
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
 from gpuledger.service import Readiness, explain_user_errors, run_service
@@ -19,7 +20,9 @@ def main() -> int:
     )
     kubernetes = settings.kubernetes
     about = {
-        "api": kubernetes.url or kubernetes.kubeconfig or "the pod's service account, or kubectl's",
+        "api": shown_url(kubernetes.url)
+        or kubernetes.kubeconfig
+        or "the pod's service account, or kubectl's",
         "lease": settings.lease.name if settings.lease.enabled else None,
         "brokers": settings.kafka.bootstrap_servers,
     }

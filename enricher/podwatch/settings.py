@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
+from gpuledger.settings.address import require_http_url
 from gpuledger.settings.groups import Seconds
 
 ALL_LABELS: Final = "*"
@@ -41,7 +42,12 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """The longest pause after failures in a row."""
 
     def __post_init__(self) -> None:
-        """Refuse pauses in the wrong order; raises `ValueError`."""
+        """Refuse an address that is none and pauses in the wrong order; raises `ValueError`."""
+        if self.url:
+            try:
+                require_http_url(self.url)
+            except ValueError as error:
+                raise ValueError(f"url {error}") from error
         if self.backoff_first_seconds > self.backoff_most_seconds:
             raise ValueError("backoff_first_seconds is more than backoff_most_seconds")
 

@@ -5,7 +5,7 @@ what is expected.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -22,7 +22,7 @@ from gpuledger.settings.fields import (
     is_group,
     settings_of,
 )
-from gpuledger.settings.secret import MASK, Secret, mask_addresses, mask_value
+from gpuledger.settings.secret import MASK, Secret, mask_texts, mask_value
 from gpuledger.settings.sources import Given, Layer
 from gpuledger.settings.yaml_errors import explain_yaml
 
@@ -70,6 +70,7 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
         if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
             said = f"expected a mapping, {{name: value}}: {said}"
+        said = mask_texts(said, _texts_in(given.value))
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
 
@@ -149,13 +150,15 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
 
 def _mask_in(said: str, arguments: Mapping[str, Any]) -> str:
     """Return what a group says of its values, with the secrets of addresses among them masked."""
-    texts = [
-        text
-        for value in arguments.values()
-        for text in (value if isinstance(value, list | tuple) else [value])
-        if isinstance(text, str) and mask_value(text) != text
-    ]
-    for text in texts:
-        shown = mask_value(text)
-        said = said.replace(repr(text), repr(shown)).replace(text, shown)
-    return mask_addresses(said)
+    return mask_texts(said, _texts_in(list(arguments.values())))
+
+
+def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value
+    """Yield the texts that a value is or holds, as keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_in([*value, *value.values()])
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _texts_in(inner)

@@ -20,7 +20,7 @@ from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
 from gpuledger.settings.fields import REQUIRED, Setting, settings_of
-from gpuledger.settings.secret import MASK, Secret, mask_address, mask_addresses
+from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts, mask_value
 from gpuledger.settings.sources import Given, Layer, read_environment, read_yaml
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -84,7 +84,9 @@ def printed(settings: msgspec.Struct) -> str:
 def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401  # any built-in value
     """Mask what is secret in addresses, and the texts of free mappings, such as headers."""
     if isinstance(value, dict):
-        return {key: _masked(settings, (*path, key), inner) for key, inner in value.items()}
+        return {
+            mask_value(key): _masked(settings, (*path, key), inner) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_masked(settings, (*path, ""), inner) for inner in value]
     if not isinstance(value, str):
@@ -94,9 +96,18 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
 
 
 class _Parser(argparse.ArgumentParser):
+    _given: Sequence[str] = ()
+
+    @override
+    def parse_args(  # type: ignore[override]  # the form without a namespace
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        self._given = sys.argv[1:] if args is None else args
+        return super().parse_args(self._given)
+
     @override
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{mask_addresses(message)}; --help lists all options")
+        raise SettingsError(f"{mask_texts(message, self._given)}; --help lists all options")
 
 
 def _parser(

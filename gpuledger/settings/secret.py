@@ -4,6 +4,7 @@ Where secrets come from is the loader's business.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,51 +12,74 @@ from typing_extensions import override
 
 MASK: Final = "********"
 
-# User and password end at the last `@` before the path; a password that holds a slash is told from
-# a path by the colon before it. What follows `?`, `;` or `#` may be a token. Addresses are masked
-# as people mistype them too, with a slash or a blank too many, for such a one ends in an error
-# message. In a text, an address ends at a blank, a quote or the next address.
-_IN_TEXT: Final = r"(?:(?!,?[A-Za-z][\w+.-]{0,15}://)[^\s\"'])"
-_USER_IN_TEXT: Final = re.compile(
-    rf"(?P<slashes>://+)(?:[^\s\"'/]*|[^\s\"'/:]*:(?!//){_IN_TEXT}*)(?=@)"
-    rf"|(?<![^\s\"'=,(\[{{])[^\s\"'=,(\[{{:/@]+:(?!//){_IN_TEXT}{{0,500}}(?=@)"
-)
-_USER_AT_BEGIN: Final = re.compile(
-    r"(?P<before>\s*(?:(?:[A-Za-z][\w+.-]*:)?//+)?)(?:(?<=/)(?:[^/]*|[^/:]*:.*)|[^/@:]+:(?!//).*)@",
-    re.DOTALL,
-)
-_TAIL_IN_TEXT: Final = re.compile(
-    rf"((?:://|(?<![^\s\"'=,(\[{{])[\w.-]+:\d{{1,5}}(?=[/?;#]))[^\s\"'?;#]*[?;#]){_IN_TEXT}+"
-)
-_TAIL_AT_END: Final = re.compile(
-    # Without a scheme it may be anything: a host with its path is told by what a token follows.
-    r"((?:^\s*//|://)[^?;#]*[?;#]|^\s*[\w.-]+(?::\d+)?(?:/[^?;#]*)?[?;#](?=[^=]+=)).+",
-    re.DOTALL,
-)
+# Addresses are not told by their shape, as people mistype them, and such a one ends in an error
+# message: whatever stands where an address may have its secrets is masked, too much rather than too
+# little. The secrets are user and password, before the last `@`, and a token behind `?`, `#`, `;`.
+_TELLING: Final = re.compile(r"[@?#;]")
+_WORD: Final = re.compile(r"[^\s\"']+")
+# What may stand before user and password: a plain scheme, in a text as `name=scheme://` too.
+_SCHEME: Final = re.compile(r"\s*(?:(?:[\w.-]*[=(\[{<])?[A-Za-z][A-Za-z0-9+.-]{0,15}:)?//+|\s*")
+_PATH: Final = re.compile(r"\s*(?:[\w.-]+=)?/(?![/\s])[^:]*:?")
+_SIGN: Final = re.compile(r"[?#;]")
+_VALUE: Final = re.compile(r"(=).+", re.DOTALL)
+_TAIL: Final = re.compile(r"([?#;]).+", re.DOTALL)
+_HOST_AND_TAIL: Final = re.compile(r"[\w.\])-]:[^?#;]*[?#;]")
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text with user, password and what follows the path of each address in it masked.
+    """Return a text with what may be a secret masked in each of its words.
 
-    Where an address ends cannot be known for certain: a whole value is for `mask_address`.
+    A word ends at a blank or a quote: a whole value, which may hold some, is for `mask_address`.
     """
-    if "@" in text:
-        text = _USER_IN_TEXT.sub(rf"\g<slashes>{MASK}", text)
-    return _TAIL_IN_TEXT.sub(rf"\1{MASK}", text)
+    if not _TELLING.search(text):
+        return text
+    return _WORD.sub(lambda found: _mask_word(found[0]), text)
 
 
 def mask_address(value: str) -> str:
-    """Return a text that may be an address, with or without scheme, its secrets masked."""
-    found = _USER_AT_BEGIN.match(value)
-    if found:
-        value = f"{found['before']}{MASK}{value[found.end() - 1 :]}"
-    return mask_addresses(_TAIL_AT_END.sub(rf"\1{MASK}", value))
+    """Return a value that may be an address, however mistyped, with what may be a secret masked.
+
+    That is all before the last `@` but a plain scheme, and all after the first `?`, `#` or `;`
+    behind it. A path that begins with one slash and has no colon stays as it is.
+    """
+    if not _TELLING.search(value) or _PATH.fullmatch(value):
+        return value
+    before, at, behind = value.rpartition("@")
+    if at:
+        scheme = _SCHEME.match(before)
+        kept = scheme[0] if scheme else ""
+        masked = MASK if len(before) > len(kept) else ""
+        if _SIGN.search(before):  # the `@` may stand in a token, whose value follows
+            behind = _VALUE.sub(rf"\1{MASK}", behind)
+        return f"{kept}{masked}@{_mask_tail(behind)}"
+    if "/" in value or _HOST_AND_TAIL.search(value):
+        return _mask_tail(value)
+    return value
+
+
+def _mask_tail(text: str) -> str:
+    return _TAIL.sub(rf"\1{MASK}", text)
+
+
+def mask_texts(said: str, texts: Iterable[str]) -> str:
+    """Return what is said of some values, each of them masked as a whole, then each word."""
+    for text in sorted(texts, key=len, reverse=True):
+        shown = mask_address(text)
+        if shown != text:
+            said = said.replace(repr(text), repr(shown)).replace(text, shown)
+    return mask_addresses(said)
+
+
+def _mask_word(word: str) -> str:
+    """Return the word masked; backslashes at its end belong to the quote behind it, as in JSON."""
+    bare = word.rstrip("\\")
+    return mask_address(bare) + word[len(bare) :]
 
 
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value
     """Return a setting's value for people, each text in it masked as an address is."""
     if isinstance(value, dict):
-        return {key: mask_value(inner) for key, inner in value.items()}
+        return {mask_value(key): mask_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [mask_value(inner) for inner in value]
     return mask_address(value) if isinstance(value, str) else value

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
-from gpuledger.settings.secret import Secret
+from gpuledger.settings.secret import Secret, mask_address, mask_value
 from gpuledger.settings.yaml_errors import explain_yaml
 
 
@@ -43,7 +43,9 @@ _SERVICE_LINK: Final = re.compile(
 def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
     """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
     given = {
-        at: Given(value=value, origin=f"{dotted(at)} in {path}", is_text=False)
+        at: Given(
+            value=value, origin=f"{dotted(tuple(map(mask_address, at)))} in {path}", is_text=False
+        )
         for at, value in _flatten(_load(path), (), _groups(settings), str(path))
     }
     _refuse_unknown(given, settings)
@@ -64,7 +66,7 @@ def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) ->
             unknown[0].removeprefix(PREFIX), (name.removeprefix(PREFIX) for name in paths)
         )
         meant = meant.replace("did you mean ", f"did you mean {PREFIX}")
-        raise SettingsError(f"unknown environment variable {unknown[0]}: {meant}")
+        raise SettingsError(f"unknown environment variable {mask_address(unknown[0])}: {meant}")
     return _with_secrets(given, settings)
 
 
@@ -107,20 +109,15 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
 
 
 def _read_secret(named: Given) -> Secret:
+    shown = mask_address(str(named.value))
     try:
         return Secret.load(FilePath(str(named.value)))
     except UnicodeDecodeError as error:
-        raise SettingsError(
-            f"{named.origin}: cannot read {named.value}: not a text file"
-        ) from error
+        raise SettingsError(f"{named.origin}: cannot read {shown}: not a text file") from error
     except OSError as error:
-        raise SettingsError(
-            f"{named.origin}: cannot read {named.value}: {error.strerror}"
-        ) from error
+        raise SettingsError(f"{named.origin}: cannot read {shown}: {error.strerror}") from error
     except ValueError as error:
-        raise SettingsError(
-            f"{named.origin}: {named.value} is empty, expected a secret in it"
-        ) from error
+        raise SettingsError(f"{named.origin}: {shown} is empty, expected a secret in it") from error
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:
@@ -176,6 +173,6 @@ class _StrictLoader(yaml.SafeLoader):
         twice = [key for key in made if written.count(key) > 1]
         if twice:
             raise yaml.constructor.ConstructorError(
-                problem=f"key {twice[0]!r} stands twice", problem_mark=node.start_mark
+                problem=f"key {mask_value(twice[0])!r} stands twice", problem_mark=node.start_mark
             )
         return made

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end, without any setting of the shell that runs the tests."""
@@ -30,6 +32,26 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 2, ended.stderr
     assert len(said) == 1
     assert said[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http//user:hunter2@api:8001", "must begin with http:// or https://"),
+        ("api:8001", "'api:8001' must begin with http:// or https://"),
+        ("http://", "'http://' names no host"),
+    ],
+)
+def test_the_address_of_an_api_server_that_is_none_is_refused_in_one_line(
+    url: str, said: str
+) -> None:
+    ended = podwatch(GPULEDGER_KUBERNETES__URL=url)
+
+    assert ended.returncode == 2, ended.stderr
+    assert ": kubernetes: url " in ended.stderr
+    assert said in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "hunter2" not in ended.stderr
 
 
 def test_the_settings_are_shown_with_their_defaults() -> None:
