@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from benchmarks.ticks import Fleet, node_name
+from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
 from enricher.podwatch.known import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -82,15 +82,15 @@ class Scene:
     async def make_topics(self, topics: Sequence[Topic] = TOPICS) -> None:
         await create_topics(self._settings, topics)
 
-    def tick(self, seq: int, node: int = 0) -> Raw:
-        return Raw(node_name(node).encode(), encode(self._fleet.tick(node, seq)))
+    def tick(self, number: int, node: int = 0) -> Raw:
+        return Raw(node_name(node).encode(), encode(self._fleet.tick(node, number)))
 
-    async def publish_ticks(self, seqs: range) -> None:
+    async def publish_ticks(self, numbers: range) -> None:
         """Publish ticks of both nodes, which lie in different partitions."""
         now_ms = time.time_ns() // 1_000_000
         async with self.bus.producer() as producer:
             for node in range(2):
-                ticks = [self.tick(seq, node) for seq in seqs]
+                ticks = [self.tick(number, node) for number in numbers]
                 messages = [Message(each.key, each.value, now_ms) for each in ticks]
                 partition = place(SAMPLES.name, node_name(node)).partition
                 await producer.publish(SAMPLES.name, partition, messages)
@@ -100,7 +100,9 @@ class Scene:
         return [json.loads(each.value or b"") for each in found]
 
     def events(self) -> list[tuple[str, int]]:
-        return sorted((event["node"], event["seq"]) for event in self.read(EVENTS.name))
+        """Return each event's node and the number of its tick."""
+        found = self.read(EVENTS.name)
+        return sorted((event["node"], event["seq"] // SEQ_PER_TICK) for event in found)
 
     def letters(self) -> list[Letter]:
         """Give what the dead letters say, which is never much."""
@@ -144,10 +146,12 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
             first, last = await write(scene.kafka, place(topic), how, [scene.tick(0)] * 3)
             wanted.append((topic, first, last, "unreadable"))
     booked = [*BEFORE, *AFTER]
-    for number, how in enumerate(LEGAL.values()):
-        seqs = range(10 * (number + 1), 10 * (number + 1) + 4)
-        await write(scene.kafka, place(SAMPLES.name), how, [scene.tick(seq) for seq in seqs])
-        booked += seqs
+    for index, how in enumerate(LEGAL.values()):
+        numbers = range(10 * (index + 1), 10 * (index + 1) + 4)
+        await write(
+            scene.kafka, place(SAMPLES.name), how, [scene.tick(number) for number in numbers]
+        )
+        booked += numbers
     wanted += [await write_long_key(scene), *await write_large_incidents(scene)]
     await scene.publish_ticks(AFTER)
     ends = {place(SAMPLES.name): await end_of(scene, SAMPLES.name)}
@@ -158,7 +162,8 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
         await scene.await_committed(ends)
 
         assert scene.events() == sorted(
-            [(NODE, seq) for seq in booked] + [(OTHER, seq) for seq in (*BEFORE, *AFTER)]
+            [(NODE, number) for number in booked]
+            + [(OTHER, number) for number in (*BEFORE, *AFTER)]
         )
         assert scene.letters() == sorted(wanted, key=str)
         assert {at: await committed(scene.kafka, GROUP, at) for at in ends} == ends
@@ -191,7 +196,9 @@ async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(sc
         await set_limit(scene.kafka, EVENTS.name, 1_048_588)
         await scene.await_committed({place(SAMPLES.name): len(BEFORE)})
 
-        assert scene.events() == sorted((node, seq) for node in (NODE, OTHER) for seq in BEFORE)
+        assert scene.events() == sorted(
+            (node, number) for node in (NODE, OTHER) for number in BEFORE
+        )
         assert scene.read(DEAD_LETTERS.name) == []
     finally:
         worker.kill()
