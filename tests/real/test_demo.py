@@ -276,7 +276,7 @@ def test_two_runs_at_once_on_the_same_topics_are_refused(
         out, err = running.communicate(timeout=30)
     assert refused.returncode == 2
     assert "another demo reads these topics" in refused.stderr
-    assert running.returncode == 0, err
+    assert running.returncode == 0, err + out
     first = json.loads(out)
     assert first["events"] == first["ticks"] > 0
 
