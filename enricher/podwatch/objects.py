@@ -8,7 +8,7 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Raw, Struct, field
 
-from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NODE_NAME_PATTERN
+from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NODE_NAME_PATTERN, Natural
 
 Quantity = str | int | float
 Time = str
@@ -106,7 +106,7 @@ class ContainerStatus(_Object):
 
     name: str
     container_id: str | None = field(default=None, name="containerID")
-    restart_count: int = 0
+    restart_count: Natural = 0
     state: ContainerState | None = None
     last_state: ContainerState | None = None
 

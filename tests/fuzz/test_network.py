@@ -3,7 +3,7 @@
 import asyncio
 
 import orjson
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 from structlog.testing import capture_logs
@@ -85,6 +85,7 @@ def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(line: 
         check(found.pod)
 
 
+@example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
 @given(item=changed_bytes(PODS_TOLD) | changed_json(PODS_TOLD))
 def test_an_item_of_a_list_is_read_or_passed_over(item: bytes) -> None:
     found = EventReader(reader()).item(Raw(item))
