@@ -172,9 +172,7 @@ async def drain(run: Run) -> None:
 
 
 def _is_drained(run: Run, *, ticks: int) -> bool:
-    return run.tally.events >= ticks and all(
-        sink.has_taken(run.reader.newest) for sink in run.sinks
-    )
+    return run.tally.events >= ticks and all(sink.may_end(run.reader.newest) for sink in run.sinks)
 
 
 async def _count_ticks(run: Run) -> int:
@@ -239,6 +237,7 @@ def _watch_sinks(
             receiver=shown_url(receiver),
             bus=RunBus(bus, beginning=beginning),
             work=partial(run_sink, group=own_group(group)),
+            gathers=name == STORE,
         )
         for name, group, receiver, run_sink in sinks
     ]

@@ -42,10 +42,14 @@ class SinkLine:
 class SinkWatch:
     """Counts what a sink of this process sends from now on."""
 
-    def __init__(self, *, sink: str, receiver: str, bus: RunBus, work: Work) -> None:
+    def __init__(
+        self, *, sink: str, receiver: str, bus: RunBus, work: Work, gathers: bool = False
+    ) -> None:
+        """Take the sink's parts; one that `gathers` hands over what it holds when it ends."""
         self.sink = sink
         self.bus = bus
         self._work = work
+        self._gathers = gathers
         self._readiness = Readiness()
         self._receiver = receiver
         self._before = self._counts()
@@ -54,9 +58,13 @@ class SinkWatch:
         """Run the sink until cancelled."""
         await self._work(bus=self.bus, readiness=self._readiness, clock=clock)
 
-    def has_taken(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
-        """Return whether the sink has these; one whose receiver is away takes nothing more."""
-        return not self.bus.count_behind(self.bus.taken, records) or bool(self.line().failing)
+    def may_end(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
+        """Return whether nothing of these is lost where the sink ends now.
+
+        One whose receiver is away hands over nothing more.
+        """
+        done = self.bus.taken if self._gathers else self.bus.delivered
+        return not self.bus.count_behind(done, records) or bool(self.line().failing)
 
     def line(self, records: Sequence[tuple[TopicPartition, int]] = ()) -> SinkLine:
         """Return what was counted so far, and how many of these records are missing."""

@@ -16,7 +16,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError
 
-from gpuledger.bus import kafka_internals
+from gpuledger.bus.kafka_committed import heed_refused_group_offsets
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.errors import TopicsError
 
@@ -172,7 +172,7 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
     try:
         async with connection.asking("connecting"):
             await client.start()
-        kafka_internals.heed_refused_group_offsets(client)
+        heed_refused_group_offsets(client)
         yield KafkaAdmin(connection=connection, client=client)
     finally:
         await client.close()

@@ -10,6 +10,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
+from gpuledger.bus.kafka_committed import heed_refused_offsets
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import Records, fetch, named
 from gpuledger.bus.kafka_positions import Positions
@@ -222,7 +223,7 @@ class KafkaConsumer:
         try:
             async with self._connection.asking(self._doing("connecting")):
                 await client.start()
-                kafka_internals.heed_refused_offsets(client)
+                heed_refused_offsets(client)
                 topics = list(self._subscription.topics)
                 servers = self._connection.servers
                 inner = kafka_internals.inner_client(client)

@@ -1,32 +1,26 @@
 """The few things that only aiokafka's insides can tell or do, held to the pinned minor version.
 
-Each says why it is needed. Beside `kafka_unpacking`, nothing else in the project looks inside.
+Each says why it is needed. Beside `kafka_unpacking` and `kafka_committed`, nothing else in the
+project looks inside.
 """
 
 import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.codec import zstd_encode
 from aiokafka.conn import AIOKafkaConnection, SaslPlainAuthenticator
 from aiokafka.consumer.fetcher import OffsetResetStrategy
-from aiokafka.errors import (
-    IllegalStateError,
-    KafkaError,
-    NotCoordinatorForGroupError,
-    for_code,
-)
+from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionState
-from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from aiokafka.record import default_records
 
 from gpuledger.tasks import end_tasks
@@ -37,7 +31,6 @@ ZSTD_LEVEL: Final = 1
 # Powers of two, found by trying on events: how far back is looked, and in how many places.
 _WINDOW_LOG: Final = 18
 _HASH_LOG: Final = 12
-_OFFSET_FETCH: Final = OffsetFetchResponse_v3.API_KEY
 
 # ruff: noqa: SLF001  # this module is for what has no public name
 
@@ -65,57 +58,6 @@ def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
 def raise_group_errors(client: AIOKafkaConsumer) -> None:
     """Raise what went wrong in the group, as `getmany` does; for members that fetch nothing."""
     client._coordinator.check_errors()
-
-
-async def committed_offsets(
-    client: AIOKafkaConsumer, partitions: Iterable[Any]
-) -> dict[Any, tuple[int, str]]:
-    """Return the committed offsets with their metadata, which `committed` leaves out."""
-    found: dict[Any, tuple[int, str]] = await client._coordinator.fetch_committed_offsets(
-        list(partitions)
-    )
-    return found
-
-
-def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
-    """Raise where the group's coordinator refuses to say what is committed, so that it is asked on.
-
-    A coordinator that has just lost the group, or still reads it, says so once for the whole
-    answer, which names no partitions then. aiokafka looks at those alone, and would take the
-    refusal for "nothing is committed": everything would be read from its beginning.
-    """
-    coordinator = client._coordinator
-    send = coordinator._send_req
-
-    async def send_and_look(request: Any) -> Any:  # noqa: ANN401  # untyped
-        answer = await send(request)
-        error = _refusal_of(answer)
-        if isinstance(error, NotCoordinatorForGroupError):
-            coordinator.coordinator_dead()
-        if error is not None:
-            raise error
-        return answer
-
-    coordinator._send_req = send_and_look
-
-
-def heed_refused_group_offsets(client: AIOKafkaAdminClient) -> None:
-    """Raise where a group's coordinator refuses its offsets, which aiokafka takes for none."""
-    send = client._send_request
-
-    async def send_and_look(*arguments: Any) -> Any:  # noqa: ANN401  # untyped
-        answer = await send(*arguments)
-        if (error := _refusal_of(answer)) is not None:
-            raise error
-        return answer
-
-    client._send_request = send_and_look
-
-
-def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # untyped
-    is_of_offsets = getattr(answer, "API_KEY", None) == _OFFSET_FETCH
-    code = getattr(answer, "error_code", 0) if is_of_offsets else 0
-    return for_code(code)() if code else None
 
 
 def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noqa: ANN401  # untyped

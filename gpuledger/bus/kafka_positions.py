@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
+from gpuledger.bus.kafka_committed import committed_offsets, stable_offsets
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
 from gpuledger.bus.kafka_fetch import Records, named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
@@ -66,7 +67,7 @@ class Positions:
         wanted = list(partitions)
         async with self._connection.asking("looking up what the group has committed"):
             self._topic_ids = TopicIds(await self._fetch_ids(client))
-            committed = await kafka_internals.committed_offsets(client, map(named, wanted))
+            committed = await committed_offsets(client, map(named, wanted))
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
@@ -97,7 +98,7 @@ class Positions:
 
     async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
         """Return the committed offset, unless it is one of an earlier topic of the same name."""
-        found = await kafka_internals.committed_offsets(client, [named(partition)])
+        found = await stable_offsets(client, [named(partition)])
         offset, metadata = found.get(named(partition), (None, ""))
         return None if self._is_of_other_topic(partition, metadata) else offset
 

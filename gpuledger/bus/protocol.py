@@ -203,7 +203,7 @@ class Consumer(Protocol):
         """Commit, for each partition, the offset of the next record; `NotAssignedError`."""
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Give the committed offset.
+        """Return the committed offset, as soon as no open transaction will move it.
 
         `None` where nothing was committed, or only of an earlier topic of the same name.
         """

@@ -92,6 +92,21 @@ async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
         assert texts(await poll_until(bool, consumer)) == ["1"]
 
 
+async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(
+    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+) -> None:
+    """A worker that went on from the one before would make once more what was made already."""
+    bus, client, group = KafkaBus(settings), _inside(stuck), f"g-{place.topic}"
+    async with bus.consumer(Subscription(group=group, topics=[place.topic])) as consumer:
+        offsets = {aiokafka.TopicPartition(*place): 1}
+        await client.send_offsets_to_transaction(offsets, group)
+        asking = asyncio.create_task(consumer.committed(place))
+        await asyncio.wait({asking}, timeout=1)
+        assert not asking.done()
+        await client.commit_transaction()
+        assert await asking == 1
+
+
 async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
     settings: KafkaSettings, place: TopicPartition
 ) -> None:

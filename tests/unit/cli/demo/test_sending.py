@@ -1,10 +1,14 @@
 """What became of a sink's sends, in words."""
 
+import pytest
+
 from cli.demo.run_bus import RunBus
 from cli.demo.sending import SinkWatch, problem
 from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.service import Readiness
+from gpuledger.topics import EVENTS
 from simulator.clock import HandClock
 from sinks.metrics import RETRIES_TOTAL
 
@@ -37,3 +41,24 @@ async def test_a_long_answer_keeps_its_first_and_last_words() -> None:
     said = await failing("refused: " + "word " * 90 + "at the end")
     assert " … " in said
     assert said.endswith("word at the end")
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+async def test_a_sink_may_end_once_it_has_handed_over_or_will_when_it_ends(
+    *, gathers: bool
+) -> None:
+    """One that was ended between its poll and its send would lack the last events."""
+    place = TopicPartition(EVENTS.name, 0)
+
+    async def work(**_: object) -> None:
+        """Take nothing."""
+
+    bus = RunBus(MemoryBus(), beginning={place: 0})
+    watch = SinkWatch(sink="nowhere", receiver="http://a:9", bus=bus, work=work, gathers=gathers)
+    last = [(place, 4)]
+    async with bus.consumer(Subscription(group="g", topics=[EVENTS.name])):
+        assert not watch.may_end(last)
+        bus.taken[place] = 5
+        assert watch.may_end(last) is gathers
+        bus.delivered[place] = 5
+        assert watch.may_end(last)

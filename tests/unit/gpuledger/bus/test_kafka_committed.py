@@ -1,0 +1,170 @@
+"""What is committed is asked for so that the answer is final, and a refusal is no answer."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+)
+from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
+from aiokafka.structs import TopicPartition
+
+from gpuledger.bus.kafka_committed import (
+    UNSTABLE_OFFSET_COMMIT,
+    committed_offsets,
+    heed_refused_group_offsets,
+    heed_refused_offsets,
+    stable_offsets,
+)
+
+KEY: Final = OffsetFetchResponse_v3.API_KEY
+SINCE_2_5: Final = {KEY: (1, 9)}
+BEFORE_2_5: Final = {KEY: (0, 6)}
+Partitions = Sequence[tuple[int, int, str | None, int]]
+"""Each with its number, offset, metadata and error code."""
+
+
+class Coordinator:
+    """A group's coordinator as a client reaches it: it reads bytes, and answers with bytes."""
+
+    def __init__(
+        self,
+        partitions: Partitions = (),
+        *,
+        error_code: int = 0,
+        versions: dict[int, tuple[int, int]] = SINCE_2_5,
+    ) -> None:
+        self.asked: list[Any] = []
+        self.is_left = False
+        self._partitions, self._error_code = partitions, error_code
+        self._versions = versions
+
+    async def _send_req(self, request: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
+        sent = request.prepare(self._versions)
+        read = type(sent).decode(BytesIO(sent.encode()))
+        self.asked.append(read)
+        answer = read.RESPONSE_TYPE(*self._answer(read.API_VERSION))
+        return read.RESPONSE_TYPE.decode(BytesIO(answer.encode()))
+
+    async def fetch_committed_offsets(self, partitions: Sequence[TopicPartition]) -> object:
+        numbers = [place.partition for place in partitions]
+        answer = await self._send_req(OffsetFetchRequest("rows", [("events", numbers)]))
+        return answer.topics
+
+    def coordinator_dead(self) -> None:
+        self.is_left = True
+
+    def _answer(self, version: int) -> Sequence[Any]:
+        epoch, throttle_time_ms = 5, 0
+        tags: dict[int, bytes] = {}
+        if version <= 3:
+            topics: list[Any] = [("events", list(self._partitions))]
+            return throttle_time_ms, topics, self._error_code
+        each = [
+            (number, offset, epoch, metadata, code, tags)
+            for number, offset, metadata, code in self._partitions
+        ]
+        return throttle_time_ms, [("events", each, tags)], self._error_code, tags
+
+
+def client_of(coordinator: Coordinator) -> Any:  # noqa: ANN401  # aiokafka is untyped
+    client = SimpleNamespace(_coordinator=coordinator)
+    heed_refused_offsets(client)
+    return client
+
+
+PLACES: Final = [TopicPartition("events", 0), TopicPartition("events", 1)]
+LOOKUPS: Final[Sequence[Any]] = [committed_offsets, stable_offsets]
+
+
+async def test_stable_offsets_are_asked_for_and_come_back_as_aiokafka_reads_them() -> None:
+    coordinator = Coordinator([(0, 17, "topic_id=a", 0), (1, -1, None, 0)])
+    found: Any = await stable_offsets(client_of(coordinator), PLACES)
+    (asked,) = coordinator.asked
+    assert asked.require_stable is True
+    assert asked.consumer_group == "rows"
+    assert asked.topics == [("events", [0, 1], {})]
+    assert found == [("events", [(0, 17, "topic_id=a", 0), (1, -1, "", 0)])]
+
+
+@pytest.mark.parametrize(
+    ("look_up", "versions"), [(committed_offsets, SINCE_2_5), (stable_offsets, BEFORE_2_5)]
+)
+async def test_offsets_of_now_are_asked_for_as_ever_and_so_are_brokers_that_know_no_others(
+    look_up: Any,  # noqa: ANN401  # one of the two
+    versions: dict[int, tuple[int, int]],
+) -> None:
+    coordinator = Coordinator([(0, 17, "m", 0)], versions=versions)
+    found = await look_up(client_of(coordinator), PLACES)
+    (asked,) = coordinator.asked
+    assert asked.API_VERSION == 3
+    assert found == [("events", [(0, 17, "m", 0)])]
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+@pytest.mark.parametrize(
+    ("error", "is_left"),
+    [
+        (GroupLoadInProgressError, False),
+        (NotCoordinatorForGroupError, True),
+        (GroupCoordinatorNotAvailableError, True),
+        (GroupAuthorizationFailedError, False),
+    ],
+)
+async def test_a_refusal_is_raised_and_a_coordinator_that_left_is_looked_for_anew(
+    look_up: Any,  # noqa: ANN401  # one of the two
+    error: type[KafkaError],
+    *,
+    is_left: bool,
+) -> None:
+    """As it names no partitions, it would be taken for "nothing is committed"."""
+    coordinator = Coordinator(error_code=error.errno)
+    with pytest.raises(error):
+        await look_up(client_of(coordinator), PLACES)
+    assert coordinator.is_left is is_left
+
+
+async def test_an_offset_that_a_transaction_is_about_to_move_is_asked_for_again() -> None:
+    """The error is one after which aiokafka asks again."""
+    coordinator = Coordinator([(0, 17, "", 0), (1, -1, "", UNSTABLE_OFFSET_COMMIT)])
+    with pytest.raises(KafkaError) as raised:
+        await stable_offsets(client_of(coordinator), PLACES)
+    assert raised.value.retriable
+    assert not coordinator.is_left
+
+
+async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
+    coordinator = Coordinator([(0, 17, "", 0)])
+    client = client_of(coordinator)
+    await stable_offsets(client, PLACES)
+    await committed_offsets(client, PLACES)
+    assert [asked.API_VERSION for asked in coordinator.asked] == [7, 3]
+
+
+async def test_an_administrator_is_told_of_a_refusal() -> None:
+    coordinator = Coordinator(error_code=NotCoordinatorForGroupError.errno)
+    client = SimpleNamespace(_send_request=coordinator._send_req)
+    heed_refused_group_offsets(client)
+    with pytest.raises(NotCoordinatorForGroupError):
+        await client._send_request(OffsetFetchRequest("rows", None))
+
+
+async def test_other_requests_are_sent_as_they_are() -> None:
+    sent: list[object] = []
+
+    async def send(request: object) -> str:
+        sent.append(request)
+        return "answered"
+
+    client = SimpleNamespace(_send_request=send)
+    heed_refused_group_offsets(client)
+    request = object()
+    assert await client._send_request(request) == "answered"
+    assert sent == [request]
