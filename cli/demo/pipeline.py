@@ -165,14 +165,17 @@ async def drain(run: Run) -> None:
         ending.ticks = await _count_ticks(run)
         # What is missing afterwards is said in the summary.
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while not _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
+            while not await _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
     if ending.ticks is None or run.tally.events < ending.ticks:
         await _find_reason(run)
 
 
-def _is_drained(run: Run, *, ticks: int) -> bool:
-    return run.tally.events >= ticks and all(sink.may_end(run.reader.newest) for sink in run.sinks)
+async def _is_drained(run: Run, *, ticks: int) -> bool:
+    """Return whether the reader has all there is, and the sinks have what it has."""
+    if run.tally.events < ticks or not await run.reader.has_read_all():
+        return False
+    return all(sink.may_end(run.reader.newest) for sink in run.sinks)
 
 
 async def _count_ticks(run: Run) -> int:

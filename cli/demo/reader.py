@@ -11,7 +11,7 @@ from cli.demo.run_bus import Offsets
 from cli.demo.tally import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
-from gpuledger.errors import BusError, UndecodableError
+from gpuledger.errors import BusError, NotAssignedError, UndecodableError
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.service import Backoff
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
@@ -66,6 +66,15 @@ class EventReader:
         """Give how many ticks have been published since the run began."""
         ends = await self._consumer.end_offsets(self._begun)
         return sum(end - self._begun[place] for place, end in ends.items())
+
+    async def has_read_all(self) -> bool:
+        """Return whether nothing is left to read now: an incident may come behind its event."""
+        try:
+            ends = await self._consumer.end_offsets(self._consumer.assignment())
+            at = {place: await self._consumer.position(place) for place in ends}
+        except NotAssignedError:
+            return False
+        return all(at[place] >= end for place, end in ends.items())
 
     def _take(self, records: Sequence[Record]) -> None:
         for record in records:

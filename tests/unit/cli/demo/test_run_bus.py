@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager, suppress
 
 from cli.demo.alerts import RunAlerts
 from cli.demo.reader import EventReader, subscription
-from cli.demo.run_bus import RunBus, find_beginning
+from cli.demo.run_bus import Offsets, RunBus, find_beginning
 from cli.demo.tally import Tally
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.topics import EVENTS, PODS
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS
 from simulator.clock import HandClock
 from sinks.alerts.settings import AlertsSettings
 from tests.unit.cli.demo.events import event
@@ -107,32 +107,59 @@ async def test_it_is_known_whether_the_group_has_another_member() -> None:
             assert not view.holds_all()
 
 
+def reader_of(consumer: Consumer, tally: Tally, beginning: Offsets) -> EventReader:
+    return EventReader(
+        consumer=consumer,
+        tally=tally,
+        alerts=RunAlerts(settings=AlertsSettings(), clock=HandClock(start_ns=0)),
+        beginning=beginning,
+        nodes={"node-a"},
+    )
+
+
 async def test_each_event_is_counted_once_whatever_becomes_of_the_reader_s_group() -> None:
     """Its partitions are assigned anew, without a commit; so does a lid that was closed."""
     bus, tally = MemoryBus(), Tally()
     beginning = await find_beginning(bus)
     view = RunBus(bus, beginning=beginning, once=True)
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
-    async with view.consumer(subscription()) as consumer:
-        reader = EventReader(
-            consumer=consumer,
-            tally=tally,
-            alerts=RunAlerts(settings=AlertsSettings(), clock=HandClock(start_ns=0)),
-            beginning=beginning,
-            nodes={"node-a"},
-        )
-        following = asyncio.create_task(reader.follow())
-        try:
-            await until_counted(tally, 10)
-            async with bus.consumer(subscription()) as other:
-                await other.poll(timeout_seconds=0.5, max_records=1)
-            await publish(bus, [encode(event(second=11))])
-            await until_counted(tally, 11)
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+    async with (
+        view.consumer(subscription()) as consumer,
+        following(reader_of(consumer, tally, beginning)),
+    ):
+        await until_counted(tally, 10)
+        async with bus.consumer(subscription()) as other:
+            await other.poll(timeout_seconds=0.5, max_records=1)
+        await publish(bus, [encode(event(second=11))])
+        await until_counted(tally, 11)
     assert tally.events == 11
+
+
+async def test_what_lies_in_another_topic_than_the_events_is_waited_for_too() -> None:
+    """Else a run could end between an event and the incident that came with it."""
+    bus = MemoryBus()
+    beginning = await find_beginning(bus)
+    async with bus.consumer(subscription()) as consumer:
+        reader = reader_of(consumer, Tally(), beginning)
+        await consumer.poll(timeout_seconds=0, max_records=1)
+        assert await reader.has_read_all()
+        await publish(bus, [b"an incident"], topic=ATTRIBUTED_INCIDENTS.name)
+        assert not await reader.has_read_all()
+        async with following(reader), asyncio.timeout(10):
+            while not await reader.has_read_all():  # noqa: ASYNC110  # a bus has no event for this
+                await asyncio.sleep(0)
+    assert [place.topic for place, _ in reader.newest] == [ATTRIBUTED_INCIDENTS.name]
+
+
+@asynccontextmanager
+async def following(reader: EventReader) -> AsyncIterator[None]:
+    task = asyncio.create_task(reader.follow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def until_counted(tally: Tally, events: int) -> None:
