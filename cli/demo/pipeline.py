@@ -43,7 +43,7 @@ from sinks.store.service import run_store
 from sinks.store.settings import StoreSettings
 
 _ANSWER_SECONDS: Final = 2.0
-_DRAIN_SECONDS: Final = 5.0
+_DRAIN_SECONDS: Final = 10.0
 _CLOSING_SECONDS: Final = 15.0
 _CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
 _STORE_FLUSH_SECONDS: Final = 10.0
