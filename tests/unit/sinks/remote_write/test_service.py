@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.unit.sinks.given import (
     publish,
     running,
 )
-from tests.unit.sinks.receiver import Answer, Receiver, receiving
+from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
 from tests.unit.sinks.remote_write.oracle import parse_compressed
 
 AT = place_of(NODE)
@@ -225,18 +225,19 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
         await publish(on, event(0, node=goes))
         with capture_logs() as logged:
             async with running(sink(on, receiver)), another_member(on, logged):
-                is_away.clear()
-                seen = len(receiver.received)
                 await publish(on, event(0, node=stays))
+                # Whatever was on its way when the partition was given up has come before this.
+                await eventually(lambda: stays in nodes_of(receiver.received))
+                seen = len(receiver.received)
+                is_away.clear()
                 at = place_of(stays)
                 await eventually(lambda: committed(on, GROUP, at) == 1)
 
-    nodes = {
-        one.label("node")
-        for each in receiver.received[seen:]
-        for one in parse_compressed(each.body)
-    }
-    assert nodes == {stays}
+    assert nodes_of(receiver.received[seen:]) == {stays}
+
+
+def nodes_of(received: Iterable[Received]) -> set[str | None]:
+    return {one.label("node") for each in received for one in parse_compressed(each.body)}
 
 
 @asynccontextmanager
