@@ -168,7 +168,9 @@ class DeadLetterOffice:
 
     def drain(self, partition: int) -> Drained:
         """Take out the letters of one partition's records, to be published where they belong."""
-        letters = self._take_out(partition)
+        letters = [each for each in self._waiting if each.content.partition == partition]
+        if letters:
+            self._waiting = [each for each in self._waiting if each.content.partition != partition]
         placed = self._placed(letters)
         messages = {place: [_message(each) for each in placed[place]] for place in placed}
         return Drained(letters=letters, messages=messages)
@@ -191,12 +193,6 @@ class DeadLetterOffice:
         self._waiting = [each for each in self._waiting if stays(each)]
         for place, letters in self._publishing.items():
             self._publishing[place] = [each for each in letters if stays(each)]
-
-    def _take_out(self, partition: int) -> list[_Letter]:
-        letters = [each for each in self._waiting if each.content.partition == partition]
-        if letters:
-            self._waiting = [each for each in self._waiting if each.content.partition != partition]
-        return letters
 
     def _acknowledge(self, letters: Sequence[_Letter]) -> None:
         """Count letters, and log a line a minute for each topic and reason.
