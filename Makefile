@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint format bench chaos fuzz schemas docs lock sbom clean
+.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+shape: ## Count helpers with one caller, private functions, comments, and names that stand for two things
+	@$(PYTHON) -m tests.shape
 
 format: $(VENV)/.dev ## Let ruff mend what it can
 	@$(BIN)/ruff check --fix .
