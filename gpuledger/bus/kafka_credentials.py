@@ -128,11 +128,5 @@ def tls_context(settings: KafkaSettings) -> ssl.SSLContext:
 
 
 def _current(name: str, secret: Secret | None) -> str:
-    """Return a secret as its file has it now; raises `SettingsError`."""
-    if secret is None:
-        return ""
-    try:
-        return secret.read()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"kafka.{name}: cannot read {secret.file}: {reason}") from error
+    """Return a secret as its file has it now, empty where there is none; raises `SettingsError`."""
+    return secret.read(name=f"kafka.{name}") if secret else ""

@@ -29,10 +29,17 @@ def looked(watch: FileWatch, clock: Seconds) -> bool:
 
 
 def rewrite(file: Path) -> None:
-    """Write another text of the same length, as within one tick of the file system's clock."""
+    """Write another text of the same length, and say that it was written when the first one was."""
     before = file.stat()
-    file.write_text("other")
+    until_later(file, lambda: file.write_text("other"))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def until_later(file: Path, change: Callable[[], object]) -> None:
+    """Make a change, again where the file system's clock has not moved since the last one."""
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:
+        change()
 
 
 def exchange(file: Path) -> None:
@@ -48,7 +55,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "in place": rewrite,
     "exchanged": exchange,
     "gone": Path.unlink,
-    "readable": lambda file: file.chmod(0o600),
+    "readable": lambda file: until_later(file, lambda: file.chmod(0o600)),
     "touched": lambda file: os.utime(file, ns=(1, 1)),
 }
 

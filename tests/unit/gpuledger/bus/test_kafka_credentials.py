@@ -29,7 +29,7 @@ class Files:
             KafkaSettings(
                 security_protocol="SASL_SSL",
                 sasl_username="u",
-                sasl_password=Secret.load(self.password),
+                sasl_password=Secret.load(self.password, name="kafka.sasl_password"),
                 ssl_ca_file=self.authority.certificate,
                 ssl_cert_file=self.certificate,
                 ssl_key_file=self.key,
