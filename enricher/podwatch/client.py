@@ -64,8 +64,9 @@ class _Login:
         try:
             self.client = ApiClient(configuration)
         except OSError as error:  # OpenSSL's own errors are such
+            named = ", ".join(map(str, _files_named_by(configuration)))
             raise KubernetesError(
-                f"the Kubernetes configuration names a certificate that cannot be used: {error}"
+                f"a certificate of the Kubernetes configuration cannot be used ({named}): {error}"
             ) from error
         self.client.user_agent = f"gpuledger-podwatch/{__version__}"
         self._readers = 0
@@ -110,13 +111,14 @@ class Client:
         """Take what was read, and the watch of its files; raises `KubernetesError`."""
         self._settings = settings
         self._monotonic = monotonic
+        # Before they are read, so that no change in between is lost.
+        watch.follow(_files_of(settings, configuration))
         self._login = _Login(configuration)
         self._refreshing = asyncio.Lock()
         self._loaded_at = monotonic()
         self._watch, self._check = watch, check
         self._is_outdated = False
         """Whether the files have changed, or the credentials were refused, since they were read."""
-        watch.follow(_files_of(settings, configuration))
         self._pass_check()
 
     @classmethod
@@ -262,12 +264,14 @@ def _files_of(
         read = SERVICE_TOKEN_FILENAME
     else:
         read = settings.kubeconfig or os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION
-    named = (
-        (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
-        if configuration
-        else ()
-    )
-    return [Path(file).expanduser() for file in (*read.split(os.pathsep), *named) if file]
+    files = [Path(file).expanduser() for file in read.split(os.pathsep) if file]
+    return [*files, *_files_named_by(configuration)] if configuration else files
+
+
+def _files_named_by(configuration: Configuration) -> list[Path]:
+    """Return the authorities, the certificate and its key."""
+    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return [Path(file) for file in files if file]
 
 
 async def _load(settings: KubernetesSettings) -> Configuration:
