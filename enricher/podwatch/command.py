@@ -30,6 +30,8 @@ def main() -> int:
 
 
 async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
+    # Without a critical check it would be ready as soon as its credentials are read.
+    readiness.check("api").waits("starting")
     credentials = readiness.check("credentials", severity=Severity.WARNING)
     async with open_api(settings.kubernetes, check=credentials) as api:
         await run_podwatch(
