@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import structlog
+
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
 from agent.nvml.answers import GpuAnswers, LastSeen
 from agent.processes.census import Census
@@ -27,7 +29,9 @@ from gpuledger.records import (
     NodeSample,
     ProcessRecord,
 )
+from gpuledger.records.bounds import MAX_INTERVAL_NS
 
+_log = structlog.get_logger(__name__)
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_US: Final = 1_000
 
@@ -123,11 +127,11 @@ class Sampler:
     ) -> Tick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
-        `late` says that it began more than half a tick after its time. `asked_boottime_ns` is when
-        the GPUs were asked: a process that started later cannot be the one that they listed under
-        its pid.
+        So does one behind an interval that is too long to be told. `late` says that it began more
+        than half a tick after its time. `asked_boottime_ns` is when the GPUs were asked: a process
+        that started later cannot be the one that they listed under its pid.
         """
-        before, self._before = self._before, at
+        before, self._before = self._follow(at), at
         answers = self._with_health(answers, is_told=before is not None)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
@@ -144,6 +148,20 @@ class Sampler:
         if not before:
             return None
         return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
+
+    def _follow(self, at: Moment) -> Moment | None:
+        """Return where the interval begins that ends now; `None` where a first one opens.
+
+        One that is longer than a record may say is given up: what the GPUs did in it is not told.
+        """
+        before = self._before
+        if before is None or at.monotonic_ns - before.monotonic_ns <= MAX_INTERVAL_NS:
+            return before
+        _log.warning(
+            "interval_dropped", interval_seconds=(at.monotonic_ns - before.monotonic_ns) / 1e9
+        )
+        self.forget()
+        return None
 
     def _with_health(self, answers: Sequence[GpuAnswers], *, is_told: bool) -> Sequence[GpuAnswers]:
         """Bring the health of answers that make no tick into the next tick: it is asked rarely."""

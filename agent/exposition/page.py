@@ -5,7 +5,6 @@ newer tick or its values are too old.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -19,6 +18,7 @@ from agent.exposition.settings import ExpositionSettings
 from agent.exposition.view import NodeView, Snapshot
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
+from gpuledger.file_watch import FileWatch
 
 _log = structlog.get_logger(__name__)
 _KEEP_NS: Final = 1_000_000_000
@@ -32,7 +32,9 @@ class NodePage:
         self._view = view
         self._settings = settings
         self._clock = clock
-        self._stamp = _stamp_of(settings.counters_file)
+        file = settings.counters_file
+        # A page is written once a second at most: that is the pace of the looks.
+        self._watch = FileWatch([file] if file else [], look_seconds=0)
         self._dcgm = _dcgm(settings)
         self._written = b""
         self._written_of = -1
@@ -49,10 +51,8 @@ class NodePage:
 
     def _look(self) -> None:
         """Read the list of counters again where it changed; with a mistake in it the old stays."""
-        stamp = _stamp_of(self._settings.counters_file)
-        if stamp == self._stamp:
+        if not self._watch.has_changed():
             return
-        self._stamp = stamp
         try:
             self._dcgm = _dcgm(self._settings)
         except UserError as error:
@@ -77,15 +77,6 @@ class NodePage:
             yield write_facts(now, self._settings.profile)
         if self._settings.process_series:
             yield write_processes(now, most=self._settings.most_process_series)
-
-
-def _stamp_of(file: Path | None) -> tuple[int, int] | None:
-    """Give what tells whether a file changed; a mounted one is replaced, not written to."""
-    try:
-        found = file.stat() if file else None
-    except OSError:
-        return 0, 0
-    return (found.st_mtime_ns, found.st_ino) if found else None
 
 
 def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:

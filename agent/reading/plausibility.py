@@ -14,8 +14,7 @@ from gpuledger.records import bounds
 
 PERCENT: Final = (0, 100)
 MEMORY_BYTES: Final = (0, bounds.MAX_MEMORY_BYTES)
-PID: Final = (1, 1 << 22)
-"""The kernel's own limit on 64-bit machines."""
+PID: Final = (1, bounds.MAX_PID)
 TIMESTAMP_US: Final = (0, 1 << 62)
 
 

@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol
 
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
+from gpuledger.service.readiness import Check
 from gpuledger.threads import in_daemon_thread
 
 Method = Literal["POST", "PUT"]
@@ -84,15 +85,18 @@ class Api(Protocol):
 
 
 @asynccontextmanager
-async def open_api(settings: KubernetesSettings) -> AsyncIterator[Api]:
+async def open_api(
+    settings: KubernetesSettings, *, check: Check | None = None
+) -> AsyncIterator[Api]:
     """Open the API server that the settings, the cluster or the user's kubeconfig name.
 
-    Raises `UserError` where no configuration is found or it cannot be read.
+    The check tells of credentials that change and cannot be read then. Raises `UserError` where no
+    configuration is found or it cannot be read.
     """
     # The client library takes seconds to import: nobody who does not need it pays for that, whoever
     # runs this loop goes on meanwhile, and a signal does not wait for it.
     module = f"enricher.podwatch.{'plain' if settings.url else 'client'}"
     seam = await in_daemon_thread(lambda: importlib.import_module(module))
-    opened = seam.open_plain(settings) if settings.url else seam.open_client(settings)
-    async with opened as api:
+    opening = seam.open_plain if settings.url else seam.open_client
+    async with opening(settings, check or Check()) as api:
         yield api

@@ -10,33 +10,42 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import aiohttp
+import structlog
 from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes_asyncio.config.incluster_config import SERVICE_TOKEN_FILENAME
+from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
 from enricher.podwatch.api import Answer, Api, KubernetesError, Method
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.errors import UserError
+from gpuledger.file_watch import FileWatch
+from gpuledger.service.readiness import Check
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+_log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def open_client(settings: KubernetesSettings) -> AsyncIterator[Api]:
-    """Open the API server; `UserError` where its configuration cannot be read."""
+async def open_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
+    """Open the API server; `UserError` where its configuration cannot be read.
+
+    The check tells of a configuration that cannot be read later.
+    """
     try:
-        configuration = await _load(settings)
+        client = await Client.open(settings, check=check)
     except KubernetesError as error:
         raise UserError(f"{error}; {_remedy(settings)}") from error
-    client = Client(settings=settings, configuration=configuration)
     try:
         yield client
     finally:
@@ -51,7 +60,15 @@ class _Login:
     """
 
     def __init__(self, configuration: Configuration) -> None:
-        self.client = _client(configuration)
+        """Raise `KubernetesError` where a certificate or an authority cannot be used."""
+        try:
+            self.client = ApiClient(configuration)
+        except OSError as error:  # OpenSSL's own errors are such
+            named = ", ".join(map(str, _files_named_by(configuration)))
+            raise KubernetesError(
+                f"a certificate of the Kubernetes configuration cannot be used ({named}): {error}"
+            ) from error
+        self.client.user_agent = f"gpuledger-podwatch/{__version__}"
         self._readers = 0
         self._is_retired = False
 
@@ -78,7 +95,7 @@ class _Login:
 class Client:
     """Asks one API server, with credentials that it keeps fresh.
 
-    A refusal of one request leaves the answers of others alone: a watch stays open on the client
+    New credentials leave the answers to other requests alone: a watch stays open on the client
     that it began with, until it ends by itself.
     """
 
@@ -87,14 +104,40 @@ class Client:
         *,
         settings: KubernetesSettings,
         configuration: Configuration,
+        watch: FileWatch,
+        check: Check,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take what was read, and the watch of its files; raises `KubernetesError`."""
         self._settings = settings
         self._monotonic = monotonic
+        # Before they are read, so that no change in between is lost.
+        watch.follow(_files_of(settings, configuration))
         self._login = _Login(configuration)
         self._refreshing = asyncio.Lock()
         self._loaded_at = monotonic()
-        self._refused = False
+        self._watch, self._check = watch, check
+        self._is_outdated = False
+        """Whether the files have changed, or the credentials were refused, since they were read."""
+        self._pass_check()
+
+    @classmethod
+    async def open(
+        cls,
+        settings: KubernetesSettings,
+        *,
+        check: Check,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> "Client":
+        """Read the configuration and open a client with it; raises `KubernetesError`."""
+        watch = FileWatch(_files_of(settings), monotonic=monotonic)
+        return cls(
+            settings=settings,
+            configuration=await _load(settings),
+            watch=watch,
+            check=check,
+            monotonic=monotonic,
+        )
 
     @asynccontextmanager
     async def get(
@@ -148,7 +191,7 @@ class Client:
         except KubernetesError as error:
             # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
             if error.status == HTTPStatus.UNAUTHORIZED and login is self._login:
-                self._refused = True
+                self._is_outdated = True
             raise
 
     async def _request(
@@ -179,27 +222,56 @@ class Client:
         return self._login
 
     async def _refresh(self) -> None:
-        """Read the credentials again when they are old; all of the configuration after a refusal.
+        """Read the credentials again when they are outdated, and every minute.
 
-        Tokens of files and of plug-ins change without notice; a changed certificate needs a client
-        of its own, because the TLS context holds it.
+        Tokens of plug-ins, and of files that a kubeconfig names, change without notice. A changed
+        certificate needs a client of its own, because the TLS context holds it. What cannot be read
+        leaves the former credentials in force, and is read again with the next request.
         """
-        if not self._refused and self._monotonic() - self._loaded_at < _TOKEN_LIFE_SECONDS:
+        has_changed = self._watch.has_changed()
+        self._is_outdated |= has_changed
+        is_fresh = self._monotonic() - self._loaded_at < _TOKEN_LIFE_SECONDS
+        if is_fresh and not self._is_outdated:
             return
-        configuration = await _load(self._settings)
-        if self._refused:
-            old, self._login = self._login, _Login(configuration)
-            await old.retire()
+        try:
+            await self._take(await _load(self._settings))
+        except KubernetesError as error:
+            self._check.failed(f"{error}; the former credentials stay in force")
         else:
+            self._loaded_at = self._monotonic()
+            self._is_outdated = False
+            self._pass_check()
+            if has_changed:
+                _log.info("kubernetes_credentials_read", files=list(map(str, self._watch.files)))
+
+    async def _take(self, configuration: Configuration) -> None:
+        self._watch.follow(_files_of(self._settings, configuration))
+        if not self._is_outdated:
             self._login.client.configuration.api_key = configuration.api_key
-        self._loaded_at = self._monotonic()
-        self._refused = False
+            return
+        old, self._login = self._login, _Login(configuration)
+        await old.retire()
+
+    def _pass_check(self) -> None:
+        self._check.ok(", ".join(map(str, self._watch.files)))
 
 
-def _client(configuration: Configuration) -> ApiClient:
-    client = ApiClient(configuration)
-    client.user_agent = f"gpuledger-podwatch/{__version__}"
-    return client
+def _files_of(
+    settings: KubernetesSettings, configuration: Configuration | None = None
+) -> list[Path]:
+    """Return the files that the configuration is read from, and those that it names."""
+    if _in_cluster(settings):
+        read = SERVICE_TOKEN_FILENAME
+    else:
+        read = settings.kubeconfig or os.environ.get("KUBECONFIG") or KUBE_CONFIG_DEFAULT_LOCATION
+    files = [Path(file).expanduser() for file in read.split(os.pathsep) if file]
+    return [*files, *_files_named_by(configuration)] if configuration else files
+
+
+def _files_named_by(configuration: Configuration) -> list[Path]:
+    """Return the authorities, the certificate and its key."""
+    files = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return [Path(file) for file in files if file]
 
 
 async def _load(settings: KubernetesSettings) -> Configuration:

@@ -6,7 +6,7 @@ from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.addresses import shown_url
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
-from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.service import Readiness, Severity, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 
 
@@ -30,7 +30,10 @@ def main() -> int:
 
 
 async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
-    async with open_api(settings.kubernetes) as api:
+    # Without a critical check it would be ready as soon as its credentials are read.
+    readiness.check("api").waits("starting")
+    credentials = readiness.check("credentials", severity=Severity.WARNING)
+    async with open_api(settings.kubernetes, check=credentials) as api:
         await run_podwatch(
             api=api,
             bus=KafkaBus(settings.kafka),

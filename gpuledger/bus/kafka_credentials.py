@@ -7,19 +7,17 @@ current certificate, authorities and password whenever a connection is opened.
 import ssl
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import structlog
 from typing_extensions import override
 
 from gpuledger.errors import SettingsError
+from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
 
 _log = structlog.get_logger(__name__)
-_LOOK_SECONDS: Final = 1.0
-_Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 class KafkaCredentials:
@@ -31,15 +29,17 @@ class KafkaCredentials:
         self,
         settings: KafkaSettings,
         *,
-        look_seconds: float = _LOOK_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the files; raises `SettingsError` naming one that cannot be used."""
         self._settings = settings
-        self._look_seconds = look_seconds
-        self._monotonic = monotonic
-        self._looked_seconds = monotonic()
-        self._stamp = self._read_stamp()
+        secrets = (settings.sasl_password, settings.ssl_key_password)
+        files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
+        named = (*files, *(secret.file for secret in secrets if secret))
+        self._watch = FileWatch(
+            (file for file in named if file), look_seconds=look_seconds, monotonic=monotonic
+        )
         self._take()
 
     def context(self) -> ssl.SSLContext:
@@ -54,42 +54,20 @@ class KafkaCredentials:
 
     def _look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
-        now_seconds = self._monotonic()
-        if now_seconds - self._looked_seconds < self._look_seconds:
+        if not self._watch.has_changed():
             return
-        self._looked_seconds = now_seconds
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
             self._take()
         except SettingsError as error:
             _log.error("kafka_credentials_refused", error=str(error))
         else:
-            _log.info("kafka_credentials_read", files=[file for file, *_ in stamp])
+            _log.info("kafka_credentials_read", files=[str(file) for file in self._watch.files])
 
     def _take(self) -> None:
         password = _current("sasl_password", self._settings.sasl_password)
         if self._settings.security_protocol.endswith("SSL"):
             self._context = tls_context(self._settings)
         self._password = password
-
-    def _read_stamp(self) -> _Stamp:
-        """Return what tells whether a file changed; a missing one is a state of its own."""
-        settings = self._settings
-        secrets = (settings.sasl_password, settings.ssl_key_password)
-        files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
-        named = (*files, *(secret.file for secret in secrets if secret))
-        return tuple(_stamp_of(file) for file in named if file)
-
-
-def _stamp_of(file: Path) -> tuple[str, int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return str(file), 0, 0, 0
-    return str(file), found.st_mtime_ns, found.st_ino, found.st_size
 
 
 class CurrentContext(ssl.SSLContext):
@@ -150,11 +128,5 @@ def tls_context(settings: KafkaSettings) -> ssl.SSLContext:
 
 
 def _current(name: str, secret: Secret | None) -> str:
-    """Return a secret as its file has it now; raises `SettingsError`."""
-    if secret is None:
-        return ""
-    try:
-        return secret.read()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"kafka.{name}: cannot read {secret.file}: {reason}") from error
+    """Return a secret as its file has it now, empty where there is none; raises `SettingsError`."""
+    return secret.read(name=f"kafka.{name}") if secret else ""

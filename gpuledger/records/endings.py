@@ -5,6 +5,8 @@ Here lives the record that a tick carries of it. What is booked for it is the jo
 
 from gpuledger.records.base import Natural, Seq, record
 from gpuledger.records.bounds import (
+    BoottimeNs,
+    Pid,
     Seconds,
 )
 
@@ -18,9 +20,9 @@ class ProcessEnd:
 
     gpu: Natural
     """Position of the GPU in the tick's `gpus`."""
-    pid: Natural
+    pid: Pid
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: Natural
+    started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""

@@ -8,6 +8,7 @@ follows from an entry and its reading is not written again: who worked how much 
 from enum import StrEnum
 
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, array_record, record
+from gpuledger.records.bounds import BoottimeNs, IntervalNs
 from gpuledger.records.readings import GpuReading
 from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
@@ -121,7 +122,7 @@ class Settlement:
     """Position of the GPU in the event's `gpus`."""
     pid: Natural
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: Natural
+    started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     from_seq: Seq
     """The first of the ticks in which it was used."""
@@ -147,7 +148,7 @@ class GpuEvent:
     """The tick's number within the boot, as the agent gave it."""
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch."""
-    interval_ns: Natural
+    interval_ns: IntervalNs
     """Length of the covered interval."""
     late: bool | None = None
     """True where the node began the tick late, or it came more than 30 s behind what its partition

@@ -7,6 +7,7 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 from enum import StrEnum
 
 from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
+from gpuledger.records.bounds import BoottimeNs
 from gpuledger.records.events import PodDescription
 from gpuledger.records.samples import DeviceAllocation
 
@@ -47,7 +48,7 @@ class IncidentProcess:
 
     pid: Natural
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: Natural | None = None
+    started_boottime_ns: BoottimeNs | None = None
     """Start of the process since the node's boot."""
     command: str | None = None
     """The kernel's name of the program."""

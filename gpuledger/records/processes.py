@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from gpuledger.records.base import BootId, Natural, NodeName, record
 from gpuledger.records.bounds import (
+    BoottimeNs,
     GpuSeconds,
     MemoryBytes,
     Seconds,
@@ -49,7 +50,7 @@ class ProcessRecord:
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""
-    started_boottime_ns: Natural | None = None
+    started_boottime_ns: BoottimeNs | None = None
     """Start of the process since boot; absent where the process ended before it could be read."""
     time_ns: Natural
     """When the agent saw the change, nanoseconds since the epoch."""

@@ -17,7 +17,10 @@ from gpuledger.records.base import (
     record,
 )
 from gpuledger.records.bounds import (
+    BoottimeNs,
+    IntervalNs,
     MemoryBytes,
+    Pid,
     Ratio,
 )
 from gpuledger.records.endings import ProcessEnd
@@ -48,11 +51,11 @@ class GpuProcess:
 
     gpu: Natural
     """Position of the GPU, or of the MIG instance, in the tick's `gpus`."""
-    pid: Natural
+    pid: Pid
     """Process id in the node's own pid namespace."""
     kind: ProcessKind
     """The driver's list in which it was found; `compute` where it is in more than one."""
-    started_boottime_ns: Natural | None = None
+    started_boottime_ns: BoottimeNs | None = None
     """Start of the process since the node's boot; with node, boot id and pid its identity."""
     container: Natural | None = None
     """Position of its container in the tick's `containers`; absent for a process of the host."""
@@ -101,7 +104,7 @@ class NodeSample:
     """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
-    interval_ns: Natural
+    interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock: what the shares are shares of."""
     late: bool | None = None
     """True where the tick began more than half a tick after its time."""
@@ -130,7 +133,7 @@ class NodeReadings:
     """Milliseconds since boot at the tick."""
     time_ns: Natural
     """End of the interval that the tick covers, nanoseconds since the epoch."""
-    interval_ns: Natural
+    interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock."""
     gpus: list[GpuDetails]
     """One for each GPU, and each MIG instance, of which there is something to say."""

@@ -7,7 +7,7 @@ password nor certificate for its probes; over TLS they are still TLS.
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
@@ -17,27 +17,30 @@ from typing import Any, Final
 import structlog
 
 from gpuledger.errors import UnavailableError, UserError
+from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.service.basic_auth import BasicAuth
 from gpuledger.service.http.messages import Handler, Request, Response
 from gpuledger.service.tls import make_context
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config
 
 _log = structlog.get_logger(__name__)
-_LOOK_SECONDS: Final = 1.0
 OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
-_Stamp = tuple[tuple[str, int, int], ...]
 
 
 class WebGuard:
     """The web configuration in force."""
 
-    def __init__(self, file: Path, *, look_seconds: float = _LOOK_SECONDS) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        look_seconds: float = LOOK_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Read the file and what it names; raises `UserError` naming file and field."""
         self._file = file
-        self._look_seconds = look_seconds
-        self._looked_seconds = time.monotonic()
+        self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
         self._take(read_web_config(file))
-        self._stamp = self._read_stamp()
 
     @property
     def has_tls(self) -> bool:
@@ -80,14 +83,8 @@ class WebGuard:
 
     def _look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
-        now_seconds = time.monotonic()
-        if now_seconds - self._looked_seconds < self._look_seconds:
+        if not self._watch.has_changed():
             return
-        self._looked_seconds = now_seconds
-        stamp = self._read_stamp()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
             self._change(read_web_config(self._file))
         except UserError as error:
@@ -101,27 +98,15 @@ class WebGuard:
         self._take(config)
 
     def _take(self, config: WebConfig) -> None:
+        tls = config.tls_server_config
+        named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
+        self._watch.follow([self._file, *(Path(file) for file in named if file)])
         try:
-            tls = config.tls_server_config
             context = make_context(tls) if tls else None
         except UserError as error:
             raise UserError(f"{self._file}: {error}") from error
         self._users = BasicAuth(config.basic_auth_users) if config.basic_auth_users else None
         self._config, self._context = config, context
-
-    def _read_stamp(self) -> _Stamp:
-        """Give what tells whether a file changed; a missing one is a state of its own."""
-        tls = self._config.tls_server_config
-        named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
-        return tuple(_stamp_of(Path(file)) for file in (self._file, *named) if str(file))
-
-
-def _stamp_of(file: Path) -> tuple[str, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return str(file), 0, 0
-    return str(file), found.st_mtime_ns, found.st_ino
 
 
 def _find_forbidden(shown: Mapping[str, Any], tls: TlsServerConfig) -> str | None:

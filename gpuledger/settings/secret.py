@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from gpuledger.errors import SettingsError
+
 MASK: Final = "********"
 
 # Addresses are not told by their shape, as people mistype them, and such a one ends in an error
@@ -96,16 +98,27 @@ class Secret:
         self.file = file
 
     @classmethod
-    def load(cls, file: Path) -> "Secret":
-        """Read a secret from a file; raises OSError, and ValueError for one that has none."""
-        text = file.read_text(encoding="utf-8").rstrip("\r\n")
+    def load(cls, file: Path, *, name: str) -> "Secret":
+        """Return the secret that stands in a file; `SettingsError` says why the setting has none.
+
+        What is said of a file names none of its bytes.
+        """
+        shown = mask_address(str(file))
+        try:
+            text = file.read_text(encoding="utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{name}: cannot read {shown}: not a text file") from error
+        except OSError as error:
+            raise SettingsError(f"{name}: cannot read {shown}: {error.strerror}") from error
+        except ValueError as error:
+            raise SettingsError(f"{name}: cannot read {shown}: {error}") from error
         if not text:
-            raise ValueError("it is empty, expected a secret in it")
+            raise SettingsError(f"{name}: {shown} is empty, expected a secret in it")
         return cls(text, file=file)
 
-    def read(self) -> str:
+    def read(self, *, name: str) -> str:
         """Return the text as its file has it now; raises as `load` does."""
-        return self.load(self.file).reveal() if self.file else self._text
+        return self.load(self.file, name=name).reveal() if self.file else self._text
 
     def reveal(self) -> str:
         """Give the text itself, to hand it to the library that needs it."""

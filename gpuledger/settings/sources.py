@@ -104,20 +104,9 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
             continue
         if setting.path in given:
             raise SettingsError(f"{given[setting.path].origin} and {named.origin}: give only one")
-        given[setting.path] = Given(value=_read_secret(named), origin=named.origin, is_text=False)
+        secret = Secret.load(FilePath(str(named.value)), name=named.origin)
+        given[setting.path] = Given(value=secret, origin=named.origin, is_text=False)
     return given
-
-
-def _read_secret(named: Given) -> Secret:
-    shown = mask_address(str(named.value))
-    try:
-        return Secret.load(FilePath(str(named.value)))
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{named.origin}: cannot read {shown}: not a text file") from error
-    except OSError as error:
-        raise SettingsError(f"{named.origin}: cannot read {shown}: {error.strerror}") from error
-    except ValueError as error:
-        raise SettingsError(f"{named.origin}: {shown} is empty, expected a secret in it") from error
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:

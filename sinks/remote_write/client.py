@@ -1,23 +1,21 @@
 """The seam to a remote-write receiver: one method.
 
-Here live the headers, the credentials and what the status of an answer means. The body of an answer
-is shown to people and never interpreted.
+Here live the headers and what the status of an answer means. The body of an answer is shown to
+people and never interpreted. The login, and whom to trust, are of `credentials`.
 """
 
-import base64
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import cramjam
 
 from gpuledger import __version__
-from gpuledger.errors import SettingsError
+from gpuledger.service import Check
 from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
 from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.remote_write.credentials import ReceiverCredentials
 from sinks.remote_write.settings import RemoteWriteSettings
 
 _PROTOCOL_HEADERS: Final = {
@@ -36,9 +34,8 @@ _REFUSES_SENDER: Final = frozenset(
 class RemoteWriteClient:
     """Writes to one receiver."""
 
-    def __init__(self, *, http: HttpClient, url: str) -> None:
-        self._http = http
-        self._url = url
+    def __init__(self, *, http: HttpClient, url: str, credentials: ReceiverCredentials) -> None:
+        self._http, self._url, self._credentials = http, url, credentials
 
     async def write(self, body: bytes, *, attempt: int) -> None:
         """Send a `WriteRequest`; return when the receiver has taken it.
@@ -47,10 +44,16 @@ class RemoteWriteClient:
         sender is refused: 401, 403, 404), and RejectedError where it must not be (any other 4xx).
         """
         # Receivers such as Mimir compute their Retry-After from the attempt.
-        headers = {"Retry-Attempt": str(attempt)} if attempt else {}
+        numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
+        credentials = self._credentials.current()
         data = bytes(cramjam.snappy.compress_raw(body))
         try:
-            answer = await self._http.post(self._url, data=data, headers=headers)
+            answer = await self._http.post(
+                self._url,
+                data=data,
+                headers={**numbered, **credentials.headers},
+                trust=credentials.trust,
+            )
         except NoAnswerError as error:
             raise ReceiverUnavailableError(str(error)) from error
         if not answer.is_success:
@@ -58,37 +61,18 @@ class RemoteWriteClient:
 
 
 @asynccontextmanager
-async def open_client(settings: RemoteWriteSettings) -> AsyncIterator[RemoteWriteClient]:
-    """Open a client; raises SettingsError where the CA file cannot be used."""
+async def open_client(
+    settings: RemoteWriteSettings, *, check: Check | None = None
+) -> AsyncIterator[RemoteWriteClient]:
+    """Open a client; raises SettingsError where a file of its credentials cannot be used.
+
+    The check tells of files that change and cannot be used then.
+    """
+    credentials = ReceiverCredentials(settings, check=check or Check())
     async with open_http(
-        headers=request_headers(settings),
-        timeout_seconds=settings.timeout_seconds,
-        trust=_trust(settings.ca_file),
+        headers={**settings.headers, **_PROTOCOL_HEADERS}, timeout_seconds=settings.timeout_seconds
     ) as http:
-        yield RemoteWriteClient(http=http, url=settings.url)
-
-
-def request_headers(settings: RemoteWriteSettings) -> dict[str, str]:
-    """Give the headers of every request: the user's first, the protocol's over them."""
-    return {**settings.headers, **_credentials(settings), **_PROTOCOL_HEADERS}
-
-
-def _credentials(settings: RemoteWriteSettings) -> dict[str, str]:
-    if settings.bearer_token is not None:
-        return {"Authorization": f"Bearer {settings.bearer_token.reveal().strip()}"}
-    if settings.password is not None:
-        pair = f"{settings.username}:{settings.password.reveal()}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
-    return {}
-
-
-def _trust(ca_file: str) -> ssl.SSLContext | bool:
-    if not ca_file:
-        return True
-    try:
-        return ssl.create_default_context(cafile=Path(ca_file))
-    except OSError as error:
-        raise SettingsError(f"remote_write.ca_file {ca_file}: {error}; name a PEM file") from error
+        yield RemoteWriteClient(http=http, url=settings.url, credentials=credentials)
 
 
 def _refusal(answer: HttpAnswer) -> ReceiverUnavailableError | RejectedError:

@@ -13,6 +13,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.records import ContainerRef, DeviceAllocation
+from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES, partition_of_node
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
@@ -45,7 +46,7 @@ class World:
     async def put(
         self,
         topic: str,
-        record: Any,  # noqa: ANN401 - any record, or None for a tombstone
+        record: Any,  # noqa: ANN401 - any record, its bytes, or None for a tombstone
         *,
         key: str,
         node: str,
@@ -53,7 +54,8 @@ class World:
     ) -> None:
         """Write a record under a key, to a node's partition."""
         number = partition_of_node(node, partitions=SAMPLES.partitions)
-        value = None if record is None else encode(record)
+        is_written = record is None or isinstance(record, bytes)
+        value = record if is_written else encode(record)
         now_ms = time.time_ns() // 1_000_000 if time_ms is None else time_ms
         async with KafkaBus(self.settings).producer() as producer:
             place = TopicPartition(topic, number)
@@ -117,6 +119,23 @@ async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_not
     assert booked == [[0, 0.25], [1, 0.25]]
     refused = world.worker.metric('gpuledger_join_names_refused_total{reason="foreign_pod"}')
     assert refused == 1
+
+
+async def test_a_tick_that_claims_more_than_a_day_is_put_aside_and_the_next_is_booked(
+    world: World,
+) -> None:
+    await create_topics(world.settings)
+    world.worker.start()
+    world.worker.wait_until_ready()
+    now_ns = time.time_ns()
+    claimed = json.loads(encode(sample(time_ns=now_ns))) | {"interval_ns": MAX_INTERVAL_NS + 1}
+    await world.put(SAMPLES.name, json.dumps(claimed).encode(), key="node-a", node="node-a")
+    await world.tick("node-a", seq=2000)
+    (event,) = world.events(1)
+    (letter,) = world.letters(1)
+    assert event["seq"] == 2000
+    assert letter["reason"] == "undecodable"
+    assert "interval_ns" in letter["detail"]
 
 
 async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobody(

@@ -1,17 +1,21 @@
 """Podwatch whose token a real API server refuses for a while, as when it was rotated badly."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError
-from enricher.podwatch.client import Client, _load
+from enricher.podwatch.client import Client
 from enricher.podwatch.lines import split_lines
 from enricher.podwatch.settings import KubernetesSettings
+from gpuledger.service.readiness import Check
+from tests.fakes.seconds import Seconds
+from tests.podwatch_cluster import following, published
 from tests.real.parts.kube_client import KubeApiClient
+from tests.real.parts.kubernetes import KubeApi
 from tests.real.test_podwatch import RealCluster
 from tests.real.test_podwatch_stream import bind, role
 
@@ -43,9 +47,9 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
     await asyncio.to_thread(bind, kube_api, role(without=""), account)
     cluster = RealCluster(kube_api)
     await cluster.prepare()
-    good, now = kubeconfig.read_text(), 0.0
+    good, clock = kubeconfig.read_text(), Seconds()
     settings = KubernetesSettings(kubeconfig=str(kubeconfig))
-    client = Client(settings=settings, configuration=await _load(settings), monotonic=lambda: now)
+    client = await Client.open(settings, check=Check(), monotonic=clock)
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
     watching = client.get(path, query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0)
     try:
@@ -53,17 +57,33 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
             await cluster.create_pod("before")
             await until_named(lines, "before")
             kubeconfig.write_text(with_token(good, "no-token"))
-            now += 61  # a minute later it is read again
+            clock.advance(1.0)
             for _ in range(refusals):
                 with pytest.raises(KubernetesError, match="401"):
                     await list_pods(client, cluster)
             kubeconfig.write_text(good)
+            clock.advance(1.0)
             await list_pods(client, cluster)
             for number in range(PODS):
                 await cluster.create_pod(f"after-{number}")
             await until_named(lines, f"after-{PODS - 1}")
     finally:
         await client.close()
+
+
+async def test_podwatch_goes_on_where_authority_and_certificates_are_exchanged(
+    start_kube_api: Callable[[], KubeApi],
+) -> None:
+    """The API server answers nobody with a 401 then: who trusts the old authority asks nothing."""
+    server = await asyncio.to_thread(start_kube_api)
+    cluster = RealCluster(server)
+    await cluster.prepare()
+    before = await cluster.create_pod("before")
+    async with following(cluster) as found:
+        await found.until(lambda: published(found.steps) == {before: "alive"})
+        await asyncio.to_thread(server.exchange_certificates)
+        after = await cluster.create_pod("after")
+        await found.until(lambda: published(found.steps) == {before: "alive", after: "alive"})
 
 
 def with_token(kubeconfig: str, token: str) -> str:

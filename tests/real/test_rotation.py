@@ -7,19 +7,23 @@ import shutil
 from typing import TYPE_CHECKING
 
 import orjson
+import pytest
 from typing_extensions import override
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import SAMPLES
+from gpuledger.topics import ROWS, SAMPLES
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.parts.certificates import Authority
+from tests.real.parts.kafka import KafkaBroker
 from tests.real.parts.process import Process
 from tests.real.parts.secure_kafka import SecureKafka
 from tests.real.parts.starter import running
+from tests.real.sinks.running_sinks import publish, ticks
 from tests.real.test_agent import NODE, QUICKSTART
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from tests.real.parts.kafka import KafkaDistribution
@@ -27,14 +31,33 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 60.0
 NEW_PASSWORD = "another-horse-another-battery"
+SCRAM, PLAIN = "SCRAM-SHA-512", "PLAIN"
+PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+REFUSED, READ = "kafka_credentials_refused", "kafka_credentials_read"
 
 
 class RotatedKafka(SecureKafka):
     """The secure broker, which asks clients for a certificate and takes new ones by a restart."""
 
+    def __init__(
+        self, *, distribution: KafkaDistribution, folder: Path, mechanism: str, authority: Authority
+    ) -> None:
+        super().__init__(distribution=distribution, folder=folder)
+        self.mechanism = mechanism
+        self._asked_password = self.password
+        self.take(authority)
+
     @override
     def listeners(self) -> dict[str, str]:
-        return {**super().listeners(), "listener.name.secure.ssl.client.auth": "required"}
+        """Give those of SCRAM, or of PLAIN, whose passwords stand in the broker's settings."""
+        listeners = {**super().listeners(), "listener.name.secure.ssl.client.auth": "required"}
+        if self.mechanism == PLAIN:
+            user = f'user_{self.username}="{self._asked_password}"'
+            listeners |= {
+                "sasl.enabled.mechanisms": PLAIN,
+                "listener.name.secure.plain.sasl.jaas.config": f"{PLAIN_MODULE} {user};",
+            }
+        return listeners
 
     def take(self, authority: Authority) -> None:
         """Trust another authority alone, and show a certificate of its own."""
@@ -45,109 +68,162 @@ class RotatedKafka(SecureKafka):
         )
 
     def set_password(self, password: str) -> None:
-        """Give the user another password."""
+        """Give the user another password; one of PLAIN counts from the next start on."""
+        self._asked_password = password
+        if self.mechanism == PLAIN:
+            self.write_settings()
+            return
         argv = self._java("kafka.admin.ConfigCommand")
         argv += ["--bootstrap-server", self.plaintext_bootstrap_servers, "--alter"]
         argv += ["--entity-type", "users", "--entity-name", self.username]
-        argv += ["--add-config", f"SCRAM-SHA-512=[password={password}]"]
+        argv += ["--add-config", f"{SCRAM}=[password={password}]"]
         setting = Process(name="password", argv=argv, folder=self.folder)
         setting.start()
         setting.wait_until(lambda: setting.exit_status() == 0, deadline_seconds=30)
 
 
 class Mounted:
-    """The files of a Secret that is mounted, as the agent reads them."""
+    """A Secret that is mounted, as deployables read it: links into a folder that is exchanged."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
+        self._folder, self._versions = folder, 0
         self.ca, self.certificate, self.key, self.password = (
             folder / name for name in ("ca.crt", "tls.crt", "tls.key", "password")
         )
+        for file in (self.ca, self.certificate, self.key, self.password):
+            file.symlink_to(f"..data/{file.name}")
 
     def write(self, authority: Authority, *, password: str) -> None:
-        """Exchange them, each at once, as the kubelet does."""
-        pair = authority.issue("agent")
-        exchanged = {
-            self.ca: authority.certificate,
-            self.certificate: pair.certificate,
-            self.key: pair.key,
-        }
-        for target, source in exchanged.items():
-            new = target.with_suffix(".new")
-            shutil.copy(source, new)
-            new.replace(target)
-        self.password.write_text(f"{password}\n")
+        """Exchange them, all at once, as the kubelet does."""
+        pair = authority.issue("client")
+        self._versions += 1
+        version = self._folder / f"..{self._versions}"
+        version.mkdir()
+        shutil.copy(authority.certificate, version / self.ca.name)
+        shutil.copy(pair.certificate, version / self.certificate.name)
+        shutil.copy(pair.key, version / self.key.name)
+        (version / self.password.name).write_text(f"{password}\n")
+        new = self._folder / "..data_tmp"
+        new.symlink_to(version.name)
+        new.replace(self._folder / "..data")
 
-    def agent(self, kafka: RotatedKafka, *, folder: Path) -> Deployable:
-        """Give an agent that reads them."""
-        return Deployable(
+    def login(self, kafka: RotatedKafka) -> Mapping[str, str]:
+        """Give the settings of what reads them."""
+        return {
+            "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+            "KAFKA__REQUEST_TIMEOUT_SECONDS": "5",
+            "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
+            "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+            "KAFKA__SASL_MECHANISM": kafka.mechanism,
+            "KAFKA__SASL_USERNAME": kafka.username,
+            "KAFKA__SASL_PASSWORD_FILE": str(self.password),
+            "KAFKA__SSL_CA_FILE": str(self.ca),
+            "KAFKA__SSL_CERT_FILE": str(self.certificate),
+            "KAFKA__SSL_KEY_FILE": str(self.key),
+        }
+
+
+class Working:
+    """An agent and a sink that log in with the files, and whether they do their work."""
+
+    def __init__(self, kafka: RotatedKafka, kcat: Kcat, mounted: Mounted, *, folder: Path) -> None:
+        self._kafka, self._kcat = kafka, kcat
+        self._plaintext = KafkaBroker(bootstrap_servers=kafka.plaintext_bootstrap_servers)
+        self._next_tick = 0
+        login = mounted.login(kafka)
+        self.agent = Deployable(
             name="agent",
             command=["gpuledger-agent", "--source", f"simulated:{QUICKSTART}"],
             folder=folder,
-            environment={
-                "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-                "KAFKA__REQUEST_TIMEOUT_SECONDS": "5",
-                "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
-                "KAFKA__SASL_USERNAME": SecureKafka.username,
-                "KAFKA__SASL_PASSWORD_FILE": str(self.password),
-                "KAFKA__SSL_CA_FILE": str(self.ca),
-                "KAFKA__SSL_CERT_FILE": str(self.certificate),
-                "KAFKA__SSL_KEY_FILE": str(self.key),
-                "NODE_NAME": NODE,
-            },
+            environment={**login, "NODE_NAME": NODE},
         )
+        self.sink = Deployable(
+            name="sink", command=["gpuledger-sink", "rows"], folder=folder, environment=login
+        )
+        self.both = (self.agent, self.sink)
+
+    async def goes_on(self) -> None:
+        """Wait for a further sample of the agent's, and for rows of a further tick."""
+        await self._more_on(SAMPLES.name)
+        await self._more_on(ROWS.name, meanwhile=self._publish)
+
+    def said(self) -> list[list[str]]:
+        """Give what each has said of its credentials."""
+        return [
+            [event for event in events_of(each) if "kafka_credentials" in event]
+            for each in self.both
+        ]
+
+    def stop(self) -> None:
+        """End both, which must be clean."""
+        assert [each.stop() for each in self.both] == [0, 0], self._tails()
+
+    async def _more_on(
+        self, topic: str, *, meanwhile: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        before = self._count(topic)
+        if meanwhile:
+            await meanwhile()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self._count(topic) <= before:
+                assert [each.exit_status() for each in self.both] == [None, None], self._tails()
+                await asyncio.sleep(0.5)
+
+    async def _publish(self) -> None:
+        await publish(self._plaintext, ticks(1, first=self._next_tick))
+        self._next_tick += 1
+
+    def _count(self, topic: str) -> int:
+        return len(self._kcat.consume(self._kafka.plaintext_bootstrap_servers, topic))
+
+    def _tails(self) -> str:
+        return "\n".join(each.log_tail() for each in self.both)
 
 
-async def test_an_agent_goes_on_with_the_certificates_and_the_password_that_its_files_have_now(
-    kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_their_files(
+    kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:
     first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
     mounted = Mounted(tmp_path / "mounted")
     mounted.write(first, password=SecureKafka.password)
-    part = RotatedKafka(distribution=kafka_distribution, folder=tmp_path / "kafka")
-    part.take(first)
+    part = RotatedKafka(
+        distribution=kafka_distribution,
+        folder=tmp_path / "kafka",
+        mechanism=mechanism,
+        authority=first,
+    )
     with running(part) as kafka:
         await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
-        agent = mounted.agent(kafka, folder=tmp_path)
-        agent.start()
+        working = Working(kafka, kcat, mounted, folder=tmp_path)
+        for each in working.both:
+            each.start()
         try:
-            await goes_on(kafka, kcat, agent)
+            await working.goes_on()
 
             # Damaged files leave the old certificate in force, which the broker still takes.
             mounted.key.write_text("no key")
             await asyncio.to_thread(restart, kafka)
-            await goes_on(kafka, kcat, agent)
-            assert events(agent) == ["kafka_credentials_refused"]
+            await working.goes_on()
+            assert working.said() == [[REFUSED], [REFUSED]]
 
             kafka.set_password(NEW_PASSWORD)
             kafka.take(second)
             mounted.write(second, password=NEW_PASSWORD)
             await asyncio.to_thread(restart, kafka)
-            await goes_on(kafka, kcat, agent)
-            assert events(agent) == ["kafka_credentials_refused", "kafka_credentials_read"]
+            await working.goes_on()
+            assert working.said() == [[REFUSED, READ], [REFUSED, READ]]
         finally:
-            assert agent.stop() == 0, agent.log_tail()
+            working.stop()
 
 
 def restart(kafka: RotatedKafka) -> None:
+    """Drop every connection, and take what has changed."""
     kafka.stop()
     kafka.start()
 
 
-def events(agent: Deployable) -> list[str]:
-    """Give what it has said of its credentials."""
-    lines = map(orjson.loads, agent.log.read_bytes().splitlines())
-    return [line["event"] for line in lines if "kafka_credentials" in line["event"]]
-
-
-async def goes_on(kafka: RotatedKafka, kcat: Kcat, agent: Deployable) -> None:
-    """Wait for a further sample."""
-    before = count_samples(kafka, kcat)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while count_samples(kafka, kcat) <= before:
-            assert agent.exit_status() is None, agent.log_tail()
-            await asyncio.sleep(0.5)
-
-
-def count_samples(kafka: RotatedKafka, kcat: Kcat) -> int:
-    return len(kcat.consume(kafka.plaintext_bootstrap_servers, SAMPLES.name))
+def events_of(deployable: Deployable) -> list[str]:
+    lines = map(orjson.loads, deployable.log.read_bytes().splitlines())
+    return [line["event"] for line in lines]

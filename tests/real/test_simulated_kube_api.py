@@ -1,7 +1,6 @@
 """The simulator's API server beside a real one: the same requests, the same kind of answers."""
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -75,8 +74,7 @@ async def simulated() -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def real(client: KubeApiClient) -> AsyncIterator[Server]:
-    context: ssl.SSLContext = client._context
-    connector = aiohttp.TCPConnector(ssl=context)
+    connector = aiohttp.TCPConnector(ssl=client.tls_context())
     async with aiohttp.ClientSession(connector=connector) as session:
         yield Server(client.url, session)
     await asyncio.sleep(0.1)  # TLS ends with a word to the other side

@@ -65,12 +65,20 @@ class HttpClient:
         self._session = session
 
     async def post(
-        self, url: str, *, data: bytes, headers: Mapping[str, str] = _NOTHING
+        self,
+        url: str,
+        *,
+        data: bytes,
+        headers: Mapping[str, str] = _NOTHING,
+        trust: ssl.SSLContext | bool = True,
     ) -> HttpAnswer:
-        """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError."""
+        """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError.
+
+        It goes over no connection that was opened with another `trust`.
+        """
         try:
             async with self._session.post(
-                url, data=data, headers=headers, allow_redirects=False
+                url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:
                 return await read_answer(response)
         except BROKEN as error:
@@ -79,14 +87,13 @@ class HttpClient:
 
 @asynccontextmanager
 async def open_http(
-    *, headers: Mapping[str, str], timeout_seconds: float, trust: ssl.SSLContext | bool = True
+    *, headers: Mapping[str, str], timeout_seconds: float
 ) -> AsyncIterator[HttpClient]:
     """Open a client whose every request carries `headers` and has ended after `timeout_seconds`."""
     async with aiohttp.ClientSession(
         headers={**headers, "Accept-Encoding": "identity"},
         auto_decompress=False,  # else a server that packs badly, or unasked, has said nothing
         timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-        connector=aiohttp.TCPConnector(ssl=trust),
         cookie_jar=aiohttp.DummyCookieJar(),  # a server that sets ever new ones would fill the jar
     ) as session:
         yield HttpClient(session)

@@ -137,6 +137,15 @@ class Kafka(Part, KafkaBroker):
     def prepare(self) -> None:
         """Write the settings and format the data folder, as `start` does where it was not done."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_settings()
+        (self.folder / "log4j2.properties").write_text(LOG_PROPERTIES)
+        if self.distribution.formatted and not self.format_arguments():
+            shutil.copytree(self.distribution.formatted, self._data)
+        else:
+            self._format()
+
+    def write_settings(self) -> None:
+        """Write the settings as they are now; a broker that runs reads them when it starts next."""
         lines = {
             **self.listeners(),
             "log.dirs": str(self._data),
@@ -144,11 +153,6 @@ class Kafka(Part, KafkaBroker):
         }
         settings = "\n".join(f"{key}={value}" for key, value in lines.items())
         self._properties.write_text(f"{SERVER_PROPERTIES}{settings}\n")
-        (self.folder / "log4j2.properties").write_text(LOG_PROPERTIES)
-        if self.distribution.formatted and not self.format_arguments():
-            shutil.copytree(self.distribution.formatted, self._data)
-        else:
-            self._format()
 
     def _format(self) -> None:
         argv = [*self._java("kafka.tools.StorageTool"), "format", "-t", CLUSTER_ID]

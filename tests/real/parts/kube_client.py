@@ -26,9 +26,6 @@ class KubeApiClient:
         self.kubeconfig = kubeconfig
         self._login = login
         self._folder = folder
-        self._context = ssl.create_default_context(cafile=str(cluster.ca_file))
-        if login.pair:
-            self._context.load_cert_chain(login.pair.certificate, login.pair.key)
 
     @property
     def url(self) -> str:
@@ -60,7 +57,7 @@ class KubeApiClient:
             method=method,
             body=body if body is None or isinstance(body, bytes) else json.dumps(body).encode(),
             headers=headers,
-            context=self._context,
+            context=self.tls_context(),
         )
 
     def request(
@@ -74,6 +71,13 @@ class KubeApiClient:
         """Send a request and give status and JSON, whatever the status."""
         answer = self.fetch(method, path, body, content_type=content_type)
         return answer.status, answer.json()
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return what the files say now: they may be exchanged."""
+        context = ssl.create_default_context(cafile=str(self.cluster.ca_file))
+        if self._login.pair:
+            context.load_cert_chain(self._login.pair.certificate, self._login.pair.key)
+        return context
 
     def create_namespace(self, name: str) -> None:
         """Make a namespace, or leave the one there is."""

@@ -95,6 +95,21 @@ class _ApiServer(Part):
             cluster=self.cluster, login=self.admin, kubeconfig=self.kubeconfig, folder=folder
         )
 
+    def exchange_certificates(self) -> None:
+        """Put the certificates of another authority into the files of the present ones."""
+        authority = Authority(folder=self.folder / "other-certificates")
+        serving = authority.issue("kube-apiserver")
+        admin = authority.issue("admin", organization="system:masters")
+        assert self.admin.pair
+        for new, old in (
+            (authority.certificate, self.cluster.ca_file),
+            (serving.certificate, self._serving.certificate),
+            (serving.key, self._serving.key),
+            (admin.certificate, self.admin.pair.certificate),
+            (admin.key, self.admin.pair.key),
+        ):
+            new.replace(old)
+
     @override
     def argv(self) -> list[str | Path]:
         return [
@@ -180,6 +195,12 @@ class KubeApi(KubeApiClient):
     def stop_server(self) -> None:
         """End the API server alone, as a control plane's restart does; `start` brings it back."""
         self._server.stop()
+
+    def exchange_certificates(self) -> None:
+        """Restart the API server with certificates of another authority, its clients' as well."""
+        self._server.stop()
+        self._server.exchange_certificates()
+        self._server.start()
 
     def forget_history(self) -> None:
         """Make lists and watches at every version until now answer 410.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import ssl
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bcrypt
+import yaml
 from typing_extensions import override
 
 from tests.real.parts import web
@@ -14,6 +18,8 @@ from tests.real.parts.process import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.real.parts.certificates import Authority
 
 CONFIG = """
 global:
@@ -35,9 +41,13 @@ class PrometheusApi:
         """Where a remote-write sender posts to."""
         return self.url + self.remote_write_path
 
+    def fetch(self, path: str) -> web.Answer:
+        """Ask for a path of it."""
+        return web.fetch(self.url + path)
+
     def query(self, promql: str) -> list[Any]:
         """Give the result of an instant query: a list of metric and value."""
-        answer = web.fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
+        answer = self.fetch(f"/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
         found: list[Any] = answer.json()["data"]["result"]
         return found
 
@@ -90,7 +100,43 @@ class Prometheus(Part, PrometheusApi):
 
     @override
     def is_ready(self) -> bool:
-        return web.fetch(f"{self.url}/-/ready").status == 200
+        return self.fetch("/-/ready").status == 200
+
+
+class SecuredPrometheus(Prometheus):
+    """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
+
+    name = "secured-prometheus"
+    username = "gpuledger"
+
+    def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
+        web_config = folder / "web.yml"
+        super().__init__(
+            binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
+        )
+        self.url = f"https://127.0.0.1:{self.port}"
+        self._web_config = web_config
+        self.exchange(authority, password=password)
+
+    def exchange(self, authority: Authority, *, password: str) -> None:
+        """Show a certificate of this authority from now on, and ask for this password."""
+        self._password, self._authority = password, authority
+        pair = authority.issue("prometheus")
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+        files = {"cert_file": str(pair.certificate), "key_file": str(pair.key)}
+        config = {"tls_server_config": files, "basic_auth_users": {self.username: hashed}}
+        # Prometheus reads it again for each connection and each request.
+        new = self._web_config.with_suffix(".new")
+        new.write_text(yaml.safe_dump(config))
+        new.replace(self._web_config)
+
+    @override
+    def fetch(self, path: str) -> web.Answer:
+        login = base64.b64encode(f"{self.username}:{self._password}".encode()).decode()
+        context = ssl.create_default_context(cafile=str(self._authority.certificate))
+        return web.fetch(
+            self.url + path, headers={"Authorization": f"Basic {login}"}, context=context
+        )
 
 
 class VictoriaMetrics(Part, VictoriaMetricsApi):

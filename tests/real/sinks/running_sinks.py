@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuledger.records import GpuEvent
-    from tests.real.parts.kafka import Kafka
+    from tests.real.parts.kafka import Kafka, KafkaBroker
 
 NODES = [f"node-{number}" for number in range(8)]
 SINK = Path(sys.executable).with_name("gpuledger-sink")
@@ -48,7 +48,7 @@ class Sink(Process):
         return web.fetch(f"{self.health}/readyz").status == 200
 
 
-async def publish(to: Kafka, events: Iterable[GpuEvent | bytes]) -> None:
+async def publish(to: KafkaBroker, events: Iterable[GpuEvent | bytes]) -> None:
     settings = KafkaSettings(bootstrap_servers=to.bootstrap_servers)
     async with KafkaBus(settings).producer() as producer:
         for one in events:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.metrics import READINGS_DROPPED
 from agent.nvml.answers import GpuAnswers, ListedProcess
@@ -19,6 +20,7 @@ from gpuledger.records import (
     ProcessChange,
     ProcessKind,
 )
+from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_INTERVAL_SECONDS
 from simulator.clock import HandClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
@@ -95,6 +97,19 @@ def test_the_first_answers_only_open_the_first_interval(
     (process,) = tick.sample.processes
     assert process.ended
     assert tick.sample.containers == [ContainerRef(container_id=ONE)]
+
+
+def test_an_interval_that_no_record_may_claim_is_given_up_and_told(sampler: Sampler) -> None:
+    """As that of an agent that was stopped for days; the counters are kept, so that falls show."""
+    sample(sampler, [answers()], 0)
+    assert tick_at(sampler, [answers()], MAX_INTERVAL_SECONDS).interval_ns == MAX_INTERVAL_NS
+    with capture_logs() as lines:
+        assert sample(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 0.5) is None
+        after = tick_at(sampler, [answers()], 2 * MAX_INTERVAL_SECONDS + 1.5)
+    assert after.interval_ns == SECOND_NS
+    assert [(line["event"], line["interval_seconds"]) for line in lines] == [
+        ("interval_dropped", MAX_INTERVAL_SECONDS + 0.5)
+    ]
 
 
 def test_seq_rises_even_within_one_millisecond(sampler: Sampler) -> None:

@@ -1,16 +1,25 @@
 """No reading beyond what hardware does is decoded, and the error names its field."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.settings import AgentSettings
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
-from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
+from gpuledger.records import GpuEvent, NodeReadings, NodeSample, ProcessRecord
 from gpuledger.records.base import is_array
+from gpuledger.records.bounds import (
+    MAX_BOOTTIME_NS,
+    MAX_INTERVAL_NS,
+    MAX_INTERVAL_SECONDS,
+    MAX_PID,
+)
 from gpuledger.topics import SAMPLES
 from tests.unit.enricher.join.ticks import process, process_end, reading, sample
 
@@ -68,6 +77,80 @@ def test_a_reading_that_no_hardware_gives_is_refused_by_its_name(field: str, val
     """Whoever wrote it; the same value cannot be encoded, so that no agent sends it."""
     right, wrong = (sample(gpus=[reading(**{field: one})]) for one in (0, value))
     refuse(_forge(right, wrong), field)
+
+
+OF_A_TICK = [
+    ("interval_ns", lambda value: sample(interval_ns=value), MAX_INTERVAL_NS),
+    ("pid", lambda value: sample(processes=[process(pid=value)]), MAX_PID),
+    (
+        "started_boottime_ns",
+        lambda value: sample(processes=[process(started_boottime_ns=value)]),
+        MAX_BOOTTIME_NS,
+    ),
+    ("pid", lambda value: sample(ended_processes=[process_end(pid=value)]), MAX_PID),
+    (
+        "started_boottime_ns",
+        lambda value: sample(ended_processes=[process_end(started_boottime_ns=value)]),
+        MAX_BOOTTIME_NS,
+    ),
+]
+SIZES = st.integers(-(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize(("field", "made", "most"), OF_A_TICK)
+@given(data=st.data())
+def test_a_tick_is_taken_up_to_its_bounds_and_refused_beyond_by_the_name_of_the_field(
+    field: str, made: Callable[[int], NodeSample], most: int, data: st.DataObject
+) -> None:
+    value = data.draw(st.one_of(SIZES, st.integers(0, most), st.sampled_from([0, most, most + 1])))
+    if 0 <= value <= most:
+        tick = made(value)
+        assert Decoder(topic=SAMPLES.name, record=NodeSample).decode(encode(tick)) == tick
+    else:
+        refuse(_forge(made(0), made(value)), field)
+
+
+@pytest.mark.parametrize("record", [GpuEvent, NodeReadings])
+def test_what_is_made_of_a_tick_has_the_bounds_of_its_interval(record: type) -> None:
+    hints = dict(numbers_in(record))
+    (limits,) = get_args(hints[f"{record.__name__}.interval_ns"])[1:]
+    assert (limits.ge, limits.le) == (0, MAX_INTERVAL_NS)
+
+
+def test_no_agent_can_be_told_to_make_a_tick_that_is_longer_than_the_bound() -> None:
+    """Without an answer of any GPU it goes on for so long, and one tick covers all of that."""
+    longest_seconds = sum(
+        _most(AgentSettings, name) for name in ("watchdog_seconds", "tick_seconds")
+    )
+    assert longest_seconds < MAX_INTERVAL_SECONDS
+
+
+UNBOUNDED = {
+    # Positions, held to their tables when the tick is booked.
+    "GpuProcess.gpu",
+    "GpuProcess.container",
+    "ProcessEnd.gpu",
+    "ProcessEnd.container",
+    # What a wall clock shows, which anybody may set.
+    "NodeSample.time_ns",
+    "ProcessEnd.from_time_ns",
+    "ProcessEnd.until_time_ns",
+}
+
+
+def test_what_of_a_tick_may_be_any_number_is_known() -> None:
+    wide = {name for name, hint in numbers_in(NodeSample) if _limit(hint) == 2**63 - 1}
+    assert wide == UNBOUNDED
+
+
+def _limit(hint: Any) -> float | None:  # noqa: ANN401 - any type annotation
+    return next((note.le for note in get_args(hint)[1:] if isinstance(note, msgspec.Meta)), None)
+
+
+def _most(settings: type, name: str) -> float:
+    found = _limit(get_type_hints(settings, include_extras=True)[name])
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("written", [b"1e999", b"-1e999", b"NaN", b"Infinity"])

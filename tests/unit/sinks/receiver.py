@@ -1,5 +1,6 @@
 """An HTTP receiver that answers as the test says and keeps what it was sent."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,27 +28,33 @@ class Receiver:
     answers: list[Answer] = field(default_factory=list)
     """The next answers, in order; afterwards every request is answered by its body."""
     by_body: Callable[[bytes], Answer] = lambda _: Answer(204)
+    login: str = ""
+    """The `Authorization` without which a request is answered 401; empty takes everybody's."""
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.received.append(Received(request.path, dict(request.headers), body))
+        if self.login and request.headers.get("Authorization") != self.login:
+            return web.Response(status=401, text="who are you?")
         answer = self.answers.pop(0) if self.answers else self.by_body(body)
         return web.Response(status=answer.status, text=answer.text, headers=answer.headers)
 
 
 @asynccontextmanager
 async def receiving(
-    *answers: Answer, by_body: Callable[[bytes], Answer] = lambda _: Answer(204)
+    *answers: Answer,
+    by_body: Callable[[bytes], Answer] = lambda _: Answer(204),
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Receiver]:
     receiver = Receiver(answers=list(answers), by_body=by_body)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
     host, port = runner.addresses[0][:2]
-    receiver.url = f"http://{host}:{port}"
+    receiver.url = f"{'https' if context else 'http'}://{host}:{port}"
     try:
         yield receiver
     finally:

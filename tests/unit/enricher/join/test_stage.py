@@ -19,6 +19,7 @@ from gpuledger.records import (
     PodState,
     Severity,
 )
+from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     EVENTS,
@@ -172,6 +173,8 @@ def altered(**fields: object) -> bytes:
 
 BROKEN = [
     (altered(seq=2**63 - 1), "undecodable"),
+    (altered(interval_ns=MAX_INTERVAL_NS + 1), "undecodable"),
+    (altered(interval_ns=2**63 - 1), "undecodable"),
     (altered(node=""), "undecodable"),
     (altered(node="n" * 10_240), "undecodable"),
     (altered(boot_id="b" * 10_240), "undecodable"),

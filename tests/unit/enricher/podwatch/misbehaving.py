@@ -5,6 +5,7 @@ ended, a list is empty, a watch silent, and a list that comes as a watch refused
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -63,16 +64,18 @@ async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
+async def serving(
+    app: web.Application, *, context: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """Serve an application on a free port of the loopback; give its address."""
     # Silent watches are cancelled with the server, not waited for.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
     host, port = runner.addresses[0][:2]
     try:
-        yield f"http://{host}:{port}"
+        yield f"{'https' if context else 'http'}://{host}:{port}"
     finally:
         await runner.cleanup()
 

@@ -1,6 +1,8 @@
 """Configuration of the API server as kubernetes_asyncio reads it."""
 
 import asyncio
+import shutil
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -8,12 +10,18 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
-from enricher.podwatch.client import Client, _load
+from enricher.podwatch.client import Client
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UserError
+from gpuledger.service.readiness import Check, Readiness, Severity
+from tests.fakes.seconds import Seconds
+from tests.real.parts.certificates import Authority, KeyPair
+from tests.real.parts.kubeconfig import Cluster, Login
+from tests.real.parts.kubeconfig import write_kubeconfig as write_tls_kubeconfig
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
@@ -22,6 +30,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     halves,
     misbehaving_server,
     page,
+    serving,
     status,
 )
 
@@ -47,34 +56,125 @@ async def test_a_kubeconfig_that_cannot_be_used_is_its_users_business(
 
 
 @pytest.mark.parametrize(("passed_seconds", "token"), [(59.0, "first"), (60.0, "second")])
-async def test_a_token_is_read_again_after_a_minute(
+async def test_a_token_in_a_file_that_a_kubeconfig_names_is_read_again_after_a_minute(
     server: MisbehavingServer, tmp_path: Path, passed_seconds: float, token: str
 ) -> None:
-    file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first")
+    file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="")
+    token_file = tmp_path / "token"
+    token_file.write_text("first")
+    file.write_text(file.read_text().replace("token: ''", f"tokenFile: {token_file}"))
     settings = KubernetesSettings(kubeconfig=str(file))
-    now = 1000.0
-    client = Client(settings=settings, configuration=await _load(settings), monotonic=lambda: now)
-    write_kubeconfig(file, url=server.url, token="second")
-    now += passed_seconds
+    clock = Seconds()
+    client = await Client.open(settings, check=Check(), monotonic=clock)
+    token_file.write_text("second")
+    clock.advance(passed_seconds)
     await _list(client)
     await client.close()
     assert server.tokens == [f"Bearer {token}"]
 
 
-async def test_a_kubeconfig_that_breaks_later_is_an_interruption_and_not_the_end(
+async def test_a_changed_kubeconfig_counts_from_the_next_request_on(
+    server: MisbehavingServer, tmp_path: Path
+) -> None:
+    file, clock = (
+        write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first"),
+        Seconds(),
+    )
+    client = await Client.open(_named(file), check=Check(), monotonic=clock)
+    await _list(client)
+    write_kubeconfig(file, url=server.url, token="second")
+    clock.advance(1.0)
+    await _list(client)
+    await client.close()
+    assert server.tokens == ["Bearer first", "Bearer second"]
+
+
+async def test_a_kubeconfig_that_breaks_later_leaves_the_former_in_force_and_is_told_once(
+    server: MisbehavingServer, tmp_path: Path
+) -> None:
+    file, clock = (
+        write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first"),
+        Seconds(),
+    )
+    check = Readiness().check("credentials", severity=Severity.WARNING)
+    client = await Client.open(_named(file), check=check, monotonic=clock)
+    with capture_logs() as lines:
+        for broken in ("[", NO_CURRENT_CONTEXT, "["):
+            file.write_text(broken)
+            clock.advance(1.0)
+            await _list(client)
+            assert not check.is_ok
+        assert "the former credentials stay in force" in check.detail
+        write_kubeconfig(file, url=server.url, token="second")
+        await _list(client)
+    await client.close()
+    assert check.is_ok
+    assert server.tokens == [*["Bearer first"] * 3, "Bearer second"]
+    assert [line["event"] for line in lines] == ["check_failed", "check_recovered"]
+
+
+async def test_a_refused_token_is_read_again_until_it_can_be(
     server: MisbehavingServer, tmp_path: Path
 ) -> None:
     file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first")
-    server.lists += [status(401)]
-    async with open_api(KubernetesSettings(kubeconfig=str(file))) as api:
+    server.lists += [status(401), status(401)]
+    async with open_api(_named(file)) as api:
         with pytest.raises(KubernetesError, match="401"):
             await _list(api)
         file.write_text("[")
-        with pytest.raises(KubernetesError, match="cannot be read"):
+        with pytest.raises(KubernetesError, match="401"):
             await _list(api)
         write_kubeconfig(file, url=server.url, token="second")
         await _list(api)
-    assert server.tokens == ["Bearer first", "Bearer second"]
+    assert server.tokens == ["Bearer first", "Bearer first", "Bearer second"]
+
+
+async def test_the_authority_and_the_certificate_of_their_files_are_those_of_the_next_connection(
+    tmp_path: Path,
+) -> None:
+    """Nothing is refused by a 401 where the server's certificate is not trusted."""
+    clock, mounted, file = Seconds(), tmp_path / "mounted", tmp_path / "kubeconfig"
+    mounted.mkdir()
+    client: Client | None = None
+    for name in ("first", "second"):
+        authority = Authority(folder=tmp_path / name)
+        app = web.Application()
+        app.router.add_get("/api/v1/pods", page())
+        _mount(authority, mounted)
+        async with serving(app, context=_asking_for_certificates(authority)) as url:
+            _name_files(file, mounted, url=url)
+            if client is None:
+                client = await Client.open(_named(file), check=Check(), monotonic=clock)
+            clock.advance(1.0)
+            await _list(client)
+    assert client is not None
+    await client.close()
+
+
+@pytest.mark.parametrize("damaged", ["ca.pem", "client.pem", "client-key.pem"])
+async def test_damaged_certificates_are_its_users_business_at_the_start_and_a_check_later(
+    tmp_path: Path, damaged: str
+) -> None:
+    authority, clock, mounted = Authority(folder=tmp_path / "ca"), Seconds(), tmp_path / "mounted"
+    mounted.mkdir()
+    _mount(authority, mounted)
+    app = web.Application()
+    app.router.add_get("/api/v1/pods", page())
+    async with serving(app, context=_asking_for_certificates(authority)) as url:
+        file = _name_files(tmp_path / "kubeconfig", mounted, url=url)
+        check = Check()
+        client = await Client.open(_named(file), check=check, monotonic=clock)
+        (mounted / damaged).write_text("damaged")
+        clock.advance(1.0)
+        await _list(client)
+        assert check.has_failed
+        with pytest.raises(UserError, match=r"certificate.*check the file kubernetes\.kubeconfig"):
+            async with open_api(_named(file)):
+                pass
+        _mount(authority, mounted)
+        await _list(client)
+        assert check.is_ok
+        await client.close()
 
 
 async def test_a_refused_request_leaves_a_watch_that_is_open_its_connection(
@@ -149,6 +249,37 @@ async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silen
                 await waiting
             with pytest.raises(KubernetesError, match="closed"):
                 await anext(watch.chunks())
+
+
+def _named(file: Path) -> KubernetesSettings:
+    return KubernetesSettings(kubeconfig=str(file))
+
+
+def _mount(authority: Authority, folder: Path) -> None:
+    """Put an authority and a client's certificate of it where the kubeconfig has them."""
+    pair = authority.issue("client")
+    shutil.copy(authority.certificate, folder / "ca.pem")
+    shutil.copy(pair.certificate, folder / "client.pem")
+    shutil.copy(pair.key, folder / "client-key.pem")
+
+
+def _asking_for_certificates(authority: Authority) -> ssl.SSLContext:
+    pair = authority.issue("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.certificate)
+    context.load_cert_chain(pair.certificate, pair.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _name_files(file: Path, mounted: Path, *, url: str) -> Path:
+    """Write a kubeconfig that names the mounted files."""
+    return write_tls_kubeconfig(
+        file,
+        cluster=Cluster(url=url, ca_file=mounted / "ca.pem"),
+        login=Login(
+            pair=KeyPair(certificate=mounted / "client.pem", key=mounted / "client-key.pem")
+        ),
+    )
 
 
 async def _list(api: Api) -> bytes:

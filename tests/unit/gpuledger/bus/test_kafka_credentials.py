@@ -12,17 +12,8 @@ from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, Kaf
 from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
 from gpuledger.settings import KafkaSettings, Secret
+from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now_seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.now_seconds
 
 
 class Files:
@@ -33,12 +24,12 @@ class Files:
         pair = self.authority.issue("client")
         self.certificate, self.key, self.password = pair.certificate, pair.key, folder / "password"
         self.password.write_text("first\n")
-        self.clock = Clock()
+        self.clock = Seconds()
         self.credentials = KafkaCredentials(
             KafkaSettings(
                 security_protocol="SASL_SSL",
                 sasl_username="u",
-                sasl_password=Secret.load(self.password),
+                sasl_password=Secret.load(self.password, name="kafka.sasl_password"),
                 ssl_ca_file=self.authority.certificate,
                 ssl_cert_file=self.certificate,
                 ssl_key_file=self.key,
@@ -48,7 +39,7 @@ class Files:
 
     def later(self) -> None:
         """Let the time pass after which the files are looked at."""
-        self.clock.now_seconds += 10
+        self.clock.advance(10)
 
 
 @pytest.fixture

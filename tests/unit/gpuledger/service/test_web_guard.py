@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import datetime as dt
-import os
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -16,7 +15,9 @@ import pytest
 
 from gpuledger.errors import UserError
 from gpuledger.service import Readiness, serve_health
+from gpuledger.service.http.messages import Request, Response
 from gpuledger.service.web_guard import WebGuard
+from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority, KeyPair
 
 HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
@@ -24,6 +25,7 @@ USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
 ALICE = "alice:right"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server-key.pem%s}\n"
 CLIENTS = ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
+METRICS = Request(method="GET", path="/metrics", headers={})
 HANDSHAKE = (aiohttp.ClientError, ssl.SSLError, OSError)
 
 
@@ -32,6 +34,10 @@ def authority(tmp_path: Path) -> Authority:
     authority = Authority(folder=tmp_path)
     authority.issue("server")
     return authority
+
+
+async def page(_: Request) -> Response:
+    return Response(body=b"page")
 
 
 @asynccontextmanager
@@ -301,13 +307,27 @@ def test_a_file_that_cannot_be_used_is_named_by_its_field(
         WebGuard(tmp_path / "web.yml")
 
 
-async def test_files_are_looked_at_once_a_second_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "web.yml").write_text(USERS)
-    guard = WebGuard(tmp_path / "web.yml", look_seconds=1000)
-    os.remove(tmp_path / "web.yml")  # noqa: PTH107  # as an operator would
+async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
+    file, clock, statuses = tmp_path / "web.yml", Seconds(), []
+    file.write_text(USERS)
+    guard = WebGuard(file, monotonic=clock)
+    file.write_text("")
     for _ in range(3):
-        guard._look()
-        await asyncio.sleep(0)
-    assert guard._config.basic_auth_users
+        statuses.append((await guard.answer(METRICS, page)).status)
+        clock.advance(0.5)
+    assert statuses == [401, 401, 200]
+
+
+async def test_a_file_that_a_refused_configuration_names_counts_once_it_is_there(
+    tmp_path: Path, authority: Authority
+) -> None:
+    new = Authority(folder=tmp_path / "new")
+    async with serving(tmp_path, TLS % "") as url:
+        (tmp_path / "web.yml").write_text(
+            TLS.replace("server.pem", "next.pem").replace("server-key", "next-key") % ""
+        )
+        assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
+        pair = new.issue("next")
+        shutil.copy(pair.key, tmp_path / "next-key.pem")
+        shutil.copy(pair.certificate, tmp_path / "next.pem")
+        assert (await get(url + "/livez", tls=trusting(new)))[0] == 200

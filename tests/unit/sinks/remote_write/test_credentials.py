@@ -1,0 +1,164 @@
+"""What a request goes with is what the files have when it is sent, or had when they were right."""
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpuledger.errors import SettingsError
+from gpuledger.service import Readiness, Severity
+from gpuledger.service.http.client import open_http
+from gpuledger.settings import Secret
+from sinks.errors import ReceiverUnavailableError
+from sinks.remote_write.client import RemoteWriteClient
+from sinks.remote_write.credentials import ReceiverCredentials
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.fakes.seconds import Seconds
+from tests.real.parts.certificates import Authority
+from tests.unit.sinks.receiver import receiving
+
+TOKEN, PASSWORD = "bearer_token", "password"
+FIRST = {TOKEN: "Bearer first", PASSWORD: "Basic bWU6Zmlyc3Q="}
+SECOND = {TOKEN: "Bearer second", PASSWORD: "Basic bWU6c2Vjb25k"}
+
+
+class Mounted:
+    """Settings whose secret is in a file, and the credentials that are made of them."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.file, self.ca_file = folder / kind, folder / "ca" / "ca.pem"
+        self.authority = Authority(folder=folder / "ca")
+        self.file.write_text("first\n")
+        secret = Secret.load(self.file, name=f"remote_write.{kind}")
+        login: dict[str, Any] = {kind: secret, "username": "me" if kind == PASSWORD else ""}
+        self.settings = RemoteWriteSettings(ca_file=str(self.ca_file), **login)
+        self.clock = Seconds()
+        self.check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
+        self.credentials = ReceiverCredentials(
+            self.settings, check=self.check, monotonic=self.clock
+        )
+
+    def login(self) -> str:
+        """Return what a request says now, a second later."""
+        self.clock.advance(1.0)
+        return self.credentials.current().headers["Authorization"]
+
+
+@pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
+def test_a_changed_secret_counts_for_the_next_request(tmp_path: Path, kind: str) -> None:
+    mounted = Mounted(tmp_path, kind)
+    assert mounted.login() == FIRST[kind]
+    mounted.file.write_text("second\n")
+    assert mounted.login() == SECOND[kind]
+
+
+DAMAGES = {
+    "gone": None,
+    "empty": b"",
+    "blank": b"\n",
+    "no text": b"\xff\xfe-and-longer-than-before",
+}
+
+
+@pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_secret_leaves_the_former_in_force_and_is_told_once_until_it_is_mended(
+    tmp_path: Path, kind: str, damage: str
+) -> None:
+    mounted, content = Mounted(tmp_path, kind), DAMAGES[damage]
+    if content is None:
+        mounted.file.unlink()
+    else:
+        mounted.file.write_bytes(content)
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert mounted.login() == FIRST[kind]
+        shown = mounted.check.detail
+        mounted.file.write_text("second\n")
+        assert mounted.login() == SECOND[kind]
+    assert shown.startswith(f"remote_write.{kind}: ")
+    assert str(mounted.file) in shown
+    events = [line["event"] for line in lines]
+    assert events == ["check_failed", "check_recovered", "receiver_credentials_read"]
+    assert mounted.check.is_ok
+
+
+@pytest.mark.parametrize("token", ["hunter2 words", "hunter2\nlines", "hunter2\u00f6", "  \n"])
+def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, token: str) -> None:
+    mounted = Mounted(tmp_path, TOKEN)
+    mounted.file.write_text(token)
+    assert mounted.login() == FIRST[TOKEN]
+    assert "is no token" in mounted.check.detail
+    assert "hunter2" not in mounted.check.detail
+    with pytest.raises(SettingsError, match="is no token: expected one word of ASCII"):
+        ReceiverCredentials(mounted.settings, check=mounted.check)
+
+
+def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
+    tmp_path: Path,
+) -> None:
+    mounted = Mounted(tmp_path, TOKEN)
+    before = mounted.credentials.current().trust
+    mounted.ca_file.write_text("damaged")
+    mounted.file.write_text("second\n")
+    assert mounted.login() == FIRST[TOKEN], "files that came together count together"
+    assert mounted.credentials.current().trust is before
+    assert "remote_write.ca_file" in mounted.check.detail
+    assert str(mounted.ca_file) in mounted.check.detail
+
+
+@pytest.mark.parametrize("settings", [{}, {TOKEN: Secret("first")}])
+def test_what_stands_in_no_file_is_not_looked_for(settings: dict[str, Any]) -> None:
+    check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
+    credentials = ReceiverCredentials(RemoteWriteSettings(**settings), check=check)
+    assert credentials.current().trust is True
+    assert check.is_ok
+
+
+async def test_the_authority_that_the_file_has_now_is_the_only_one_trusted(tmp_path: Path) -> None:
+    """Also where a connection to a server of the former one is still open."""
+    mounted, other = Mounted(tmp_path, TOKEN), Authority(folder=tmp_path / "other")
+    async with (
+        receiving(context=_serving(mounted.authority)) as first,
+        receiving(context=_serving(other)) as second,
+        open_http(headers={}, timeout_seconds=5.0) as http,
+    ):
+        to_first, to_second = (
+            RemoteWriteClient(http=http, url=each.url, credentials=mounted.credentials)
+            for each in (first, second)
+        )
+        await to_first.write(b"", attempt=0)
+        with pytest.raises(ReceiverUnavailableError, match="certificate"):
+            await to_second.write(b"", attempt=0)
+        other.certificate.replace(mounted.ca_file)
+        mounted.clock.advance(1.0)
+        await to_second.write(b"", attempt=1)
+        with pytest.raises(ReceiverUnavailableError, match="certificate"):
+            await to_first.write(b"", attempt=0)
+
+
+@pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
+async def test_a_request_that_is_refused_goes_through_once_the_file_has_what_is_asked_for(
+    tmp_path: Path, kind: str
+) -> None:
+    mounted = Mounted(tmp_path, kind)
+    async with (
+        receiving(context=_serving(mounted.authority)) as receiver,
+        open_http(headers={}, timeout_seconds=5.0) as http,
+    ):
+        client = RemoteWriteClient(http=http, url=receiver.url, credentials=mounted.credentials)
+        receiver.login = SECOND[kind]
+        with pytest.raises(ReceiverUnavailableError, match="401 who are you"):
+            await client.write(b"", attempt=0)
+        mounted.file.write_text("second\n")
+        mounted.clock.advance(1.0)
+        await client.write(b"", attempt=1)
+
+
+def _serving(authority: Authority) -> ssl.SSLContext:
+    pair = authority.issue("receiver")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    return context
