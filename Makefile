@@ -93,13 +93,9 @@ lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_AR
 	@$(COMPILE) requirements/bootstrap.in --constraints requirements/dev.lock \
 		--output-file requirements/bootstrap.lock
 
-# An empty --index-url: no component names a registry.
 SBOM_FOLDER ?= build/sbom
-sbom: $(VENV)/.dev ## Write what each image carries as CycloneDX JSON to build/sbom/, from requirements/*.lock
-	@mkdir -p $(SBOM_FOLDER)
-	@for extra in agent enricher sinks demo; do \
-		PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements requirements/$$extra.lock --pyproject pyproject.toml \
-			--index-url "" --output-format JSON --output-reproducible --output-file $(SBOM_FOLDER)/$$extra.cdx.json; done
+sbom: $(VENV)/.dev ## Write the Python packages of each image as CycloneDX JSON to build/sbom/, from requirements/*.lock
+	@$(BIN)/python -m tests.sbom $(SBOM_FOLDER)
 
 clean: ## Remove the environment and what tests and tools left behind
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
