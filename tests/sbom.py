@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from packaging.markers import Environment, default_environment
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from tests.unit.deployment.deployables import ROOT, Stage, stages, targets
@@ -46,10 +46,10 @@ def _lock_of(stage: Stage) -> Path:
     return ROOT / "requirements" / f"{name}.lock"
 
 
-def _environment() -> Environment:
+def _environment() -> dict[str, str]:
     found = _PYTHON.match(stages()["base"].base)
     assert found, "the base image names no version of Python"
-    made = default_environment()
+    made = {name: str(value) for name, value in default_environment().items()}
     made["python_version"], made["python_full_version"] = found[1], found[0].partition(":")[2]
     made["sys_platform"], made["platform_system"], made["os_name"] = "linux", "Linux", "posix"
     return made

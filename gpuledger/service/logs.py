@@ -27,7 +27,7 @@ def _add_timestamp(_logger: object, _method: str, event: EventDict) -> EventDict
 
 def _order_keys(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Return the event with the keys first that every line has, in the same order everywhere."""
-    return {key: event.pop(key) for key in _FIRST_KEYS if key in event} | event
+    return {**{key: event.pop(key) for key in _FIRST_KEYS if key in event}, **event}
 
 
 _SHARED: Final[list[Processor]] = [

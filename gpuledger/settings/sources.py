@@ -117,7 +117,7 @@ def _read_secret(named: Given) -> Secret:
     except OSError as error:
         raise SettingsError(f"{named.origin}: cannot read {shown}: {error.strerror}") from error
     except ValueError as error:
-        raise SettingsError(f"{named.origin}: {shown} is empty, expected a secret in it") from error
+        raise SettingsError(f"{named.origin}: cannot read {shown}: {error}") from error
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:
