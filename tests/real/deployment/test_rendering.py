@@ -39,8 +39,9 @@ LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
     r"metadata\.name"
-    r"|spec\.template\.spec\.volumes\.(configMap\.name|secret\.secretName)"
+    r"|spec\.template\.spec\.volumes\.(configMap\.name|(projected\.sources\.)?secret\.(secretN|n)ame)"
     r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
+    r"|spec\.template\.spec\.containers\.env\.valueFrom\.secretKeyRef\.name"
 )
 """Where the name of a ConfigMap or Secret may stand."""
 
@@ -352,7 +353,14 @@ def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering)
     join = installation.workload("gpuledger-join")
 
     assert "partitions" in deployables.run([*job.command, "--help"], {})
-    assert job.environment() == join.environment()
+    assert {**job.environment(), **user(join)} == {**join.environment(), **user(join)}
+
+
+def user(workload: Workload) -> dict[str, str]:
+    """Return the variable with the user that a workload logs in as, where it has one."""
+    name = "GPULEDGER_KAFKA__SASL_USERNAME"
+    found = workload.environment()
+    return {name: found[name]} if name in found else {}
 
 
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rendering) -> None:
