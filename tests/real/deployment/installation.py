@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.parts.secure_kafka import WORKLOADS
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def fill_in(overlay: Path, kafka: SecureKafka) -> None:
     for file in passwords:
         user = file.read_text().split()[-1]
         file.write_text(f"{kafka.users[user]}\n")
-    assert len(passwords) == len(kafka.users)
+    assert len(passwords) == len(WORKLOADS)
 
 
 @dataclass(kw_only=True)
