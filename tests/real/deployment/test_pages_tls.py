@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import bcrypt
@@ -79,6 +80,10 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(folder=tmp_path / "certificates")
 
 
+def is_answered(url: str, authority: Authority, wanted: set[int]) -> bool:
+    return status(url, authority) in wanted
+
+
 @pytest.fixture
 def filled_in(tmp_path: Path, authority: Authority, kustomize: Kustomize) -> Rendering:
     refuse_stray_settings()
@@ -108,9 +113,7 @@ def test_every_workload_answers_its_probes_over_tls_and_metrics_after_a_login(
                 asked = workload.container[name]["httpGet"]
                 url = f"{asked['scheme'].lower()}{at_work.health.removeprefix('https')}"
                 wanted = {200, 503} if asked["path"] == "/readyz" else {200}
-                eventually(
-                    lambda url=url + asked["path"], wanted=wanted: status(url, authority) in wanted
-                )  # type: ignore[misc]  # a default is how a loop's value is bound
+                eventually(partial(is_answered, f"{url}{asked['path']}", authority, wanted))
             assert status(f"{at_work.health}/metrics", authority) == 401
             assert status(f"{at_work.health}/metrics", authority, **login) == 200
     finally:
