@@ -132,7 +132,10 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
     kafka, rendering = overlay
     plain = kafka.plaintext_bootstrap_servers
     otlp = Topic(name=OtlpSettings().topic, record=GpuEvent, key="node", partitions=1)
-    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [otlp]))
+    again = Topic(name="again", record=GpuEvent, key="node")
+    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [otlp, again]))
+    named_by_option = Right("gpuledger-replay", Operation.Write, Resource.TOPIC, again.name)
+    asyncio.run(kafka.allow([named_by_option]))
     assert "config differs" not in run(["gpuledger", "topics", "create"], kafka, "topics")
     assert "differs" not in run(["gpuledger", "topics", "check"], kafka, "topics-check")
     for topic in (SAMPLES, EVENTS):
@@ -170,9 +173,10 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
         started["gpuledger-podwatch"].wait_until_ready()
         for name in ("gpuledger-join", "gpuledger-sink-rows", "gpuledger-sink-otlp"):
             started[name].wait_until_ready()
-        assert "compared" in run(
-            ["gpuledger", "replay", "--from", "-1h", "--to", "-1s", "--compare"], kafka, "replay"
-        )
+        replay = ["gpuledger", "replay", "--from", "-1h", "--to", "-1s"]
+        assert "compared" in run([*replay, "--compare"], kafka, "replay")
+        run([*replay, "--topic", again.name], kafka, "replay")
+        assert count(again) > 0
     finally:
         statuses = {name: deployable.stop() for name, deployable in started.items()}
 
