@@ -189,6 +189,7 @@ async def following(
     resumed: Following | None = None,
     watch_timeout_seconds: float = 60.0,
     watch_list: Literal["auto", "off"] = "auto",
+    silence_seconds: float = 90.0,
 ) -> AsyncIterator[Following]:
     """Follow the pods while the context is open; a resumed one goes on where it was left."""
     settings = KubernetesSettings(
@@ -196,6 +197,7 @@ async def following(
         watch_list=watch_list,
         page_limit=2,
         watch_timeout_seconds=watch_timeout_seconds,
+        silence_seconds=silence_seconds,
         backoff_first_seconds=0.02,
         backoff_most_seconds=0.5,
     )

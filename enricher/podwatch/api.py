@@ -53,6 +53,10 @@ class AnswerTooLargeError(KubernetesError):
     """The API server's answer is larger than what may be held at once."""
 
 
+class SilentError(KubernetesError):
+    """An answer that the API server had begun said nothing for as long as it was waited for."""
+
+
 class Answer(Protocol):
     """The body of a successful answer."""
 
@@ -64,7 +68,10 @@ class Answer(Protocol):
         """
 
     def chunks(self) -> AsyncGenerator[bytes]:
-        """Give the body as it comes; `KubernetesError` where the connection breaks or is silent."""
+        """Yield the body as it comes.
+
+        Raises `KubernetesError` where the connection breaks, `SilentError` where nothing comes.
+        """
 
 
 class Api(Protocol):

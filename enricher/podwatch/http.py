@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError
+from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError, SilentError
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
 from gpuledger.service.http.client import BROKEN, explain, read_begin
@@ -79,6 +79,8 @@ class _HttpAnswer:
         try:
             while chunk := await self._next():
                 yield chunk
+        except aiohttp.ServerTimeoutError as error:
+            raise SilentError(_unreadable(error, server=self._server)) from error
         except BROKEN as error:
             raise _unreachable(error, server=self._server) from error
 
@@ -118,7 +120,11 @@ def _status_of(body: bytes) -> Status:
 
 
 def _unreachable(error: BaseException, *, server: str) -> KubernetesError:
-    return KubernetesError(f"the API server {server} cannot be read: {explain(error)}")
+    return KubernetesError(_unreadable(error, server=server))
+
+
+def _unreadable(error: BaseException, *, server: str) -> str:
+    return f"the API server {server} cannot be read: {explain(error)}"
 
 
 def _seconds_to_answer(patience: aiohttp.ClientTimeout) -> float:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from enricher.podwatch import metrics
-from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError
+from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.events import Bookmark, EventReader, Passed
@@ -182,18 +182,25 @@ class Reflector:
                         yield step
             self._watching_since_ns = self._clock.monotonic_ns()
             yield Mark.WATCHING
-            async for line in lines:
-                match found := self._events.read(line):
-                    case Seen() | Deleted():
-                        self._version = found.pod.resource_version or self._version
-                        yield found
-                    case Skipped(version=version):
-                        self._version = version or self._version
-                        yield found
-                    case Bookmark() | Passed():
-                        self._version = found.version or self._version
-                    case None:
-                        pass
+            try:
+                async for line in lines:
+                    match found := self._events.read(line):
+                        case Seen() | Deleted():
+                            self._version = found.pod.resource_version or self._version
+                            yield found
+                        case Skipped(version=version):
+                            self._version = version or self._version
+                            yield found
+                        case Bookmark() | Passed():
+                            self._version = found.version or self._version
+                        case None:
+                            pass
+            except SilentError:
+                # No failure: a server on which no pod changes owes no line. Bookmarks are promised
+                # at no interval, and one that is due before the server has heard of any change
+                # since its own start is left out. The next watch, on a connection of its own, finds
+                # out whether the server is there, and fails where it is not.
+                return
 
     async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step]:
         """Give every pod; only when the server says that these were all is a version reached."""

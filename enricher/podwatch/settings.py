@@ -35,7 +35,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     watch_timeout_seconds: Seconds = 300.0
     """How long the server is asked to keep a watch open, at least; at most twice as long."""
     silence_seconds: Seconds = 90.0
-    """After how long without a byte a watch is taken for dead; bookmarks come about each minute."""
+    """After how long without a byte a watch is begun anew, in case its connection is dead."""
     backoff_first_seconds: Seconds = 1.6
     """The first pause after a failure; each is by chance between half and the whole of it."""
     backoff_most_seconds: Seconds = 30.0

@@ -5,20 +5,37 @@ Here lives the set-up. What is worth a line is the caller's business: one a batc
 
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
 
 from gpuledger.settings.groups import LogSettings
 from gpuledger.settings.secret import mask_addresses
+
+_FIRST_KEYS: Final = ("timestamp", "level", "logger", "event")
+
+
+def _add_timestamp(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Add the time, in UTC: milliseconds, as nobody compares lines more closely than that."""
+    time = datetime.now(tz=UTC).isoformat(timespec="milliseconds")
+    event["timestamp"] = time.replace("+00:00", "Z")
+    return event
+
+
+def _order_keys(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Return the event with the keys first that every line has, in the same order everywhere."""
+    return {**{key: event.pop(key) for key in _FIRST_KEYS if key in event}, **event}
+
 
 _SHARED: Final[list[Processor]] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    _add_timestamp,
+    _order_keys,
 ]
 # Of libraries, what whoever wrote to a connection is told anyway, as an exception.
 _SAID_OTHERWISE: Final = frozenset({"socket.send() raised exception."})

@@ -105,7 +105,7 @@ class Secret:
         """
         shown = mask_address(str(file))
         try:
-            text = file.read_text(encoding="utf-8").rstrip("\r\n")
+            text = _secret_in(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
             raise SettingsError(f"{name}: cannot read {shown}: not a text file") from error
         except OSError as error:
@@ -139,3 +139,19 @@ class Secret:
     @override
     def __hash__(self) -> int:
         return hash(self._text)
+
+
+def _secret_in(content: str) -> str:
+    """Return the one line of a file, without its end; a blank is as good as any other character.
+
+    Raises `ValueError` for what no login ever accepts and nobody sees in an editor: it would be one
+    more wrong password, and look right.
+    """
+    text = content.rstrip("\r\n")
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark, save it as UTF-8 without one")
+    if "\0" in text:
+        raise ValueError("it has a NUL in it, expected one line of text")
+    if "\n" in text or "\r" in text:
+        raise ValueError("it has more than one line, expected the secret alone")
+    return text

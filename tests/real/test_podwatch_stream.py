@@ -76,6 +76,20 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
     assert published([*before.steps, *found.steps]) == expected
 
 
+async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_is_seen(
+    kube_api: KubeApiClient,
+) -> None:
+    """Its bookmarks come after one minute, or two: the watch is silent for longer than waited."""
+    cluster = RealCluster(kube_api)
+    await cluster.prepare()
+    async with following(cluster, silence_seconds=0.5) as found:
+        await found.until(lambda: found.steps.count(Mark.WATCHING) == 4)
+        uid = await cluster.create_pod("comes")
+        await found.until(lambda: published(found.steps) == {uid: "alive"})
+    assert errors(found) == []
+    assert found.steps.count(Mark.LISTING) == 1
+
+
 def role(*, without: str) -> dict[str, Any]:
     """Give the role that podwatch is installed with, less one of its verbs."""
     (found,) = render().of_kind("ClusterRole")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.parts.secure_kafka import WORKLOADS
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
@@ -61,16 +62,17 @@ def copy_of_k8s(folder: Path) -> Path:
 def fill_in(overlay: Path, kafka: SecureKafka) -> None:
     """Replace the placeholders of a copied overlay, as its user does."""
     place = overlay / "installation"
-    (place / "password").write_text(f"{kafka.password}\n")
     (place / "ca.crt").write_text(kafka.ca_file.read_text())
     env = (place / "kafka.env").read_text()
-    for name, value in (
-        ("BOOTSTRAP_SERVERS", kafka.bootstrap_servers),
-        ("SASL_USERNAME", kafka.username),
-    ):
-        env, replaced = re.subn(rf"(?m)^(GPULEDGER_KAFKA__{name}=).*$", rf"\g<1>{value}", env)
-        assert replaced == 1
+    servers = rf"\g<1>{kafka.bootstrap_servers}"
+    env, replaced = re.subn(r"(?m)^(GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=).*$", servers, env)
+    assert replaced == 1
     (place / "kafka.env").write_text(env)
+    passwords = [*overlay.glob("*/password"), *overlay.glob("central/passwords/*")]
+    for file in passwords:
+        user = file.read_text().split()[-1]
+        file.write_text(f"{kafka.users[user]}\n")
+    assert len(passwords) == len(WORKLOADS)
 
 
 @dataclass(kw_only=True)

@@ -139,7 +139,8 @@ class Workload:
         for source in self.container.get("envFrom", []):
             given |= self._config_map(source["configMapRef"]["name"])
         for variable in self.container.get("env", []):
-            given[variable["name"]] = variable["value"] if "value" in variable else _field(variable)
+            if (value := self._value(variable)) is not None:
+                given[variable["name"]] = value
         return given
 
     def files(self) -> dict[str, bytes]:
@@ -180,27 +181,38 @@ class Workload:
             for name, text in self._config_map(volume["configMap"]["name"]).items():
                 yield name, text.encode()
         if "secret" in volume:
-            for name, text in self._secret(volume["secret"]).items():
+            secret = volume["secret"]
+            for name, text in self._secret(secret["secretName"], secret).items():
                 yield name, base64.b64decode(text)
+        for source in volume.get("projected", {}).get("sources", []):
+            for name, text in self._secret(source["secret"]["name"], source["secret"]).items():
+                yield name, base64.b64decode(text)
+
+    def _value(self, variable: Manifest) -> str | None:
+        """Return a variable's value; `None` where it is a key of an optional Secret without it."""
+        if "value" in variable:
+            return str(variable["value"])
+        if reference := variable["valueFrom"].get("secretKeyRef"):
+            data = self._secret(reference["name"], reference)
+            if reference["key"] not in data and reference.get("optional"):
+                return None
+            return base64.b64decode(data[reference["key"]]).decode()
+        assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}, variable
+        return NODE_NAME
 
     def _config_map(self, name: str) -> Mapping[str, str]:
         data: Mapping[str, str] = self.rendering.get("ConfigMap", name, self.namespace)["data"]
         return data
 
-    def _secret(self, source: Manifest) -> Mapping[str, str]:
+    def _secret(self, name: str, source: Manifest) -> Mapping[str, str]:
         try:
-            found = self.rendering.get("Secret", source["secretName"], self.namespace)
+            found = self.rendering.get("Secret", name, self.namespace)
         except LookupError:
             if source.get("optional"):
                 return {}
             raise
         data: Mapping[str, str] = found["data"]
         return data
-
-
-def _field(variable: Manifest) -> str:
-    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}, variable
-    return NODE_NAME
 
 
 def render(folder: Path | str = "base") -> Rendering:

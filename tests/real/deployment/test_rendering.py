@@ -31,7 +31,7 @@ AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"
 CENTRAL = "gpuledger"
 ROOTLESS = "overlays/agent-without-root"
-INSTALLATIONS = ("base", ROOTLESS, "overlays/sasl-ssl")
+INSTALLATIONS = ("base", ROOTLESS, "overlays/pages-tls", "overlays/sasl-ssl")
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
@@ -39,8 +39,9 @@ LOOKED_AT = {"/var/lib/kubelet/pod-resources", "/var/log/containers"}
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
     r"metadata\.name"
-    r"|spec\.template\.spec\.volumes\.(configMap\.name|secret\.secretName)"
+    r"|spec\.template\.spec\.volumes\.(configMap\.name|(projected\.sources\.)?secret\.(secretN|n)ame)"
     r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
+    r"|spec\.template\.spec\.containers\.env\.valueFrom\.secretKeyRef\.name"
 )
 """Where the name of a ConfigMap or Secret may stand."""
 
@@ -259,7 +260,9 @@ def test_a_deployable_is_probed_on_that_port_and_bounded(installation: Rendering
     pages = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
     for workload in installation.services():
         probes = {name: workload.container[name]["httpGet"] for name in pages}
-        assert probes == {name: {"path": path, "port": "http"} for name, path in pages.items()}
+        over_tls = "GPULEDGER_HTTP__WEB_CONFIG_FILE" in workload.environment()
+        where = {"port": "http", **({"scheme": "HTTPS"} if over_tls else {})}
+        assert probes == {name: {"path": path, **where} for name, path in pages.items()}
         assert workload.pod["terminationGracePeriodSeconds"] > 10
         assert {"cpu", "memory"} <= workload.container["resources"]["requests"].keys()
         assert "memory" in workload.container["resources"]["limits"]
@@ -352,7 +355,17 @@ def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering)
     join = installation.workload("gpuledger-join")
 
     assert "partitions" in deployables.run([*job.command, "--help"], {})
-    assert job.environment() == join.environment()
+    assert brokers_of(job) == brokers_of(join)
+
+
+def brokers_of(workload: Workload) -> dict[str, str]:
+    """Return the variables on the brokers, but the user, who is each workload's own."""
+    found = workload.environment().items()
+    return {
+        name: value
+        for name, value in found
+        if name.startswith("GPULEDGER_KAFKA__") and not name.endswith("__SASL_USERNAME")
+    }
 
 
 def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rendering) -> None:
@@ -392,7 +405,7 @@ def test_only_the_agent_runs_as_root_and_an_overlay_does_without(kustomize: Kust
         for folder in INSTALLATIONS
     }
 
-    assert found == {"base": [AGENT], ROOTLESS: [], "overlays/sasl-ssl": [AGENT]}
+    assert found == {folder: [] if folder == ROOTLESS else [AGENT] for folder in INSTALLATIONS}
 
 
 def test_without_root_the_agent_spools_where_it_may_write(kustomize: Kustomize) -> None:

@@ -17,10 +17,10 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import PodRecord
-from gpuledger.settings import KafkaSettings, Option, Secret, load_settings
+from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topic
 from sinks.settings import SinkSettings
-from tests.real.deployment.installation import OVERLAY, copy_of_k8s, documented, fill_in
+from tests.real.deployment.installation import OVERLAY, copy_of_k8s, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ async def test_a_workload_logs_in_with_what_is_mounted(
     assert settings.bootstrap_servers == secure_kafka.bootstrap_servers
     assert await KafkaBus(settings).partitions(topic.name) == 3
     assert set(workload.files()) >= {f"{SECRET}/password", f"{SECRET}/ca.crt"}
-    assert secure_kafka.password not in "".join(workload.environment().values())
+    assert settings.sasl_username == name
+    assert secure_kafka.users[name] not in "".join(workload.environment().values())
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -120,39 +121,53 @@ async def test_a_placeholder_that_was_left_is_named(
         await KafkaBus(settings).partitions("any")
 
 
-def test_the_documented_lines_give_the_agent_a_user_of_its_own(
+def test_each_workload_has_a_user_of_its_own_and_nobody_elses_password(
+    filled_in: Rendering, secure_kafka: SecureKafka, tmp_path: Path
+) -> None:
+    found = {each.name: kafka_settings(each, tmp_path) for each in filled_in.workloads()}
+
+    assert {name: kafka.sasl_username for name, kafka in found.items()} == {
+        name: name for name in WORKLOADS
+    }
+    for workload in filled_in.workloads():
+        mounted = b"".join(workload.files().values()).decode()
+        assert [user for user, password in secure_kafka.users.items() if password in mounted] == [
+            workload.name
+        ]
+
+
+def test_client_certificates_stand_in_for_the_users_by_the_lines_that_are_commented_out(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / OVERLAY
-    blocks = re.findall(r"```yaml\n(.*?)```", documented(), re.DOTALL)
-    (lines,) = [block for block in blocks if "kind: Component" in block]
-    agents, login = overlay / "agent" / "kustomization.yaml", overlay / "agent" / "login"
-    login.mkdir()
-    (login / "kustomization.yaml").write_text(lines)
-    (login / "password").write_text("the agent's own\n")
-    written = agents.read_text()
-    agents.write_text(written.replace("  - ../installation\n", "  - ../installation\n  - login\n"))
-    found = {
-        each.name: kafka_settings(each, tmp_path / "files") for each in both(overlay).workloads()
-    }
-    agent = found.pop("gpuledger-agent")
+    env = overlay / "installation" / "kafka.env"
+    lines = env.read_text().replace("SASL_SSL", "SSL").replace("#GPULEDGER", "GPULEDGER")
+    env.write_text("\n".join(line for line in lines.splitlines() if "__SASL_" not in line))
+    for file in overlay.glob("*/kustomization.yaml"):
+        (file.parent / "tls.crt").write_text("a certificate")
+        (file.parent / "tls.key").write_text("its key")
+        of_login = re.compile(r"literals: \[username=.*\]\n    files: \[password.*\]")
+        file.write_text(of_login.sub("files: [tls.crt, tls.key]", file.read_text()))
+    workloads = both(overlay).workloads()
 
-    assert (agent.sasl_username, agent.sasl_password) == (
-        "gpuledger-agent",
-        Secret("the agent's own"),
-    )
-    assert agent.bootstrap_servers == found["gpuledger-join"].bootstrap_servers
-    assert {each.sasl_username for each in found.values()} == {"gpuledger"}
+    assert {each.name for each in workloads} == set(WORKLOADS)
+    for workload in workloads:
+        kafka = kafka_settings(workload, tmp_path / "files")
+        assert (kafka.security_protocol, kafka.sasl_username) == ("SSL", None)
+        assert kafka.ssl_cert_file
+        assert kafka.ssl_key_file
+        assert kafka.ssl_cert_file.read_text() == "a certificate"
+        assert kafka.ssl_key_file.read_text() == "its key"
 
 
 def test_brokers_without_a_login_need_one_line_and_no_secret(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / OVERLAY
-    folder = overlay / "installation"
-    (folder / "kafka.env").write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
-    written = (folder / "kustomization.yaml").read_text()
-    (folder / "kustomization.yaml").write_text(written.partition("secretGenerator:")[0])
+    env = overlay / "installation" / "kafka.env"
+    env.write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
+    for file in overlay.glob("*/kustomization.yaml"):
+        file.write_text(file.read_text().partition("secretGenerator:")[0])
     settings = {
         each.name: kafka_settings(each, tmp_path / "files") for each in both(overlay).workloads()
     }
@@ -162,13 +177,16 @@ def test_brokers_without_a_login_need_one_line_and_no_secret(
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
 
 
-def test_password_and_authority_are_secrets_in_both_namespaces(filled_in: Rendering) -> None:
+def test_passwords_lie_where_their_workloads_run_and_the_authority_in_both_namespaces(
+    filled_in: Rendering,
+) -> None:
     secrets = {
         (made["metadata"]["namespace"], frozenset(made["data"]))
         for made in filled_in.of_kind("Secret")
     }
 
     assert secrets == {
-        (namespace, frozenset({"password", "ca.crt"}))
+        (namespace, keys)
         for namespace in ("gpuledger", "gpuledger-agent")
+        for keys in (frozenset({"username", "password"}), frozenset({"ca.crt"}))
     }

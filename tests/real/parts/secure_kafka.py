@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
@@ -10,6 +11,18 @@ from tests.real.parts.certificates import Authority
 from tests.real.parts.kafka import Kafka, KafkaDistribution
 from tests.real.parts.ports import free_ports
 
+WORKLOADS = (
+    "agent",
+    "podwatch",
+    "join",
+    "sink-remote-write",
+    "sink-alerts",
+    "sink-store",
+    "sink-rows",
+    "sink-otlp",
+    "topics",
+)
+"""Each has a user of its own in the overlay for SASL over TLS."""
 LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 
 
@@ -19,6 +32,8 @@ class SecureKafka(Kafka):
     name = "secure-kafka"
     username = "gpuledger"
     password = "correct-horse-battery-staple"
+    users: Mapping[str, str] = {f"gpuledger-{name}": f"staple-of-{name}" for name in WORKLOADS}
+    """The passwords of others, by their names."""
 
     def __init__(self, *, distribution: KafkaDistribution, folder: Path) -> None:
         super().__init__(distribution=distribution, folder=folder)
@@ -53,4 +68,8 @@ class SecureKafka(Kafka):
 
     @override
     def format_arguments(self) -> list[str]:
-        return ["--add-scram", f"SCRAM-SHA-512=[name={self.username},password={self.password}]"]
+        return [
+            word
+            for name, password in {self.username: self.password, **self.users}.items()
+            for word in ("--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]")
+        ]

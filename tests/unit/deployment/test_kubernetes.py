@@ -65,7 +65,7 @@ def test_every_file_is_listed_by_a_kustomization() -> None:
             "kustomization.yaml",
             *manifests.kustomization(folder).get("resources", []),
             *(
-                name
+                name.rpartition("=")[2]
                 for generator in manifests.generators(folder)
                 for key in ("files", "envs")
                 for name in generator.get(key, [])

@@ -1,20 +1,21 @@
-"""`make sbom`: what each image carries, as its lock says, and no registry's address."""
+"""`make sbom`: the packages of each image, each in one version, and no registry's address."""
 
 import json
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.sbom import locks, requirements
+
 ROOT = Path(__file__).parents[3]
-IMAGES = sorted(
-    set(re.findall(r"COPY requirements/(\w+)\.lock", (ROOT / "Dockerfile").read_text()))
-    - {"bootstrap"}
-)
+IMAGES = sorted(locks())
 
 
 @pytest.fixture(scope="module")
@@ -26,34 +27,61 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def locked(extra: str) -> set[tuple[str, str]]:
-    lock = (ROOT / "requirements" / f"{extra}.lock").read_text().replace("\\\n", "")
-    found = [
-        Requirement(line.partition(" --hash")[0]) for line in lock.splitlines() if line[0] != "#"
-    ]
-    return {(canonicalize_name(one.name), str(one.specifier)[2:]) for one in found}
+def locked(lock: Path) -> Counter[str]:
+    """Return how often a lock names each package."""
+    lines = lock.read_text().replace("\\\n", "").splitlines()
+    names = [Requirement(line.partition(" --hash")[0]).name for line in lines if line[0] != "#"]
+    return Counter(map(canonicalize_name, names))
 
 
-def test_each_image_has_one(folder: Path) -> None:
-    assert IMAGES
+def read(folder: Path, image: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / f"{image}.cdx.json").read_text())
+    return loaded
+
+
+def test_each_image_has_one_of_its_name(folder: Path) -> None:
+    installation = ROOT / "k8s" / "overlays" / "sasl-ssl" / "installation" / "kustomization.yaml"
+    named = [image["name"] for image in yaml.safe_load(installation.read_text())["images"]]
+
+    assert sorted(named) == IMAGES
     assert sorted(file.name for file in folder.iterdir()) == [f"{one}.cdx.json" for one in IMAGES]
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_it_names_all_that_is_locked_with_its_hashes_and_nothing_else(
+def test_it_names_each_package_that_is_locked_once_with_its_hashes(
     folder: Path, image: str
 ) -> None:
-    read: dict[str, Any] = json.loads((folder / f"{image}.cdx.json").read_text())
+    found = read(folder, image)
+    packages = Counter(canonicalize_name(one["name"]) for one in found["components"])
 
-    assert read["bomFormat"] == "CycloneDX"
-    assert read["metadata"]["component"]["name"] == "gpuledger"
-    found = {(canonicalize_name(one["name"]), one["version"]) for one in read["components"]}
-    assert found == locked(image)
-    assert all(one["externalReferences"][0]["hashes"] for one in read["components"])
+    assert found["bomFormat"] == "CycloneDX"
+    assert found["metadata"]["component"]["name"] == "gpuledger"
+    assert packages == Counter(set(locked(locks()[image])))
+    assert all(one["externalReferences"][0]["hashes"] for one in found["components"])
+
+
+def test_of_a_package_with_a_version_for_each_python_the_images_one_is_named(
+    tmp_path: Path,
+) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (python,) = re.findall(r"^FROM python:(\d+\.\d+)\.", dockerfile, re.MULTILINE)
+    lock = tmp_path / "some.lock"
+    lock.write_text(
+        f"a==1 ; python_full_version < '{python}' --hash=sha256:00\n"
+        f"a==2 ; python_version == '{python}' \\\n    --hash=sha256:00\n"
+        f"a==3 ; python_full_version >= '{python}.99' \\\n    --hash=sha256:00\n"
+        "b==1 ; sys_platform == 'win32' --hash=sha256:00\n"
+    )
+
+    assert [line.split()[0] for line in requirements(lock)] == ["a==2"]
+
+
+def test_security_md_says_which_lock_is_which_images() -> None:
+    page = " ".join((ROOT / "SECURITY.md").read_text().split())
+    for image, lock in locks().items():
+        assert re.search(rf"`{image}(\.cdx\.json)?`[^()]*\((from )?`{lock.name}`\)", page), image
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_its_components_name_no_address(folder: Path, image: str) -> None:
-    read = json.loads((folder / f"{image}.cdx.json").read_text())
-
-    assert "://" not in json.dumps(read["components"])
+    assert "://" not in json.dumps(read(folder, image)["components"])

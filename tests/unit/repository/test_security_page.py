@@ -2,9 +2,18 @@
 
 import re
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import yaml
+from prometheus_client.metrics import MetricWrapperBase
 
+import enricher.join.metrics
+import enricher.podwatch.metrics
+import gpuledger.bus.metrics
+import gpuledger.dead_letters
+import gpuledger.service.metrics
+import sinks.metrics
 from enricher.join.settings import GROUP as JOIN
 from gpuledger.topics import BY_NAME
 from sinks.alerts.service import GROUP as ALERTS
@@ -24,19 +33,29 @@ GROUPS = {
     "sink rows": ROWS,
     "sink otlp": OTLP,
 }
+CENTRAL = (
+    enricher.podwatch.metrics,
+    enricher.join.metrics,
+    sinks.metrics,
+    gpuledger.bus.metrics,
+    gpuledger.dead_letters,
+    gpuledger.service.metrics,
+)
+"""What podwatch, the join and the sinks expose."""
 ACTIONS = {"receive": 1, "send": 2}
 """Which column of the table has the topics of an operation."""
 
 
 def rows() -> dict[str, list[str]]:
     """Give the cells of the table of Kafka's rights by deployable."""
-    table = PAGE.partition("| deployable | reads | writes |")[2].partition("\n\n")[0]
+    table = PAGE.partition("| who | reads | writes |")[2].partition("\n\n")[0]
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {cells[0]: cells for cells in found}
 
 
 def named(cell: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", cell))
+    """Give what a cell names, options of a command aside."""
+    return {name for name in re.findall(r"`([^`]+)`", cell) if not name.startswith("--")}
 
 
 def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
@@ -54,14 +73,24 @@ def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
 def test_no_topic_is_named_that_there_is_not() -> None:
     told = set[str]().union(*(named(cell) for cells in rows().values() for cell in cells[1:3]))
 
-    assert told - {"gpuledger.*"} == {*BY_NAME, OtlpSettings().topic}
+    assert told == {*BY_NAME, OtlpSettings().topic}
 
 
 def test_groups_and_transactional_ids_are_the_deployables_own() -> None:
     found = rows()
 
-    assert {name: named(cells[3]) for name, cells in found.items() if cells[3]} == {
+    assert {name: named(cells[3]) for name, cells in found.items() if named(cells[3])} == {
         name: {group} for name, group in GROUPS.items()
     }
     for name, cells in found.items():
         assert named(cells[4]) <= {f"{GROUPS.get(name)}-…"}
+
+
+@pytest.mark.parametrize("module", CENTRAL, ids=lambda module: module.__name__)
+def test_no_page_but_the_agents_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
+    assert "No names of nodes, pods or users of GPUs" in PAGE
+    families = [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
+    labels = {label for family in families for label in family._labelnames}
+
+    assert families
+    assert labels & {"node", "pod", "namespace", "container", "uid", "gpu", "user"} == set()

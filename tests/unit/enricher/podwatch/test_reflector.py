@@ -22,6 +22,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     event,
     events,
     misbehaving_server,
+    mute,
     page,
     silence,
     status,
@@ -165,15 +166,30 @@ async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
     assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "3"]
 
 
-async def test_a_silent_watch_is_noticed(
+async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_is_no_failure(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
     impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
-    server.watches += [silence(), events(event("ADDED", pod("a")), keep=True)]
+    server.lists += [page(version="3")]
+    marked = events(bookmark("4"), keep=True)
+    server.watches += [marked, silence(), events(event("ADDED", pod("a")), keep=True)]
     steps = await steps_until(
         reflector_of(api, impatient, clock), lambda taken: as_word(taken[-1]) == "+a"
     )
-    interruption = next(step for step in steps if isinstance(step, Interrupted))
+    assert [step for step in steps if isinstance(step, Interrupted)] == []
+    assert server.kinds() == ["list", "watch", "watch", "watch"]
+    assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "4", "4"]
+
+
+async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_asked_again(
+    server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
+) -> None:
+    impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
+    server.watches += [silence(), mute()]
+    steps = await steps_until(
+        reflector_of(api, impatient, clock), lambda taken: isinstance(taken[-1], Interrupted)
+    )
+    (interruption,) = [step for step in steps if isinstance(step, Interrupted)]
     assert "silent for too long" in str(interruption.error)
 
 

@@ -70,13 +70,6 @@ def first_error(steps: list[Step]) -> str:
         ),
         pytest.param([], [mute()], {"silence_seconds": SHORT_SECONDS}, "silent", id="a watch"),
         pytest.param(
-            [],
-            [events(event("ADDED", pod("b")), keep=True)],
-            {"silence_seconds": SHORT_SECONDS},
-            "silent",
-            id="a watch after its first line",
-        ),
-        pytest.param(
             [trickle(b" ")],
             [],
             {"page_timeout_seconds": SHORT_SECONDS},

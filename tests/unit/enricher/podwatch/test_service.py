@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
+import structlog
 from typing_extensions import override
 
 from enricher.podwatch.api import open_api
@@ -187,6 +189,22 @@ async def test_readiness_tells_of_both_sides(
         await published(bus, 1)
         await soon(readiness.is_ready)
         assert readiness.check("api").detail == "1 pods"
+
+
+async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_said(
+    server: MisbehavingServer, settings: PodwatchSettings
+) -> None:
+    readiness = Readiness()
+    impatient = msgspec.structs.replace(settings.kubernetes, silence_seconds=0.02)
+    settings = msgspec.structs.replace(settings, kubernetes=impatient)
+    server.lists += [page(pod("a"))]
+    with structlog.testing.capture_logs() as lines:
+        async with running(
+            bus=MemoryBus(), settings=settings, readiness=readiness, clock=PatientClock()
+        ):
+            await soon(lambda: server.kinds().count("watch") > 4)
+            assert readiness.is_ready()
+    assert [line for line in lines if line["log_level"] != "info"] == []
 
 
 async def test_a_missing_role_makes_podwatch_unready_and_says_why(

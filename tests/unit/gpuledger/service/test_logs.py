@@ -2,13 +2,18 @@
 
 import json
 import logging
-from typing import Literal
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import pytest
 import structlog
 
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings, Secret
+
+PAGE: Final = (Path(__file__).parents[4] / "docs" / "logs.md").read_text()
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -32,6 +37,21 @@ def test_an_event_is_one_line_with_logger_level_and_time(
         "ticks": 3,
         "detail": "two\nlines",
     }
+
+
+@pytest.mark.parametrize("get_logger", [structlog.get_logger, logging.getLogger])
+def test_a_line_begins_with_the_keys_that_every_line_has_in_the_order_of_the_page(
+    capsys: pytest.CaptureFixture[str], get_logger: Callable[[str], Any]
+) -> None:
+    documented = json.loads(re.findall(r"```json\n(.*?)\n", PAGE)[0])
+    configure_logs(LogSettings())
+    with structlog.contextvars.bound_contextvars(more=1):
+        get_logger("x").warning("said")
+
+    (line,) = lines(capsys)
+    assert list(line) == [*list(documented)[:4], "more"]
+    for time in (line["timestamp"], documented["timestamp"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(time))
 
 
 def test_a_traceback_is_a_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,11 @@ BROKEN_FILES: list[tuple[Callable[[Path], Path], str]] = [
     (lambda folder: folder, "Is a directory"),
     (lambda folder: written(folder / "empty", b"\n"), "is empty"),
     (lambda folder: written(folder / "binary", b"\xff\xfe"), "not a text file"),
+    (lambda folder: written(folder / "two", b"hunter2\nhunter3\n"), "more than one line"),
+    (lambda folder: written(folder / "old-mac", b"hunter2\rhunter3"), "more than one line"),
+    (lambda folder: written(folder / "nul", b"hunter2\0\n"), "NUL"),
+    (lambda folder: written(folder / "windows", b"\xef\xbb\xbfhunter2"), "byte order mark"),
+    (lambda folder: folder / "nul-in-name\0", "embedded null byte"),
 ]
 
 
@@ -103,6 +108,7 @@ def test_a_secret_file_that_cannot_be_used_is_named(
     assert "GPULEDGER_TOKEN_FILE" in str(raised.value)
     assert str(file) in str(raised.value)
     assert said in str(raised.value)
+    assert "hunter" not in str(raised.value)
 
 
 def test_an_unknown_secret_file_variable_gets_the_nearest_name() -> None:

@@ -1,0 +1,185 @@
+"""What docs/security.md grants on Kafka suffices: every workload as rendered, as its own user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from gpuledger.bus.administration import create_topics
+from gpuledger.codec import Decoder
+from gpuledger.records import DeadLetter, GpuEvent
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import (
+    DEAD_LETTERS,
+    EVENTS,
+    INVENTORY,
+    PROCESSES,
+    READINGS,
+    ROWS,
+    SAMPLES,
+    Topic,
+)
+from sinks.otlp.settings import OtlpSettings
+from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
+from tests.real.deployment.rendering import Rendering, render
+from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
+from tests.real.parts.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
+from tests.unit.repository.test_security_page import GROUPS, named, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from tests.real.deployment.rendering import Workload
+    from tests.real.parts.kcat import Kcat
+    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.parts.kustomize import Kustomize
+
+USERS: Final = {
+    "topics Job, `gpuledger topics create`": "topics",
+    "`gpuledger topics check`": "topics-check",
+    "`gpuledger replay`": "replay",
+}
+"""The users of those rows of the table that are not a deployable's."""
+NOBODYS: Final = {"who reads dead letters", "who reads events, rows, other topics"}
+WITHIN_SECONDS: Final = 60.0
+_decode_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
+
+
+def documented_rights() -> Iterator[Right]:
+    """Yield the entries of the access lists that the table of docs/security.md asks for."""
+    for who, cells in rows().items():
+        if who in NOBODYS:
+            continue
+        _, reads, writes, groups, ids, others = cells
+        user = f"gpuledger-{USERS.get(who, who.replace(' ', '-').replace('_', '-'))}"
+        for topic in named(reads):
+            yield Right(user, Operation.Read, Resource.TOPIC, topic)
+        for topic in named(writes):
+            yield Right(user, Operation.Write, Resource.TOPIC, topic)
+        for group in named(groups):
+            yield Right(user, Operation.Read, Resource.GROUP, group)
+        for prefix in named(ids):
+            name = prefix.removesuffix("…")
+            yield Right(user, Operation.Write, Resource.TRANSACTIONAL_ID, name, is_prefix=True)
+        for operation in named(others) & set(Operation.__members__):
+            yield Right(user, Operation[operation], Resource.TOPIC, "gpuledger.", is_prefix=True)
+
+
+def start(
+    workload: Workload, folder: Path, overridden: Mapping[str, str] | None = None
+) -> Deployable:
+    laid_out = workload.lay_out(folder)
+    environment = {**laid_out.environment, **(overridden or {})}
+    ours = {
+        name.removeprefix("GPULEDGER_"): value
+        for name, value in environment.items()
+        if name.startswith("GPULEDGER_")
+    }
+    made = Deployable(name=workload.name, command=laid_out.argv, folder=folder, environment=ours)
+    made.start()
+    return made
+
+
+def run(command: list[str], kafka: AuthorizingKafka, name: str) -> str:
+    """Run a command for people under a user, and return what it printed; it must succeed."""
+    user = f"gpuledger-{name}"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+        "GPULEDGER_KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
+        "GPULEDGER_KAFKA__SSL_CA_FILE": str(kafka.ca_file),
+        "GPULEDGER_KAFKA__SASL_USERNAME": user,
+        "GPULEDGER_KAFKA__SASL_PASSWORD": kafka.users[user],
+    }
+    done = subprocess.run(
+        [BIN / command[0], *command[1:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WITHIN_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def overlay(
+    start_authorizing_kafka: Callable[[], AuthorizingKafka], kustomize: Kustomize, tmp_path: Path
+) -> tuple[AuthorizingKafka, Rendering]:
+    """Return brokers that grant what the table says, and the overlay filled in for them."""
+    refuse_stray_settings()
+    kafka = start_authorizing_kafka()
+    asyncio.run(kafka.allow(documented_rights()))
+    filled_in = copy_of_k8s(tmp_path) / OVERLAY
+    fill_in(filled_in, kafka)
+    objects = [*render(filled_in).objects, *render(filled_in / "topics").objects]
+    return kafka, Rendering(objects=objects)
+
+
+def test_the_documented_rights_suffice_for_every_workload_and_command(
+    overlay: tuple[AuthorizingKafka, Rendering],
+    kube_api: KubeApiClient,
+    kcat: Kcat,
+    tmp_path: Path,
+) -> None:
+    kafka, rendering = overlay
+    plain = kafka.plaintext_bootstrap_servers
+    otlp = Topic(name=OtlpSettings().topic, record=GpuEvent, key="node", partitions=1)
+    again = Topic(name="again", record=GpuEvent, key="node")
+    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [otlp, again]))
+    named_by_option = Right("gpuledger-replay", Operation.Write, Resource.TOPIC, again.name)
+    asyncio.run(kafka.allow([named_by_option]))
+    assert "config differs" not in run(["gpuledger", "topics", "create"], kafka, "topics")
+    assert "differs" not in run(["gpuledger", "topics", "check"], kafka, "topics-check")
+    for topic in (SAMPLES, EVENTS):
+        kcat.produce(plain, topic.name, b"no record", partition=0)
+    started: dict[str, Deployable] = {}
+    podwatch = {
+        "GPULEDGER_KUBERNETES__KUBECONFIG": str(kube_api.kubeconfig),
+        "GPULEDGER_LEASE__ENABLED": "false",
+    }
+    agent = {
+        "GPULEDGER_NODE_NAME": "node-1",
+        "GPULEDGER_SOURCE": "simulated",
+        "GPULEDGER_SPOOL__FOLDER": str(tmp_path / "spool"),
+    }
+
+    def count(topic: Topic) -> int:
+        return len(kcat.consume(plain, topic.name))
+
+    def letter_writers() -> set[str]:
+        found = kcat.consume(plain, DEAD_LETTERS.name)
+        return {_decode_letter(message.value or b"").consumer for message in found}
+
+    try:
+        for workload in rendering.services():
+            if workload.name == "gpuledger-agent":
+                continue
+            own = podwatch if workload.name == "gpuledger-podwatch" else None
+            started[workload.name] = start(workload, tmp_path / workload.name, own)
+        eventually(lambda: letter_writers() == set(GROUPS.values()), within_seconds=WITHIN_SECONDS)
+        started["gpuledger-agent"] = start(
+            rendering.workload("gpuledger-agent"), tmp_path / "agent", agent
+        )
+        for topic in (SAMPLES, READINGS, PROCESSES, INVENTORY, EVENTS, ROWS, otlp):
+            eventually(lambda topic=topic: count(topic) > 0, within_seconds=WITHIN_SECONDS)  # type: ignore[misc]  # a default is how a loop's value is bound
+        started["gpuledger-podwatch"].wait_until_ready()
+        for name in ("gpuledger-join", "gpuledger-sink-rows", "gpuledger-sink-otlp"):
+            started[name].wait_until_ready()
+        replay = ["gpuledger", "replay", "--from", "-1h", "--to", "-1s"]
+        assert "compared" in run([*replay, "--compare"], kafka, "replay")
+        run([*replay, "--topic", again.name], kafka, "replay")
+        assert count(again) > 0
+    finally:
+        statuses = {name: deployable.stop() for name, deployable in started.items()}
+
+    assert statuses == dict.fromkeys(statuses, 0)
+    denied = re.compile(r"[Nn]ot authorized|[Aa]uthorizationFailed")
+    assert [name for name, each in started.items() if denied.search(each.log.read_text())] == []

@@ -1,0 +1,77 @@
+"""`make sbom`: one file for each image, of what its lock installs on the Python of the Dockerfile.
+
+The locks are made for every version of Python that the project runs on; an image has one.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+from tests.unit.deployment.deployables import ROOT, Stage, stages, targets
+
+_PYTHON: Final = re.compile(r"python:(\d+\.\d+)\.\d+(?=-)")
+_ENVIRONMENT: Final = re.compile(r"--from=([\w-]+-environment) ")
+_LOCK: Final = re.compile(r"requirements/(\w+)\.lock")
+
+
+def locks() -> dict[str, Path]:
+    """Return the lock that each image is made from, by the image's name."""
+    return {f"gpuledger-{name}": _lock_of(stage) for name, stage in targets().items()}
+
+
+def requirements(lock: Path) -> Iterator[str]:
+    """Yield each requirement of a lock that is installed in the images, on one line."""
+    environment = _environment()
+    for line in lock.read_text().replace("\\\n", "").splitlines():
+        if line.startswith("#"):
+            continue
+        marker = Requirement(line.partition(" --hash")[0]).marker
+        if marker is None or marker.evaluate(environment):
+            yield line
+
+
+def _lock_of(stage: Stage) -> Path:
+    (environment,) = [
+        found[1] for value in stage.values("COPY") if (found := _ENVIRONMENT.match(value))
+    ]
+    (name,) = [
+        found[1] for value in stages()[environment].values("COPY") if (found := _LOCK.match(value))
+    ]
+    return ROOT / "requirements" / f"{name}.lock"
+
+
+def _environment() -> dict[str, str]:
+    found = _PYTHON.match(stages()["base"].base)
+    assert found, "the base image names no version of Python"
+    made = {name: str(value) for name, value in default_environment().items()}
+    made["python_version"], made["python_full_version"] = found[1], found[0].partition(":")[2]
+    made["sys_platform"], made["platform_system"], made["os_name"] = "linux", "Linux", "posix"
+    return made
+
+
+def main(folder: Path) -> None:
+    """Write the files; an empty index address, so that no component names a registry."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for image, lock in locks().items():
+        subprocess.run(  # the program stands beside this interpreter
+            [
+                *(Path(sys.executable).with_name("cyclonedx-py"), "requirements", "-"),
+                *("--pyproject", ROOT / "pyproject.toml", "--index-url", ""),
+                *("--output-format", "JSON", "--output-reproducible"),
+                *("--output-file", folder / f"{image}.cdx.json"),
+            ],
+            input="\n".join(requirements(lock)),
+            env={"PYTHONWARNINGS": "ignore"},
+            text=True,
+            check=True,
+        )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

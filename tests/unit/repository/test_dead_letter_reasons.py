@@ -1,0 +1,100 @@
+"""docs/events.md has each reason of a dead letter, and the line that shows who wrote one."""
+
+import ast
+import base64
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuledger.dead_letters import DEAD_LETTERS_TOTAL
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "events.md").read_text()
+PACKAGES = ("gpuledger", "enricher", "sinks")
+
+
+def rows() -> dict[str, list[str]]:
+    """Give the cells of the table of reasons, by reason."""
+    table = PAGE.partition("| `reason` |")[2].partition("\n\n")[0]
+    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    return {cells[0].strip("`"): cells[1:] for cells in found}
+
+
+def given_reasons() -> set[str]:
+    """Give the reasons that stand in the code, of the modules that put records aside."""
+    found: set[str] = set()
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            if ".bury(" in (text := file.read_text()):
+                found |= set(_reasons_in(ast.parse(text)))
+    return found
+
+
+def _reasons_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.keyword(arg="reason", value=value):
+                yield from _texts(value)
+            case ast.Assign(targets=[ast.Name(id="reason")], value=value):
+                yield from _texts(value)
+            case _:
+                pass
+
+
+def _texts(value: ast.expr) -> Iterator[str]:
+    match value:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.IfExp(body=body, orelse=other):
+            yield from _texts(body)
+            yield from _texts(other)
+        case _:
+            pass
+
+
+def test_the_table_has_each_reason_that_the_code_gives_and_the_metric_names() -> None:
+    help_text = next(iter(DEAD_LETTERS_TOTAL.collect())).documentation
+
+    assert set(rows()) == set(re.findall(r"`(\w+)`", help_text))
+    assert given_reasons() <= set(rows())
+    assert len(given_reasons()) > 7
+
+
+def test_each_reason_says_what_it_is_who_did_it_and_what_to_do() -> None:
+    assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        (b"node-1", b'{"node":"node-2","seq":"x"}', "key node-1 node node-2: why"),
+        (b"node-1", b"no record", "key node-1 node ?: why"),
+        (b"node-1", b"[1]", "key node-1 node ?: why"),
+        (None, None, "key  node ?: why"),
+    ],
+)
+def test_the_line_that_shows_letters_names_node_and_key(
+    key: bytes | None, value: bytes | None, shown: str
+) -> None:
+    (program,) = re.findall(r"jq -r '(\n *\(\.key_base64[^']*)'", PAGE)
+    letter = {"topic": "t", "partition": 7, "offset": 9, "reason": "undecodable", "detail": "why"}
+    letter |= {"key_base64": _base64(key), "value_base64": _base64(value)}
+    done = subprocess.run(
+        ["jq", "-r", program],  # noqa: S607 - the jq that users have
+        input=json.dumps(letter),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"undecodable t[7]@9 {shown}\n"
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
