@@ -85,7 +85,7 @@ def test_a_damaged_secret_leaves_the_former_in_force_and_is_told_once_until_it_i
     assert mounted.check.is_ok
 
 
-@pytest.mark.parametrize("token", ["hunter2 words", "hunter2\nlines", "hunter2\u00f6", "  \n"])
+@pytest.mark.parametrize("token", ["hunter2 words", "hunter2\tlines", "hunter2\u00f6", "  \n"])
 def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, token: str) -> None:
     mounted = Mounted(tmp_path, TOKEN)
     mounted.file.write_text(token)
