@@ -278,8 +278,9 @@ async def test_half_a_change_leaves_the_old_certificate_in_force(
 async def test_new_users_count_without_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, USERS) as url:
         assert (await get(url + "/metrics"))[0] == 401
-        (tmp_path / "web.yml").write_text("")
-        assert (await get(url + "/metrics"))[0] == 200
+        (tmp_path / "web.yml").write_text(USERS.replace("alice", "bob"))
+        assert (await get(url + "/metrics", auth="bob:right"))[0] == 200
+        assert (await get(url + "/metrics", auth=ALICE))[0] == 401
 
 
 @pytest.mark.parametrize(
