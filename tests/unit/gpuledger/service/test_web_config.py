@@ -64,7 +64,7 @@ def test_all_that_is_offered_is_read_and_paths_are_relative_to_the_file(tmp_path
 )
 def test_a_file_that_protects_nothing_is_a_mistake(tmp_path: Path, text: str) -> None:
     file = written(tmp_path, text)
-    with pytest.raises(UserError, match="it protects nothing, .* take http.web_config_file out"):
+    with pytest.raises(UserError, match=r"it protects nothing, .* take http\.web_config_file out"):
         read_web_config(file)
     with pytest.raises(UserError, match=r"web\.yml: it protects nothing"):
         WebGuard(file)
