@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import UserError
-from gpuledger.explaining import shorten_middle
+from gpuledger.explaining import explain_invalid, shorten_middle
 from gpuledger.settings.yaml_errors import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
@@ -123,7 +123,10 @@ def read_web_config(file: Path) -> WebConfig:
         config = msgspec.convert(raw, WebConfig)
         _check(config)
         _refuse_open(config)
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        said = shorten_middle(explain_invalid(WebConfig, error))
+        raise UserError(f"{file}: {said}") from error
+    except ValueError as error:
         raise UserError(f"{file}: {shorten_middle(str(error))}") from error
     return _with_whole_paths(config, file.parent)
 

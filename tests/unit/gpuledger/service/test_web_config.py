@@ -118,6 +118,9 @@ async def _page(_: Request) -> Response:
     [
         ("tls_server_config: {cert_file: a}", "missing required field `key_file`"),
         (TLS + "min_version: TLS10}", r"Invalid enum value 'TLS10' - at `$.tls_server_config.min"),
+        (TLS + "min_version: TLS11}", "min_version`; expected one of TLS12, TLS13"),
+        (TLS + "client_auth_type: x}", "one of NoClientCert, VerifyClientCertIfGiven, Require"),
+        ("http_server_config: {headers: {Server: x}}", "one of Content-Security-Policy, Strict"),
         (TLS + "curve_preferences: [X25519]}", "tls_server_config.curve_preferences: Python can"),
         (TLS + "cert: PEM}", "tls_server_config.cert: give the certificate in a file, cert_file"),
         (TLS + "min_version: TLS13, max_version: TLS12}", "min_version is newer than max_version"),
