@@ -4,6 +4,7 @@ Here unknown names are refused and secrets are read from their files. Types are 
 (`gpuledger.settings.build`).
 """
 
+import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,15 +115,21 @@ def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Laye
 
 
 def _read_secret(named: Given) -> Secret:
-    shown = mask_address(str(named.value))
+    """Return the secret; the name of its file is shown where there is one.
+
+    What names no file may be the secret itself, given in the wrong variable.
+    """
+    file = str(named.value)
+    shown = mask_address(file) if os.path.exists(file) else "the file that it names"  # noqa: PTH110  # false for what can be no name, too
     try:
-        return Secret.load(FilePath(str(named.value)))
+        return Secret.load(FilePath(file))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{named.origin}: cannot read {shown}: not a text file") from error
     except OSError as error:
-        raise SettingsError(f"{named.origin}: cannot read {shown}: {error.strerror}") from error
+        said = f"{error.strerror}; give the path of a file that holds the secret"
+        raise SettingsError(f"{named.origin}: cannot read {shown}: {said}") from error
     except ValueError as error:
-        raise SettingsError(f"{named.origin}: {shown} is empty, expected a secret in it") from error
+        raise SettingsError(f"{named.origin}: cannot read {shown}: {error}") from error
 
 
 def _load(path: FilePath) -> Mapping[str, Any]:
