@@ -168,7 +168,7 @@ class JoinStage:
         marks = self._marks[record.partition]
         mark = marks.of(sample.node)
         if is_booked(sample, mark):
-            metrics.DUPLICATES_TOTAL.inc()
+            self._audit.see_duplicate(record, sample, mark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
             sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
