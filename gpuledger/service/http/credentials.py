@@ -8,7 +8,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -22,11 +22,9 @@ _TELLING_HEADER: Final = re.compile(
 _LEAST_OF_QUERY: Final = 4
 """A value of the query that is shorter, such as `db=1`, is no secret, and stands in many a word."""
 _LEAST_ENCODED: Final = 4
+"""A shorter secret is looked for as it is alone: its other writings stand in many a word."""
 _LEAST_CUT: Final = 4
 """Where an answer breaks off within a credential, so many of its characters are masked as well."""
-# Whatever is no ASCII character to be seen may stand between the characters of a credential: the
-# line ends of base64, the zeros of UTF-16, which are shown as replaced.
-_BETWEEN: Final = r"[^!-~]*+"
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,30 @@ class Credentials:
 
     def mask(self, text: str) -> str:
         """Return the text with each of them masked, also one within which the text breaks off."""
+        kept_from = 0
+        pieces: list[str] = []
+        for start, end in _merged(self._places(text)):
+            pieces += (text[kept_from:start], MASK)
+            kept_from = end
+        masked = "".join((*pieces, text[kept_from:]))
         for writing in self.writings:
-            text = _pattern(writing).sub(MASK, text)
+            masked = _mask_cut(masked, writing)
+        return masked
+
+    def _places(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield where they stand, whatever the case and whatever stands between their characters.
+
+        That may be the line ends of base64, or the zeros of UTF-16, which are shown as replaced.
+        """
+        seen = [place for place, one in enumerate(text) if _is_seen(one)]
+        squeezed = "".join(text[place] for place in seen).lower()
         for writing in self.writings:
-            text = _mask_cut(text, writing)
-        return text
+            if all(_is_seen(one) or one == " " for one in writing):
+                wanted = writing.replace(" ", "").lower()
+                for start in _find_all(wanted, squeezed):
+                    yield seen[start], seen[start + len(wanted) - 1] + 1
+            else:
+                yield from ((start, start + len(writing)) for start in _find_all(writing, text))
 
 
 NO_CREDENTIALS: Final = Credentials()
@@ -109,12 +126,25 @@ def _in_base64(data: bytes) -> Iterator[str]:
     yield base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _pattern(writing: str) -> re.Pattern[str]:
-    """Return what finds it, whatever the case of the digits that percent-encoding has."""
-    seen = [one for one in writing if "!" <= one <= "~"]
-    is_seen = len(seen) == len(writing.replace(" ", ""))
-    between, ones = (_BETWEEN, seen) if is_seen else ("", list(writing))
-    return re.compile(between.join(map(re.escape, ones)), re.IGNORECASE)
+def _is_seen(character: str) -> bool:
+    return "!" <= character <= "~"
+
+
+def _find_all(wanted: str, text: str) -> Iterator[int]:
+    start = text.find(wanted)
+    while start >= 0:
+        yield start
+        start = text.find(wanted, start + len(wanted))
+
+
+def _merged(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(places):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def _mask_cut(text: str, writing: str) -> str:

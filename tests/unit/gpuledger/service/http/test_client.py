@@ -4,6 +4,7 @@ import base64
 import gzip
 import html
 import json
+import re
 import resource
 import zlib
 from collections.abc import Callable
@@ -177,6 +178,15 @@ def test_a_credential_is_masked_in_every_writing(write: Callable[[str], str]) ->
         assert masked.endswith(" is wrong")
         assert MASK in masked
         assert len(masked) < 40
+
+
+def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
+    """Letters that grow when they are written small, a mask, one credential within another."""
+    sent = Credentials.sent(f"http://bob:{quote(SECRET, safe='')}@a/?b={PLAIN}&c={PLAIN[:6]}", {})
+    masked = sent.mask(f"\u0130 {SECRET} {PLAIN}{PLAIN}{MASK}{PLAIN[:6]} {'x ' * 3}{PLAIN}")
+    assert not re.search("t.k|h.n|er", masked)
+    assert masked.startswith("\u0130 ")
+    assert "x x x " in masked
 
 
 def test_what_is_no_credential_stays() -> None:
