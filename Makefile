@@ -75,7 +75,7 @@ chaos: $(VENV)/.dev compiled ## Kill, stop and restart what runs; count what is 
 # The seed is printed, so that what was found is found again: make fuzz FUZZ_SEED=…
 FUZZ_COUNT ?= 2000
 FUZZ_SEED := $(or $(FUZZ_SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
-fuzz: $(VENV)/.dev ## Give every decoder bad input (FUZZ_COUNT=2000 inputs each, FUZZ_SEED to repeat a run)
+fuzz: $(VENV)/.dev ## Give every decoder bad input (FUZZ_COUNT=2000 inputs each, up to half an hour; FUZZ_SEED to repeat a run)
 	@echo "FUZZ_COUNT=$(FUZZ_COUNT) FUZZ_SEED=$(FUZZ_SEED)"
 	@FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/python -m pytest $(SPREAD) tests/fuzz --hypothesis-seed=$(FUZZ_SEED) $(ARGS)
 
