@@ -40,7 +40,9 @@ DETAIL_CHARACTERS: Final = 1000
 anybody's."""
 _BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
 """Bytes of key and value that fit in a letter as base64, with room for all that it says besides."""
-_TOO_LARGE: Final = " (the record is too large for a dead letter: read it there)"
+_SMALL_KEY_BYTES: Final = 1024
+"""A key of so many bytes always fits in a letter."""
+_SHOWN_KEY_CHARACTERS: Final = 120
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -118,7 +120,8 @@ class DeadLetterOffice:
         """Put a record aside, with the reason as one word and the detail as a sentence.
 
         The letter fits in a message whatever the record and the detail hold: a long detail is cut,
-        and bytes that do not fit are left out. Where they lie is told all the same.
+        and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
+        under which key, is told all the same.
         """
         self.buried += 1
         shown = shorten(detail, DETAIL_CHARACTERS)
@@ -130,9 +133,9 @@ class DeadLetterOffice:
             last_offset=record.offset if record.unreadable else None,
             consumer=self._consumer,
             reason=reason,
-            detail=shown if has_room else f"{shown}{_TOO_LARGE}",
+            detail=shown if has_room else f"{shown}{_too_large(record.key)}",
             time_ns=self._time_ns(),
-            key_base64=_base64(record.key) if has_room else None,
+            key_base64=_base64(record.key) if has_room or _is_small(record.key) else None,
             value_base64=_base64(record.value) if has_room else None,
         )
         self._waiting.append(_Letter(content, record if record.unreadable else None))
@@ -248,6 +251,23 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
         return error
     letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
     return type(error)(f"{letters} to be published: {error}")
+
+
+def show_key(key: bytes | None) -> str:
+    """Return a record's key for people: it says who wrote it, where that is known."""
+    return (
+        "no key"
+        if key is None
+        else shorten(repr(key.decode(errors="replace")), _SHOWN_KEY_CHARACTERS)
+    )
+
+
+def _is_small(key: bytes | None) -> bool:
+    return key is not None and len(key) <= _SMALL_KEY_BYTES
+
+
+def _too_large(key: bytes | None) -> str:
+    return f" (the record of {show_key(key)} is too large for a dead letter: read it there)"
 
 
 def _message(letter: _Letter) -> Message:

@@ -14,6 +14,8 @@ import orjson
 _SHOWN_CHARACTERS: Final = 120
 _STEP: Final = re.compile(r"(?P<key>[^.\[\]]+)(?!\])|\[(?P<position>\d+)\]|\[\.\.\.\]")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
+_NONE_OF_A_FEW: Final = "Invalid enum value "
+_OF_A_KEY: Final = "`key` in "
 _TOO_SHORT: Final = re.compile(r"Expected `array` of at least length \d+, got (?P<length>\d+)")
 
 
@@ -31,6 +33,22 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
         where = ".".join(filter(None, [named, missing]))
         return f"{topic}: field {where}: missing; value {shown}"
     return f"{topic}: field {named or '(the record)'}: {what}; value {shown}"
+
+
+def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any type annotation
+    """Return what msgspec says of a value that is not of this shape, with what it may be instead.
+
+    Of a value, or of a mapping's key, that is one of a few, these are named.
+    """
+    said = str(error)
+    if not said.startswith(_NONE_OF_A_FEW):
+        return said
+    path = said.rpartition(" - at ")[2]
+    _, held = follow(shape, path.removeprefix(_OF_A_KEY).strip("`").removeprefix("$").lstrip("."))
+    if path.startswith(_OF_A_KEY):
+        held = next(iter(get_args(_plain(held))), None)
+    allowed = ", ".join(str(one) for one in get_args(_plain(held)) if one != "")
+    return f"{said}; expected one of {allowed}" if allowed else said
 
 
 def _split_path(message: str) -> tuple[str, str | None]:
@@ -109,6 +127,15 @@ def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
 
 def _shorten(value: object) -> str:
     return shorten(repr(value), _SHOWN_CHARACTERS)
+
+
+def shorten_middle(text: str, characters: int = 600) -> str:
+    """Return a text of about so many characters: its begin, which says where, and its end, the why.
+
+    Nothing may be looked for in what is left that is told by its two ends, such as an address.
+    """
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"
 
 
 def shorten(text: str, characters: int) -> str:

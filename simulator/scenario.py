@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import UserError
+from gpuledger.explaining import shorten_middle
 from simulator.device import describe_gpu, gpu_groups
 from simulator.faults import check_faults
 from simulator.kubelet_shape import Device
@@ -45,7 +46,7 @@ def load_scenario(path: str | Path) -> Scenario:
     try:
         return parse_scenario(content)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {shorten_middle(str(error))}") from error
 
 
 def parse_scenario(content: object) -> Scenario:

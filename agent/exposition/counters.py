@@ -22,6 +22,7 @@ from agent.exposition.fields import (
 )
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.errors import UserError
+from gpuledger.explaining import shorten_middle
 
 _log = structlog.get_logger(__name__)
 _COLUMNS: Final = 3
@@ -86,7 +87,7 @@ def parse_counters(
             if counter.field.old in seen:
                 raise ValueError(f"{counter.field.old} is in the list twice")  # noqa: TRY301  # all named below
         except (ValueError, csv.Error) as error:
-            raise UserError(f"{name}:{number}: {error}") from error
+            raise UserError(f"{name}:{number}: {shorten_middle(str(error))}") from error
         seen.add(counter.field.old)
         yield counter
 

@@ -14,6 +14,7 @@ import orjson
 
 from agent.recorded.values import find_unknown
 from gpuledger.errors import UserError
+from gpuledger.explaining import shorten_middle
 
 T = TypeVar("T")
 
@@ -130,9 +131,8 @@ def _decode_line(text: bytes, where: str) -> Line:
     line = _decode(text, Line, where)
     unknown = find_unknown([line.arguments, line.filled, line.result])
     if unknown is not None:
-        raise UserError(
-            f"{where}: {unknown!r} is no struct of nvidia-ml-py; record-nvml makes them"
-        )
+        shown = shorten_middle(repr(unknown))
+        raise UserError(f"{where}: {shown} is no struct of nvidia-ml-py; record-nvml makes them")
     return line
 
 
@@ -149,7 +149,7 @@ def _decode(text: bytes, shape: type[T], where: str) -> T:
         return msgspec.convert(orjson.loads(text), shape)
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise UserError(
-            f"{where}: no line of a recording: {error}; record-nvml makes them"
+            f"{where}: no line of a recording: {shorten_middle(str(error))}; record-nvml makes them"
         ) from error
 
 

@@ -14,8 +14,11 @@ from enricher.join.accounting.conservation import conservation_error
 from enricher.join.accounting.settlement import settled_seconds
 from enricher.join.naming.describe import Said
 from enricher.join.naming.pending import PendingPods
+from enricher.join.timing.passage import Mark
 from enricher.join.timing.recent import RecentMost
 from enricher.join.timing.skew import ClockSkew
+from enricher.join.timing.unbooked import UnbookedNodes
+from gpuledger.bus.protocol import Record
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.service.repeats import Repeats
 
@@ -34,6 +37,7 @@ class Audit:
         self._ticks_to_check = 1
         self._newest_ns = 0
         self._ahead = Repeats()
+        self._unbooked = UnbookedNodes()
         self._foreign = Repeats()
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
@@ -49,6 +53,8 @@ class Audit:
         """Take that a tick was booked."""
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
+        if self._unbooked:
+            self._unbooked.see_booked(event.node)
         if event.late:
             metrics.LATE_TOTAL.inc()
         if event.uncovered_seconds is not None:
@@ -97,11 +103,26 @@ class Audit:
         if count := self._ahead.count(node):
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
+    def see_duplicate(
+        self, record: Record, sample: NodeSample, mark: Mark | None, *, now_ns: int
+    ) -> None:
+        """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
+        metrics.DUPLICATES_TOTAL.inc()
+        seq = mark.seq_of(sample.boot_id) if mark else None
+        written_ns = record.timestamp_ms * 1_000_000
+        is_unbooked = self._unbooked.see_duplicate(
+            sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns
+        )
+        if is_unbooked and seq is not None:
+            by_seconds = (seq - sample.seq) / 1e3
+            _log.warning("node_seq_leapt", node=sample.node, by_seconds=by_seconds, count=1)
+
     def tell(self, now_ns: int) -> None:
         """Show the clocks and who is waited for; log one pod for all that did not come in time."""
         if self._newest_ns:
             self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
             self._newest_ns = 0
+        self._unbooked.show(now_ns)
         expired = self._pending.expire(now_ns)
         metrics.PENDING.set(len(self._pending))
         if expired:
@@ -112,6 +133,7 @@ class Audit:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self._pending.forget(partition)
+        self._unbooked.forget(partition)
 
     def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
         error = conservation_error(event.gpus, sample)

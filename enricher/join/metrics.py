@@ -103,6 +103,11 @@ SEQ_AHEAD_TOTAL: Final = Counter(
     " dead letters, `seq_ahead`; by less, they are booked, and until that `seq` is reached the"
     " further ticks of that boot count as booked before.",
 )
+NODES_UNBOOKED: Final = Gauge(
+    "gpuledger_join_nodes_unbooked",
+    "Nodes of whose new ticks none has been booked for a minute, as each counts as booked before: a"
+    " tick's `seq` ran ahead, and the log line `node_seq_leapt` says whose and by how much.",
+)
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",
     "Settings of nodes' wall clocks by more than a second, by direction: `ahead` or `back`. Found"

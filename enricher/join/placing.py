@@ -13,6 +13,8 @@ from gpuledger.topics import partition_of_node
 
 # More than a worker has nodes; hashing a name in Python costs as much as a tenth of a tick.
 _MOST_NODES: Final = 65_536
+_MOST_PARTITIONS: Final = 4_096
+"""Which of so many is a node's is looked for, where that is to be told."""
 
 IsPlaced = Callable[[str, int], bool]
 """Whether the records of a node lie in a partition."""
@@ -28,10 +30,11 @@ def place_by_node(*, partitions: int) -> IsPlaced:
     return lambda node, partition: partition_of(node) == partition
 
 
-def explain_misplaced(record: Record, *, node: str, key: str) -> str:
-    """Return whose record it is, and where it lies."""
+def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
+    """Return whose record it is, where it belongs, and where it lies."""
+    home = next((each for each in range(_MOST_PARTITIONS) if is_placed(node, each)), "another")
     found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
     return (
-        f"{record.topic}: a record of node {node} under key {key!r} belongs in that node's"
-        f" partition; it lies in partition {record.partition} under key {found}"
+        f"{record.topic}: a record of node {node} belongs in partition {home} under key {key!r};"
+        f" it lies in partition {record.partition} under key {found}"
     )

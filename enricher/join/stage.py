@@ -31,7 +31,7 @@ from enricher.join.timing.passage import (
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterOffice, show_key
 from gpuledger.records import (
     AttributedIncident,
     GpuEvent,
@@ -168,7 +168,7 @@ class JoinStage:
         marks = self._marks[record.partition]
         mark = marks.of(sample.node)
         if is_booked(sample, mark):
-            metrics.DUPLICATES_TOTAL.inc()
+            self._audit.see_duplicate(record, sample, mark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
             sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
@@ -199,7 +199,10 @@ class JoinStage:
         size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
-        detail = f"{record.topic}: its {what} has {size} bytes, of {MAX_MESSAGE_BYTES} allowed"
+        detail = (
+            f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
+            f" {MAX_MESSAGE_BYTES} allowed"
+        )
         self._office.bury(record, reason="too_large", detail=detail)
         return ()
 
@@ -219,7 +222,7 @@ class JoinStage:
         """
         if record.key == key.encode() and self._is_placed(node, record.partition):
             return True
-        detail = explain_misplaced(record, node=node, key=key)
+        detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
         self._office.bury(record, reason="misplaced", detail=detail)
         return False
 

@@ -18,6 +18,7 @@ from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError, 
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
 from gpuledger.service.http.client import BROKEN, explain, read_begin
+from gpuledger.service.http.credentials import Credentials
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
@@ -101,7 +102,8 @@ class _HttpAnswer:
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     """Make the error of an answer that is not 200: the server's own words where it has any."""
     status = _status_of(await read_begin(response))
-    message = readable(status.message or response.reason or "")
+    sent = Credentials.sent("", response.request_info.headers)
+    message = readable(sent.mask(status.message or response.reason or ""))
     header = response.headers.get("Retry-After", "")
     return KubernetesError(
         f"the API server answered {response.status}: {message}",

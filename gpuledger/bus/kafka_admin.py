@@ -5,7 +5,15 @@ The comparison with the topic table stands in `gpuledger.bus.administration`.
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -14,15 +22,28 @@ from typing import Any, Final, TypeVar
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from gpuledger.bus.kafka_committed import heed_refused_group_offsets
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.errors import TopicsError
+from gpuledger.errors import RefusedError, TopicsError
 
 T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.1
+_HIDDEN_ANSWERS: Final = 50
+"""So many answers in a row in which a topic that has a configuration does not stand are believed;
+a broker may not have heard yet of one that was just made."""
+_NO_RIGHT: Final = frozenset(
+    {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
+)
 # Where things stand in a group that is described, which aiokafka hands over as a bare tuple.
 _MEMBERS: Final = 5
 _METADATA: Final = -2
@@ -67,18 +88,27 @@ class KafkaAdmin:
         return len(cluster["brokers"])
 
     async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
-        """Give those of the topics that exist."""
-        described = await self._repeated("looking up topics", self._client.describe_topics)
-        found = {topic["topic"]: topic["partitions"] for topic in described}
-        present = [topic for topic in topics if found.get(topic)]
-        configs = await self._configs(present)
+        """Return those of the topics that exist; `RefusedError` where a right is missing to tell.
+
+        To a user without `Describe` a topic is as good as absent, but not to one who may read its
+        configuration: so the two answers together say which right it is.
+        """
+        partitions = await self._partitions()
+        configs = await self._configs(topics, listed=partitions)
+        for _ in range(_HIDDEN_ANSWERS):
+            if configs.keys() <= partitions.keys():
+                break
+            await asyncio.sleep(PAUSE_SECONDS)
+            partitions = await self._partitions()
+        if hidden := sorted(configs.keys() - partitions.keys()):
+            raise self._refused("looking up topics", hidden, rights="Describe")
         return {
             topic: FoundTopic(
-                partitions=len(found[topic]),
-                replication_factor=len(found[topic][0]["replicas"]),
-                config=configs[topic],
+                partitions=len(partitions[topic]),
+                replication_factor=len(partitions[topic][0]["replicas"]),
+                config=config,
             )
-            for topic in present
+            for topic, config in configs.items()
         }
 
     async def groups(self) -> dict[str, frozenset[str]]:
@@ -101,6 +131,8 @@ class KafkaAdmin:
         ]
         answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
         for name, code, *message in answer.topic_errors:
+            if code in _NO_RIGHT:
+                raise self._refused("creating topics", [name], rights="Create")
             # Somebody else made it in the meantime; the check afterwards says whether rightly.
             if code not in (0, TopicAlreadyExistsError.errno):
                 raise TopicsError(f"{name} was not created: {message[0]}")
@@ -111,18 +143,51 @@ class KafkaAdmin:
             while len(await self.describe(topics)) < len(topics):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        if not topics:
-            return {}
+    async def _partitions(self) -> dict[str, Any]:
+        described = await self._repeated("looking up topics", self._client.describe_topics)
+        return {one["topic"]: one["partitions"] for one in described if one["partitions"]}
+
+    async def _configs(
+        self, topics: Sequence[str], *, listed: Container[str]
+    ) -> dict[str, dict[str, str]]:
+        """Return the configuration of those that exist; `RefusedError` where one may not be read.
+
+        `listed` are those whose `Describe` the user has.
+        """
         asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-        answers = await self._repeated(
-            "reading configurations", lambda: self._client.describe_configs(asked)
+        found = await self._repeated("reading configurations", lambda: self._ask_configs(asked))
+        refused = [name for name in topics if name not in found]
+        if refused:
+            has_describe = all(name in listed for name in refused)
+            rights = "DescribeConfigs" if has_describe else "Describe and DescribeConfigs"
+            raise self._refused("reading configurations", refused, rights=rights)
+        return {name: config for name, config in found.items() if config is not None}
+
+    async def _ask_configs(
+        self, asked: Sequence[ConfigResource]
+    ) -> dict[str, dict[str, str] | None]:
+        """Return each topic's configuration, `None` of an absent one; what is refused is left out.
+
+        aiokafka hands each topic's error over as a number. Raises `KafkaError` for the others.
+        """
+        found: dict[str, dict[str, str] | None] = {}
+        answers = await self._client.describe_configs(list(asked)) if asked else ()
+        for code, message, _, name, entries in chain.from_iterable(
+            answer.resources for answer in answers
+        ):
+            if code == UnknownTopicOrPartitionError.errno:
+                found[name] = None
+            elif code == 0:
+                found[name] = {entry[0]: entry[1] for entry in entries}
+            elif code != TopicAuthorizationFailedError.errno:
+                raise for_code(code)(message)
+        return found
+
+    def _refused(self, doing: str, topics: Iterable[str], *, rights: str) -> RefusedError:
+        return RefusedError(
+            f"{doing}: {self._connection.servers} does not allow this user {', '.join(topics)};"
+            f" grant it {rights} on these topics"
         )
-        return {
-            name: {entry[0]: entry[1] for entry in entries}
-            for answer in answers
-            for _, _, _, name, entries in answer.resources
-        }
 
     async def _committed(self, group: str) -> frozenset[str]:
         offsets = await self._repeated(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuledger.errors import UserError
+from gpuledger.explaining import shorten_middle
 from gpuledger.service.web_config import TlsServerConfig
 
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -43,8 +44,9 @@ def _load(field: str, file: str, load: Callable[[], None]) -> None:
     try:
         load()
     except (OSError, ssl.SSLError) as error:
+        shown = shorten_middle(file)
         raise UserError(
-            f"tls_server_config.{field}: cannot use {file}: {error.strerror or error}"
+            f"tls_server_config.{field}: cannot use {shown}: {error.strerror or error}"
         ) from error
 
 
@@ -54,9 +56,8 @@ def _set_suites(context: ssl.SSLContext, names: list[str]) -> None:
     try:
         context.set_ciphers(":".join(suite for suite in suites if suite) or "ECDHE")
     except ssl.SSLError as error:
-        raise UserError(
-            f"tls_server_config.cipher_suites: OpenSSL has none of {', '.join(names)}"
-        ) from error
+        shown = shorten_middle(", ".join(names))
+        raise UserError(f"tls_server_config.cipher_suites: OpenSSL has none of {shown}") from error
 
 
 def _openssl_name(name: str) -> str | None:
@@ -65,7 +66,9 @@ def _openssl_name(name: str) -> str | None:
     if found is None:
         if name.startswith("TLS_"):
             return None
-        raise UserError(f"tls_server_config.cipher_suites: there is no suite {name!r}")
+        raise UserError(
+            f"tls_server_config.cipher_suites: there is no suite {shorten_middle(repr(name))}"
+        )
     exchange, signature, rest = found.groups()
     cipher = rest.replace("AES_", "AES").replace("_CBC", "").replace("_", "-")
     cipher = cipher.removesuffix("-SHA256") if "POLY1305" in cipher else cipher

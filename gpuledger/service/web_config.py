@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import UserError
+from gpuledger.explaining import explain_invalid, shorten_middle
 from gpuledger.settings.yaml_errors import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
@@ -90,11 +91,21 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     basic_auth_users: dict[Annotated[str, msgspec.Meta(pattern="^[^:]+$")], str] = {}
     """Names with the bcrypt hash of their passwords; empty means that nobody is asked."""
 
+    @property
+    def asks_everybody(self) -> bool:
+        """Whether nobody sees the pages without a password or a certificate."""
+        tls = self.tls_server_config
+        return bool(self.basic_auth_users) or (tls is not None and tls.requires_clients)
+
 
 def read_web_config(file: Path) -> WebConfig:
-    """Read the file; raises `UserError` naming file and field."""
+    """Return what the file says; raises `UserError` naming file and field.
+
+    One that protects nothing is a mistake, as is a file that is being written and still empty: no
+    password may end by chance.
+    """
     try:
-        raw: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        loaded: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"http.web_config_file: cannot read {file}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -104,14 +115,19 @@ def read_web_config(file: Path) -> WebConfig:
         raise UserError(f"http.web_config_file: {file} is no YAML in UTF-8") from error
     except RecursionError as error:
         raise UserError(f"http.web_config_file: {file} is nested too deep") from error
+    raw = {} if loaded is None else loaded
     for field in _fields_of(raw):
         if field in _UNOFFERED:
             raise UserError(f"{file}: {field}: {_UNOFFERED[field]}")
     try:
         config = msgspec.convert(raw, WebConfig)
         _check(config)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UserError(f"{file}: {error}") from error
+        _refuse_open(config)
+    except msgspec.ValidationError as error:
+        said = shorten_middle(explain_invalid(WebConfig, error))
+        raise UserError(f"{file}: {said}") from error
+    except ValueError as error:
+        raise UserError(f"{file}: {shorten_middle(str(error))}") from error
     return _with_whole_paths(config, file.parent)
 
 
@@ -120,6 +136,18 @@ def _fields_of(raw: Any) -> Iterator[str]:  # noqa: ANN401  # any YAML
         yield str(name)
         if isinstance(value, dict):
             yield from (f"{name}.{inner}" for inner in value)
+
+
+def refuse_loss(before: WebConfig, after: WebConfig) -> None:
+    """Raise `UserError` where a change would let everybody see the pages of whom each was asked.
+
+    A file that is being written may for a moment lack what stands at its end.
+    """
+    if before.asks_everybody and not after.asks_everybody:
+        raise UserError(
+            "basic_auth_users: nobody would be asked for a password or a certificate any more,"
+            " which needs a restart"
+        )
 
 
 def _check(config: WebConfig) -> None:
@@ -158,6 +186,14 @@ def _check(config: WebConfig) -> None:
             )
     if tls and tls.min_version > tls.max_version:
         raise ValueError("tls_server_config.min_version is newer than max_version")
+
+
+def _refuse_open(config: WebConfig) -> None:
+    if config.tls_server_config is None and not config.basic_auth_users:
+        raise ValueError(
+            "it protects nothing, as it has neither tls_server_config nor basic_auth_users; take"
+            " http.web_config_file out of the settings where everybody may see the pages"
+        )
 
 
 def _with_whole_paths(config: WebConfig, folder: Path) -> WebConfig:

@@ -21,7 +21,7 @@ from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.service.basic_auth import BasicAuth
 from gpuledger.service.http.messages import Handler, Request, Response
 from gpuledger.service.tls import make_context
-from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config
+from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config, refuse_loss
 
 _log = structlog.get_logger(__name__)
 OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
@@ -95,6 +95,10 @@ class WebGuard:
     def _change(self, config: WebConfig) -> None:
         if (config.tls_server_config is None) != (self._context is None):
             raise UserError(f"{self._file}: TLS cannot be switched on or off without a restart")
+        try:
+            refuse_loss(self._config, config)
+        except UserError as error:
+            raise UserError(f"{self._file}: {error}") from error
         self._take(config)
 
     def _take(self, config: WebConfig) -> None:

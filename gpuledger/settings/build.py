@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from gpuledger.errors import SettingsError
+from gpuledger.explaining import shorten_middle
 from gpuledger.settings.fields import (
     REQUIRED,
     Path,
@@ -70,7 +71,7 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
         said = explain_yaml(error) if isinstance(error, yaml.YAMLError) else str(error)
         if setting.is_mapping and "`$[" not in said:  # the value itself, not one in it
             said = f"expected a mapping, {{name: value}}: {said}"
-        said = mask_texts(said, _texts_in(given.value))
+        said = shorten_middle(mask_texts(said, _texts_in(given.value)))
         problem = f"expected {expected}, got {shown}" if expected else f"{said}; got {shown}"
         raise SettingsError(f"{given.origin}: {problem}") from error
 
@@ -150,7 +151,7 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
 
 def _mask_in(said: str, arguments: Mapping[str, Any]) -> str:
     """Return what a group says of its values, with the secrets of addresses among them masked."""
-    return mask_texts(said, _texts_in(list(arguments.values())))
+    return shorten_middle(mask_texts(said, _texts_in(list(arguments.values()))))
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value

@@ -72,8 +72,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen: str = "0.0.0.0:9820"
     """Address of `/livez`, `/readyz` and `/metrics`, `host:port`; port 0 means any free one."""
     web_config_file: Path | None = None
-    """TLS and users of these pages, a file in the format of Prometheus' exporters (`web.yml`);
-    absent means plain HTTP for everybody."""
+    """TLS and users of these pages, a file in the format of Prometheus' exporters (`web.yml`) that
+    has one of both; absent means plain HTTP for everybody."""
 
     def __post_init__(self) -> None:
         """Refuse what is no address; raises `ValueError`."""

@@ -3,6 +3,7 @@
 Where secrets come from is the loader's business.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,12 +99,14 @@ class Secret:
         self.file = file
 
     @classmethod
-    def load(cls, file: Path, *, name: str) -> "Secret":
+    def load(cls, file: Path, *, name: str, is_known: bool = False) -> "Secret":
         """Return the secret that stands in a file; `SettingsError` says why the setting has none.
 
-        What is said of a file names none of its bytes.
+        What is said of a file names none of its bytes; and not the file where there is none, unless
+        it is known for one: it may be the secret itself, given in the wrong variable.
         """
-        shown = mask_address(str(file))
+        is_file = is_known or os.path.exists(file)  # noqa: PTH110  # false for what can be no name, too
+        shown = mask_address(str(file)) if is_file else "the file that it names"
         try:
             text = _secret_in(file.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
@@ -118,7 +121,9 @@ class Secret:
 
     def read(self, *, name: str) -> str:
         """Return the text as its file has it now; raises as `load` does."""
-        return self.load(self.file, name=name).reveal() if self.file else self._text
+        if self.file is None:
+            return self._text
+        return self.load(self.file, name=name, is_known=True).reveal()
 
     def reveal(self) -> str:
         """Give the text itself, to hand it to the library that needs it."""

@@ -14,6 +14,7 @@ import yaml
 from typing_extensions import override
 
 from gpuledger.errors import SettingsError
+from gpuledger.explaining import shorten_middle
 from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
 from gpuledger.settings.secret import Secret, mask_address, mask_value
 from gpuledger.settings.yaml_errors import explain_yaml
@@ -43,9 +44,7 @@ _SERVICE_LINK: Final = re.compile(
 def read_yaml(path: FilePath, settings: Sequence[Setting]) -> Layer:
     """Read a settings file; `SettingsError` where it is unreadable or has an unknown key."""
     given = {
-        at: Given(
-            value=value, origin=f"{dotted(tuple(map(mask_address, at)))} in {path}", is_text=False
-        )
+        at: Given(value=value, origin=f"{_shown(at)} in {path}", is_text=False)
         for at, value in _flatten(_load(path), (), _groups(settings), str(path))
     }
     _refuse_unknown(given, settings)
@@ -66,8 +65,14 @@ def read_environment(environ: Mapping[str, str], settings: Sequence[Setting]) ->
             unknown[0].removeprefix(PREFIX), (name.removeprefix(PREFIX) for name in paths)
         )
         meant = meant.replace("did you mean ", f"did you mean {PREFIX}")
-        raise SettingsError(f"unknown environment variable {mask_address(unknown[0])}: {meant}")
+        shown = shorten_middle(mask_address(unknown[0]))
+        raise SettingsError(f"unknown environment variable {shown}: {meant}")
     return _with_secrets(given, settings)
+
+
+def _shown(path: Path) -> str:
+    """Return the name of a setting, which may be one that does not exist, and hold anything."""
+    return shorten_middle(dotted(tuple(map(mask_address, path))))
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -162,6 +167,7 @@ class _StrictLoader(yaml.SafeLoader):
         twice = [key for key in made if written.count(key) > 1]
         if twice:
             raise yaml.constructor.ConstructorError(
-                problem=f"key {mask_value(twice[0])!r} stands twice", problem_mark=node.start_mark
+                problem=f"key {shorten_middle(repr(mask_value(twice[0])))} stands twice",
+                problem_mark=node.start_mark,
             )
         return made

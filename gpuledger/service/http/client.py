@@ -2,7 +2,8 @@
 
 A server may answer anything: its own page, a proxy's, or bytes that are no HTTP. The status decides
 what an answer means; the body is shown to people, so that a part of it is enough, and that nothing
-which is wrong with it may change what the status says. aiohttp's exceptions end here.
+which is wrong with it may change what the status says. What a server quotes of the credentials that
+were sent to it is masked. aiohttp's exceptions end here.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import aiohttp
 
 from gpuledger.addresses import shown_url
 from gpuledger.errors import UnavailableError
+from gpuledger.service.http.credentials import NO_CREDENTIALS, Credentials
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
@@ -80,9 +82,13 @@ class HttpClient:
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:
-                return await read_answer(response)
+                return await read_answer(response, sent=self._sent(url, headers))
         except BROKEN as error:
-            raise NoAnswerError(f"{shown_url(url)}: {explain(error)}") from error
+            said = explain(error, sent=self._sent(url, headers))
+            raise NoAnswerError(f"{shown_url(url)}: {said}") from error
+
+    def _sent(self, url: str, headers: Mapping[str, str]) -> Credentials:
+        return Credentials.sent(url, {**self._session.headers, **headers})
 
 
 @asynccontextmanager
@@ -99,15 +105,16 @@ async def open_http(
         yield HttpClient(session)
 
 
-async def read_answer(response: aiohttp.ClientResponse) -> HttpAnswer:
-    """Return what a response says; of a success the body is left unread."""
+async def read_answer(response: aiohttp.ClientResponse, *, sent: Credentials) -> HttpAnswer:
+    """Return what a response says, `sent` masked; of a success the body is left unread."""
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
+    text = _unpack(body, response.headers.get("Content-Encoding", "")).decode(errors="replace")
     header = response.headers.get("Retry-After", "")
     return HttpAnswer(
         status=response.status,
         content_type=response.content_type,
-        text=readable(_unpack(body, response.headers.get("Content-Encoding", ""))),
+        text=readable(sent.mask(text)),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 
@@ -136,8 +143,8 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     return body
 
 
-def explain(error: BaseException) -> str:
-    """Return what went wrong with a request, without its URL, in which secrets may stand."""
+def explain(error: BaseException, *, sent: Credentials = NO_CREDENTIALS) -> str:
+    """Return what went wrong with a request, `sent` masked, and without its URL."""
     match error:
         case aiohttp.ServerTimeoutError():
             text = "silent for too long"
@@ -149,4 +156,4 @@ def explain(error: BaseException) -> str:
             text = "not done in time"
         case _:
             text = str(error)
-    return readable(text) or type(error).__name__
+    return readable(sent.mask(text)) or type(error).__name__

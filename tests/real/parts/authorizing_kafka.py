@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -66,9 +66,9 @@ class AuthorizingKafka(SecureKafka):
             "super.users": "User:ANONYMOUS",
         }
 
-    def grant(self, *resource: str) -> None:
-        """Allow the user everything on a resource, such as `--topic`, `*`."""
-        self._change("--add", *resource)
+    def grant(self, *resource: str, operations: Sequence[str] = ("All",)) -> None:
+        """Allow the user operations on a resource, such as `--topic`, `*`."""
+        self._change("--add", *resource, operations=operations)
 
     def revoke(self, *resource: str) -> None:
         """Take back what was granted on a resource."""
@@ -95,10 +95,12 @@ class AuthorizingKafka(SecureKafka):
         finally:
             await client.close()
 
-    def _change(self, *arguments: str) -> None:
+    def _change(self, *arguments: str, operations: Sequence[str] = ("All",)) -> None:
         argv = self._java("org.apache.kafka.tools.AclCommand")
         argv += ["--bootstrap-server", self.plaintext_bootstrap_servers, *arguments]
-        argv += ["--allow-principal", f"User:{self.username}", "--operation", "All"]
+        argv += ["--allow-principal", f"User:{self.username}"]
+        for operation in operations:
+            argv += ["--operation", operation]
         changing = Process(name="acl", argv=argv, folder=self.folder)
         changing.start()
         changing.wait_until(lambda: changing.exit_status() == 0, deadline_seconds=GRANT_SECONDS)

@@ -22,6 +22,7 @@ from tests.unit.deployment.watching import Row, Selector
 
 ROWS: Final = watching.rows()
 RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())
+OF_WHICH: Final = "{{ $labels.instance }}: "
 COUNTED: Final = sorted(
     {
         selector
@@ -136,7 +137,8 @@ def test_a_row_is_a_rule(row: Row) -> None:
     assert rule["expr"] == row.expression
     assert rule.get("for", "") == row.lasts
     assert rule["labels"] == {"severity": row.severity}
-    assert rule["annotations"]["summary"]
+    assert rule["annotations"]["summary"].removeprefix(OF_WHICH) == watching.plain(row.meaning)
+    assert rule["annotations"]["description"] == watching.plain(row.remedy)
 
 
 def test_every_rule_is_a_row() -> None:

@@ -10,6 +10,7 @@ _SECTION: Final = PAGE.partition("## What to watch")[2]
 _ROW: Final = re.compile(
     r"^\| `(\w+)` \| `([^`]+)` \| (\w*) \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE
 )
+_LINK: Final = re.compile(r"(?P<begin>\()?\[(?P<text>[^\]]+)\]\((?P<target>[^)]+)\)(?(begin)\))")
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
@@ -40,6 +41,17 @@ class Selector(NamedTuple):
 def rows() -> list[Row]:
     """Return the rows of the table."""
     return [Row(*found) for found in _ROW.findall(_SECTION)]
+
+
+def plain(cell: str) -> str:
+    """Return a cell as an annotation says it: a link by where it leads, as nothing follows one."""
+    return _LINK.sub(_place_of, cell).replace("`", "")
+
+
+def _place_of(link: re.Match[str]) -> str:
+    page = "operations.md" if link["target"].startswith("#") else ""
+    place = f"(docs/{page}{link['target']})"
+    return place if link["begin"] else f"{link['text']} {place}"
 
 
 def selectors(expression: str) -> list[Selector]:

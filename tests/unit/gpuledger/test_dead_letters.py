@@ -113,7 +113,23 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
 
     (letter,) = letters(producer)
     assert (letter.partition, letter.offset, letter.value_base64) == (3, 0, None)
-    assert letter.detail == "why (the record is too large for a dead letter: read it there)"
+    assert letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
+    assert letter.detail == (
+        "why (the record of 'a-key' is too large for a dead letter: read it there)"
+    )
+
+
+async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+
+    deadly.bury(record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why")
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.key_base64, letter.value_base64) == (None, None)
+    assert letter.detail.startswith("why (the record of '\\x00n\\x00n")
+    assert len(letter.detail) < 250
 
 
 async def test_without_letters_nothing_is_published() -> None:

@@ -70,7 +70,9 @@ async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
     assert [one.state for one in event.pods] == [PodState.PENDING]
     (letter,) = await given.letters()
     assert letter.reason == "misplaced"
-    assert "node-a" in letter.detail
+    home, lies = (f"partition {each}" for each in (HOME, ELSEWHERE[where].get("partition", HOME)))
+    assert f"of node node-a belongs in {home} under key " in letter.detail
+    assert f"it lies in {lies} under key " in letter.detail
 
 
 @pytest.mark.parametrize("what", OF_NODE_A)

@@ -1,5 +1,6 @@
 """What the stage makes of records: events, attributed incidents, dead letters."""
 
+import base64
 from typing import Any
 
 import orjson
@@ -270,4 +271,6 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(told) == 1
     assert (letter["reason"], letter["offset"]) == ("too_large", 0)
+    assert "the attributed incident of 'node-a' has " in letter["detail"]
+    assert base64.b64decode(letter["key_base64"]) == b"node-a"
     assert "value_base64" not in letter

@@ -1,8 +1,10 @@
 """Whatever answers in the API server's place, podwatch has an error of its own to go on from."""
 
+import aiohttp
 import pytest
 
 from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
+from enricher.podwatch.http import answered, limits
 from enricher.podwatch.reflector import MOST_PAGE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
@@ -44,3 +46,15 @@ async def test_how_long_to_wait_is_bounded(header: bytes, seconds: float) -> Non
         await read(page(b"", b"Retry-After: " + header))
 
     assert caught.value.retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize("body", [b"who is Bearer tok-hunter2?", b'{"message":"no tok-hunter2"}'])
+async def test_a_refusal_does_not_show_the_token_that_was_sent(body: bytes) -> None:
+    refusal = page(body, status=b"HTTP/1.1 401 Unauthorized\r\n")
+    async with answering([refusal]) as server, aiohttp.ClientSession() as session:
+        sent = session.get(server.url, headers={"Authorization": "Bearer tok-hunter2"})
+        patience = limits(connect_seconds=5, silence_seconds=5, total_seconds=5)
+        with pytest.raises(KubernetesError, match=r"answered 401: (who is|no) ") as caught:
+            async with answered(sent, server=server.url, patience=patience):
+                pass
+    assert "hunter2" not in str(caught.value)

@@ -1,11 +1,15 @@
 """A web configuration in exporter-toolkit's format is read, and its mistakes are named."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpuledger.errors import UserError
-from gpuledger.service.web_config import read_web_config
+from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.web_config import read_web_config, refuse_loss
+from gpuledger.service.web_guard import WebGuard
 
 HASH = "$2y$10$KakQXgis27HqBQrOjKgWReS8eFjYfvy6bEz79sFSOTnCMcrX8eN6O"
 WHOLE = f"""
@@ -46,10 +50,67 @@ def test_all_that_is_offered_is_read_and_paths_are_relative_to_the_file(tmp_path
     assert config.basic_auth_users == {"alice": HASH}
 
 
-def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
-    config = read_web_config(written(tmp_path, "# nothing yet\n"))
-    assert config.tls_server_config is None
-    assert not config.basic_auth_users
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing yet\n",
+        "---\n",
+        "{}\n",
+        "basic_auth_users: {}\n",
+        "tls_server_config:\n",
+        "http_server_config: {headers: {X-Frame-Options: deny}}\n",
+    ],
+)
+def test_a_file_that_protects_nothing_is_a_mistake(tmp_path: Path, text: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(UserError, match=r"it protects nothing, .* take http\.web_config_file out"):
+        read_web_config(file)
+    with pytest.raises(UserError, match=r"web\.yml: it protects nothing"):
+        WebGuard(file)
+
+
+async def test_a_file_that_is_emptied_leaves_the_old_users_in_force(tmp_path: Path) -> None:
+    file = written(tmp_path, f"basic_auth_users: {{alice: {HASH}}}\n")
+    guard = WebGuard(file, look_seconds=0)
+    for text in ("", "# being written\n", "basic_auth_users: {}\n"):
+        written(tmp_path, text)
+        request = Request(method="GET", path="/metrics", headers={})
+        with capture_logs() as logs:
+            answer = await guard.answer(request, _page)
+        assert answer.status == 401
+        assert [line["event"] for line in logs] == ["web_config_refused"]
+
+
+USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
+OPEN = "tls_server_config: {cert_file: a, key_file: b}\n"
+ASKS = OPEN.replace("}", ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: c}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_refused"),
+    [
+        (USERS, OPEN, True),
+        (ASKS, OPEN, True),
+        (OPEN + USERS, OPEN, True),
+        (ASKS + USERS, USERS, False),
+        (ASKS + USERS, ASKS, False),
+        (USERS, ASKS, False),
+        (OPEN, OPEN, False),
+        (OPEN, USERS, False),
+    ],
+)
+def test_a_change_by_which_nobody_is_asked_any_more_is_refused(
+    tmp_path: Path, before: str, after: str, *, is_refused: bool
+) -> None:
+    first = read_web_config(written(tmp_path, before))
+    second = read_web_config(written(tmp_path, after))
+    with pytest.raises(UserError) if is_refused else nullcontext():
+        refuse_loss(first, second)
+
+
+async def _page(_: Request) -> Response:
+    return Response(status=200, body=b"")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +118,9 @@ def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
     [
         ("tls_server_config: {cert_file: a}", "missing required field `key_file`"),
         (TLS + "min_version: TLS10}", r"Invalid enum value 'TLS10' - at `$.tls_server_config.min"),
+        (TLS + "min_version: TLS11}", "min_version`; expected one of TLS12, TLS13"),
+        (TLS + "client_auth_type: x}", "one of NoClientCert, VerifyClientCertIfGiven, Require"),
+        ("http_server_config: {headers: {Server: x}}", "one of Content-Security-Policy, Strict"),
         (TLS + "curve_preferences: [X25519]}", "tls_server_config.curve_preferences: Python can"),
         (TLS + "cert: PEM}", "tls_server_config.cert: give the certificate in a file, cert_file"),
         (TLS + "min_version: TLS13, max_version: TLS12}", "min_version is newer than max_version"),

@@ -240,8 +240,19 @@ async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_rest
         (tmp_path / "web.yml").write_text(TLS % CLIENTS)
         assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
         assert (await get(url + "/metrics", tls=shown))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % CLIENTS.replace("Require", "x", 1))
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
+
+
+@pytest.mark.parametrize("before", [CLIENTS + "}\n" + USERS + "#", CLIENTS])
+async def test_a_change_by_which_nobody_is_asked_any_more_is_refused(
+    tmp_path: Path, authority: Authority, before: str
+) -> None:
+    async with serving(tmp_path, TLS % before) as url:
+        status = (await get(url + "/metrics", tls=trusting(authority)))[0]
+        assert status in (401, 403)
         (tmp_path / "web.yml").write_text(TLS % "")
-        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == status
 
 
 async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
@@ -284,8 +295,9 @@ async def test_half_a_change_leaves_the_old_certificate_in_force(
 async def test_new_users_count_without_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, USERS) as url:
         assert (await get(url + "/metrics"))[0] == 401
-        (tmp_path / "web.yml").write_text("")
-        assert (await get(url + "/metrics"))[0] == 200
+        (tmp_path / "web.yml").write_text(USERS.replace("alice", "bob"))
+        assert (await get(url + "/metrics", auth="bob:right"))[0] == 200
+        assert (await get(url + "/metrics", auth=ALICE))[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -308,14 +320,14 @@ def test_a_file_that_cannot_be_used_is_named_by_its_field(
 
 
 async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
-    file, clock, statuses = tmp_path / "web.yml", Seconds(), []
+    file, clock, has_header = tmp_path / "web.yml", Seconds(), []
     file.write_text(USERS)
     guard = WebGuard(file, monotonic=clock)
-    file.write_text("")
+    file.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS)
     for _ in range(3):
-        statuses.append((await guard.answer(METRICS, page)).status)
+        has_header.append("X-Frame-Options" in (await guard.answer(METRICS, page)).headers)
         clock.advance(0.5)
-    assert statuses == [401, 401, 200]
+    assert has_header == [False, False, True]
 
 
 async def test_a_file_that_a_refused_configuration_names_counts_once_it_is_there(

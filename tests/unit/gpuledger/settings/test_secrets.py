@@ -79,7 +79,6 @@ def test_a_secret_given_twice_in_one_source_is_refused(secret_file: Path) -> Non
 
 
 BROKEN_FILES: list[tuple[Callable[[Path], Path], str]] = [
-    (lambda folder: folder / "none", "No such file or directory"),
     (lambda folder: folder, "Is a directory"),
     (lambda folder: written(folder / "empty", b"\n"), "is empty"),
     (lambda folder: written(folder / "binary", b"\xff\xfe"), "not a text file"),
@@ -109,6 +108,20 @@ def test_a_secret_file_that_cannot_be_used_is_named(
     assert str(file) in str(raised.value)
     assert said in str(raised.value)
     assert "hunter" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given", ["my-real-password", "/hunter2/+a=", "hun\0ter2", "hunter2" * 50, "hunter2/x"]
+)
+def test_a_secret_that_is_given_as_its_file_is_not_shown(tmp_path: Path, given: str) -> None:
+    config = tmp_path / "s.yaml"
+    config.write_text(yaml.safe_dump({"kafka": {"sasl_password_file": given}}))
+    said = "cannot read the file that it names"
+    with pytest.raises(SettingsError, match=f"^GPULEDGER_TOKEN_FILE: {said}") as of_variable:
+        load(TOKEN_FILE=given)
+    with pytest.raises(SettingsError, match=rf"^kafka\.sasl_password_file.*: {said}") as of_key:
+        load("--config", str(config))
+    assert given[:6] not in f"{of_variable.value} {of_key.value}"
 
 
 def test_an_unknown_secret_file_variable_gets_the_nearest_name() -> None:

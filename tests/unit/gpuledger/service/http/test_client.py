@@ -1,8 +1,14 @@
 """Whatever a server answers is read in bounds, and its status is what counts."""
 
+import base64
 import gzip
+import html
+import json
+import re
 import resource
 import zlib
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -12,7 +18,9 @@ from gpuledger.service.http.client import (
     NoAnswerError,
     open_http,
 )
+from gpuledger.service.http.credentials import Credentials
 from gpuledger.service.http.readable import MAX_CHARACTERS, readable
+from gpuledger.settings.secret import MASK
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 
 
@@ -90,6 +98,103 @@ async def test_secrets_in_the_address_are_in_no_error() -> None:
         with pytest.raises(NoAnswerError) as caught:
             await http.post(url, data=b"x")
     assert "hunter" not in str(caught.value)
+
+
+SECRET = 'tok "hünt/er+2'
+PLAIN = "tok-hunter-2"
+BASIC = base64.b64encode(f"bob:{PLAIN}".encode()).decode()
+SENT: dict[str, tuple[dict[str, str], str]] = {
+    "a bearer token": ({"Authorization": f"Bearer {PLAIN}"}, ""),
+    "a login": ({"Authorization": f"Basic {BASIC}"}, ""),
+    "a login in the address": ({}, f"bob:{PLAIN}"),
+    "a header of the user's": ({"X-Api-Key": PLAIN}, ""),
+}
+"""Headers of a request, and the user of its address."""
+QUOTED: dict[str, bytes] = {
+    "as it was sent": PLAIN.encode(),
+    "in base64": base64.b64encode(PLAIN.encode()),
+    "as a header": BASIC.encode(),
+    "in other letters": PLAIN.upper().encode(),
+    "in UTF-16": PLAIN.encode("utf-16-le"),
+    "on two lines": b"tok-hun\nter-2",
+    "broken off": b"broken off: tok-hunte",
+}
+"""How a server may quote it."""
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+@pytest.mark.parametrize("sent", SENT)
+@pytest.mark.parametrize("status", [401, 500])
+async def test_an_answer_does_not_show_the_login_that_was_sent(
+    sent: str, quoted: str, status: int
+) -> None:
+    headers, user = SENT[sent]
+    said = b"invalid credentials: " + QUOTED[quoted]
+    refusal = page(said, status=b"HTTP/1.1 %d No\r\n" % status)
+    async with (
+        answering([refusal]) as server,
+        open_http(headers=headers, timeout_seconds=5.0) as http,
+    ):
+        url = server.url.replace("//", f"//{user}@") if user else server.url
+        answer = await http.post(url, data=b"x")
+    shown = "".join(one for one in answer.text if one.isprintable()).replace("\ufffd", "").lower()
+    assert answer.text.startswith("invalid credentials: ")
+    assert "hun" not in shown
+    assert BASIC.lower() not in shown or "login" not in sent
+    assert base64.b64encode(PLAIN.encode()).decode().lower() not in shown
+
+
+async def test_what_is_no_http_does_not_show_the_login_either() -> None:
+    odd = Raw(begin=f"HTTP/1.1 401 No\r\nX\0: {PLAIN}\r\n{PLAIN}\r\n\r\n".encode())
+    async with (
+        answering([odd]) as server,
+        open_http(headers={"Authorization": f"Bearer {PLAIN}"}, timeout_seconds=5.0) as http,
+    ):
+        with pytest.raises(NoAnswerError, match="no valid HTTP") as caught:
+            await http.post(server.url, data=b"x")
+    assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        str,
+        quote,
+        quote_plus,
+        lambda one: quote(one, safe="").lower(),
+        json.dumps,
+        html.escape,
+        repr,
+        lambda one: base64.b64encode(one.encode()).decode(),
+        lambda one: base64.encodebytes(one.encode()).decode(),
+        lambda one: base64.urlsafe_b64encode(one.encode()).decode().rstrip("="),
+    ],
+)
+def test_a_credential_is_masked_in_every_writing(write: Callable[[str], str]) -> None:
+    for secret in (SECRET, SECRET * 30):
+        url = f"http://a/write?token={quote(secret)}"
+        masked = Credentials.sent(url, {}).mask(f"no: {write(secret)} is wrong")
+        assert masked.startswith("no: ")
+        assert masked.endswith(" is wrong")
+        assert MASK in masked
+        assert len(masked) < 40
+
+
+def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
+    """Letters that grow when they are written small, a mask, one credential within another."""
+    sent = Credentials.sent(f"http://bob:{quote(SECRET, safe='')}@a/?b={PLAIN}&c={PLAIN[:6]}", {})
+    masked = sent.mask(f"\u0130 {SECRET} {PLAIN}{PLAIN}{MASK}{PLAIN[:6]} {'x ' * 3}{PLAIN}")
+    assert not re.search("t.k|h.n|er", masked)
+    assert masked.startswith("\u0130 ")
+    assert "x x x " in masked
+
+
+def test_what_is_no_credential_stays() -> None:
+    headers = {"Content-Type": "application/json", "X-Scope-OrgID": "tenant", "Authorization": ""}
+    sent = Credentials.sent("http://bob:hunter2@a/write?db=1", headers)
+    said = "application/json of tenant 1 in db=1 is refused: bob, Bearer"
+    assert sent.mask(said) == said
+    assert Credentials.sent("http://[", {}).mask(said) == said
 
 
 async def test_a_server_that_says_nothing_is_left_in_time() -> None:

@@ -1,0 +1,101 @@
+"""`gpuledger topics` as a user of brokers with access lists names the right that is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.__main__ import main
+from gpuledger.bus.administration import create_topics
+from gpuledger.settings import KafkaSettings
+from gpuledger.topics import TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.real.parts.authorizing_kafka import AuthorizingKafka
+    from tests.real.parts.kcat import Kcat
+
+GRANT_ATTEMPTS = 50
+PREFIX = ("--topic", "gpuledger.", "--resource-pattern-type", "prefixed")
+
+
+@pytest.fixture
+def broker(
+    start_authorizing_kafka: Callable[[], AuthorizingKafka], monkeypatch: pytest.MonkeyPatch
+) -> AuthorizingKafka:
+    kafka = start_authorizing_kafka()
+    settings = {
+        "BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
+        "SECURITY_PROTOCOL": "SASL_SSL",
+        "SASL_USERNAME": kafka.username,
+        "SASL_PASSWORD": kafka.password,
+        "SSL_CA_FILE": str(kafka.ca_file),
+        "REQUEST_TIMEOUT_SECONDS": "20",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"GPULEDGER_KAFKA__{name}", value)
+    return kafka
+
+
+def told(capsys: pytest.CaptureFixture[str], command: str, expected: str) -> tuple[int, str]:
+    """Return the exit code and what was said; a right that was granted counts a moment later."""
+    code, said = 0, ""
+    for _ in range(GRANT_ATTEMPTS):
+        code = main(["topics", command])
+        captured = capsys.readouterr()
+        said = captured.out + captured.err
+        if expected in said:
+            break
+        time.sleep(0.2)
+    return code, said
+
+
+def made(broker: AuthorizingKafka, kcat: Kcat) -> int:
+    found: Any = json.loads(json.dumps(kcat.metadata(broker.plaintext_bootstrap_servers)))
+    return len(found["topics"])
+
+
+def test_the_missing_right_is_named_and_with_the_documented_ones_all_is_made(
+    broker: AuthorizingKafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rights = "grant it Describe and DescribeConfigs on these topics"
+    for granted in ("Create", "Describe"):
+        broker.grant(*PREFIX, operations=[granted])
+        for command in ("check", "create"):
+            code, said = told(capsys, command, rights)
+            assert (code, said.count("\n"), rights in said) == (2, 1, True), said
+    assert made(broker, kcat) == 0
+
+    broker.grant(*PREFIX, operations=["DescribeConfigs"])
+    code, said = told(capsys, "create", "created")
+    assert (code, said.count("created")) == (0, len(TOPICS)), said
+    code, said = told(capsys, "check", " ok ")
+    assert (code, said.count(" ok ")) == (0, len(TOPICS)), said
+
+
+def test_topics_whose_configuration_may_not_be_read_are_not_said_to_differ(
+    broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plaintext = KafkaSettings(bootstrap_servers=broker.plaintext_bootstrap_servers)
+    asyncio.run(create_topics(plaintext))
+    broker.grant(*PREFIX, operations=["Create", "Describe"])
+    for command in ("check", "create"):
+        code, said = told(capsys, command, "grant it DescribeConfigs on these topics")
+        assert (code, "grant it DescribeConfigs on these topics" in said) == (2, True), said
+
+
+def test_topics_that_may_be_read_but_not_made_or_seen_are_said_to_be_so(
+    broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.grant(*PREFIX, operations=["DescribeConfigs"])
+    code, said = told(capsys, "create", "grant it Create on these topics")
+    assert (code, "grant it Create on these topics" in said) == (2, True), said
+
+    broker.grant(*PREFIX, operations=["Create"])
+    code, said = told(capsys, "create", "grant it Describe on these topics")
+    assert (code, "grant it Describe on these topics" in said) == (2, True), said

@@ -1,0 +1,28 @@
+"""What is said of YAML that cannot be read names the place and the remedy, and no value."""
+
+import pytest
+import yaml
+
+from gpuledger.settings.yaml_errors import explain_yaml
+
+PASSWORDS = ["@hunter", "`hunter", "%hunter", "*hunter", "!hunter", "|hunter", ">hunter", "'hunter"]
+PASSWORDS += ['"hunter', '"hunt"er', "[hunter", "{hunter", "]hunter", ", hunter", "hun: ter"]
+
+
+def said_of(text: str) -> str:
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.safe_load(text)
+    return explain_yaml(caught.value)
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_a_text_that_begins_with_a_sign_of_yaml_is_to_be_quoted(password: str) -> None:
+    said = said_of(f"kafka:\n  sasl_password: {password}\n  client_id: x\n")
+    assert "line " in said
+    assert "quote a text that begins with one of @ ` % * & ! |" in said
+    assert "hun" not in said
+
+
+@pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "\0"])
+def test_quotes_are_no_remedy_for_other_mistakes(text: str) -> None:
+    assert "quote" not in said_of(text)

@@ -1,0 +1,82 @@
+"""What is wrong with a file that people write fits on a screen, whatever stands in it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from agent.exposition.counters import read_counters
+from agent.recorded.opening import open_recording
+from agent.recorded.tape import FORMAT
+from gpuledger.errors import UserError
+from gpuledger.service.web_guard import WebGuard
+from gpuledger.settings import load_settings
+from simulator.scenario import load_scenario
+from sinks.settings import SinkSettings
+
+LONG = "x" * 30_000
+HASH = "$2y$10$KakQXgis27HqBQrOjKgWReS8eFjYfvy6bEz79sFSOTnCMcrX8eN6O"
+HEADER = {
+    "format": FORMAT,
+    "time_ns": 1,
+    "monotonic_ns": 1,
+    "boottime_ns": 1,
+    "tick_seconds": 1.0,
+    "is_simulated": True,
+    "is_redacted": False,
+}
+TLS = f"basic_auth_users: {{a: {HASH}}}\ntls_server_config: {{cert_file: a, key_file: b, "
+
+
+def read_settings(file: Path) -> object:
+    argv = ["--config", str(file)]
+    return load_settings(SinkSettings, prog="p", description="d", argv=argv, environ={})
+
+
+def recording(**line: object) -> str:
+    return f"{orjson.dumps(HEADER).decode()}\n{orjson.dumps(line).decode()}\n"
+
+
+Read = Callable[[Path], object]
+MISTAKES: list[tuple[Read, str]] = [
+    (read_counters, f"{LONG}, gauge, help\n"),
+    (read_counters, f"DCGM_FI_DEV_GPU_UTIL, {LONG}, help\n"),
+    (read_counters, "a," * 30_000),
+    (WebGuard, f"{LONG}: 1\n"),
+    (WebGuard, f"basic_auth_users: {{{LONG}: wrong}}\n"),
+    (WebGuard, f"http_server_config: {{headers: {{{LONG}: x}}}}\n"),
+    (WebGuard, f'http_server_config: {{headers: {{X-Frame-Options: "{LONG}\\n"}}}}\n'),
+    (WebGuard, f"{TLS}min_version: {LONG}}}\n"),
+    (WebGuard, f"{TLS}cipher_suites: [{LONG}]}}\n"),
+    (WebGuard, f"{TLS}cipher_suites: [TLS_RSA_WITH_{LONG}]}}\n"),
+    (WebGuard, f"tls_server_config: {{cert_file: {LONG}, key_file: b}}\n"),
+    (WebGuard, f"a: !{LONG} 1\n"),
+    (read_settings, f"{LONG}: 1\n"),
+    (read_settings, f"kafka: {{{LONG}: 1}}\n"),
+    (read_settings, f"{LONG}: 1\n{LONG}: 1\n"),
+    (read_settings, f"log: {{level: {LONG}}}\n"),
+    (read_settings, f"http: {{listen: {LONG}}}\n"),
+    (read_settings, f"kafka: {{bootstrap_servers: {LONG}}}\n"),
+    (read_settings, f"remote_write: {{url: {LONG}}}\n"),
+    (read_settings, f"remote_write: {{headers: {{{LONG}: [1]}}}}\n"),
+    (read_settings, f"alerts: {{urls: [{LONG}]}}\n"),
+    (load_scenario, f"{LONG}: 1\n"),
+    (load_scenario, f"nodes: [{{name: a, gpus: [{{accounting: {LONG}}}]}}]\n"),
+    (load_scenario, f"nodes: [{{name: {LONG}}}, {{name: {LONG}}}]\n"),
+    (open_recording, recording(at_ns=1, call="a", arguments=[{"struct": LONG, "fields": {}}])),
+    (open_recording, LONG),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), MISTAKES, ids=lambda one: one.__name__ if callable(one) else one[:30]
+)
+def test_a_mistake_is_said_in_one_line_that_fits_on_a_screen(
+    tmp_path: Path, read: Read, text: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read(file)
+    assert 0 < len(str(caught.value)) < 1500

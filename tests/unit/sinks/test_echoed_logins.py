@@ -1,0 +1,82 @@
+"""A receiver that quotes the login it was sent puts it neither on /readyz nor into the log."""
+
+import asyncio
+import base64
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpuledger.records import Account
+from gpuledger.service import Readiness
+from gpuledger.settings import Secret
+from sinks.alerts.service import run_alerts
+from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.remote_write.service import run_remote_write
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.unit.sinks.given import (
+    SECOND_NS,
+    START_NS,
+    HandClock,
+    bus,
+    entry,
+    event,
+    eventually,
+    publish,
+    running,
+)
+from tests.unit.sinks.receiver import Answer, Receiver, receiving
+
+PASSWORD = "pa-hunter2"
+BASIC = base64.b64encode(f"bob:{PASSWORD}".encode()).decode()
+LOGINS: dict[str, tuple[dict[str, object], str]] = {
+    "a token": ({"bearer_token": Secret(PASSWORD)}, f"Bearer {PASSWORD}"),
+    "a password": ({"username": "bob", "password": Secret(PASSWORD)}, f"Basic {BASIC}"),
+    "a password, decoded": ({"username": "bob", "password": Secret(PASSWORD)}, f"bob:{PASSWORD}"),
+}
+
+
+async def shown(work: asyncio.Future[None], readiness: Readiness, check: str) -> str:
+    """Return what the check and the log say once the receiver has answered."""
+    with capture_logs() as logs:
+        async with running(work):
+            await eventually(lambda: "invalid credentials" in readiness.check(check).detail)
+            return json.dumps([readiness.report(), logs], default=str)
+
+
+def refusing(quoted: str) -> Answer:
+    return Answer(401, f"invalid credentials: {quoted}")
+
+
+@pytest.mark.parametrize("login", LOGINS)
+async def test_remote_write_shows_no_login_that_its_receiver_quotes(login: str) -> None:
+    given, quoted = LOGINS[login]
+    on, readiness = bus(), Readiness()
+    await publish(on, event(0))
+    async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
+        settings = RemoteWriteSettings(url=f"{receiver.url}/write", **given)  # type: ignore[arg-type]  # settings' own names
+        work = run_remote_write(bus=on, settings=settings, readiness=readiness, clock=HandClock())
+        said = await shown(asyncio.ensure_future(work), readiness, "remote_write.receiver")
+    assert "hunter2" not in said
+    assert BASIC not in said
+
+
+@pytest.mark.parametrize("quoted", [f"Basic {BASIC}", f"bob:{PASSWORD}", PASSWORD])
+async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> None:
+    on, readiness = bus(), Readiness()
+    async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
+        url = with_login(receiver)
+        settings = AlertsSettings(
+            urls=[url], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
+        )
+        host = [entry(Account.HOST), entry(Account.IDLE)]
+        await publish(on, *(event(tick, entries=host) for tick in range(3)))
+        clock = HandClock(START_NS + SECOND_NS)
+        work = run_alerts(bus=on, settings=settings, readiness=readiness, clock=clock)
+        said = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")
+    assert "hunter2" not in said
+    assert BASIC not in said
+
+
+def with_login(receiver: Receiver) -> str:
+    return receiver.url.replace("//", f"//bob:{PASSWORD}@")
