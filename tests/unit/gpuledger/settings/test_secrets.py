@@ -95,7 +95,7 @@ def written(file: Path, data: bytes) -> Path:
 
 
 def test_a_name_that_no_file_can_have_is_a_mistake_of_the_setting(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="GPULEDGER_TOKEN_FILE: .*embedded null byte"):
+    with pytest.raises(SettingsError, match=r"GPULEDGER_TOKEN_FILE: .*embedded null byte"):
         load(TOKEN_FILE=str(tmp_path / "nul-in-name\0"))
 
 
