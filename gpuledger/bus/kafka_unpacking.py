@@ -15,6 +15,13 @@ What is refused without being unpacked:
   bytes that anybody may have made. Ours write zstd, or nothing packed.
 - **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
 
+What a record says of its own offset is believed within its batch alone. Brokers give a batch its
+offsets and look at those of its records where they pack it anew, not in one that is not packed: one
+that claims an offset behind its batch would move the position past records of others, one that
+claims an offset before it would vanish. So the offsets of a batch rise, and lie in the range that
+its head says, and nothing follows the last; what breaks that is damage. A gap is none: compaction
+leaves them.
+
 zstd allows several frames in one batch, and frames to be skipped; all of it counts as one.
 
 A batch whose checksum does not fit may have been spoiled on its way: it is fetched `_FETCHES` times
@@ -29,7 +36,7 @@ and the unpacking of zstd in place of aiokafka's. Held to the pinned minor versi
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Never
 
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
@@ -143,14 +150,24 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             try:
                 if not batch.validate_crc() and self._may_be_spoiled(batch):
                     return
-                for record in self._wanted(batch):
+                records = iter(self._wanted(batch))
+                before, last_offset = batch.base_offset - 1, batch.next_offset - 1
+                for record in records:
                     offset = record.offset
+                    if not before < offset <= last_offset:
+                        _raise_other_offset(offset, range(before + 1, last_offset + 1))
+                    # Asked before it is handed out: behind the last offset there is none to tell.
+                    if offset == last_offset and (more := next(records, None)) is not None:
+                        _raise_other_offset(more.offset, range(0))
+                    before = offset
                     if offset < self.next_fetch_offset:
                         continue  # read before: brokers answer with whole batches
                     self.next_fetch_offset = offset + 1
                     key, value = record.key, record.value
                     fields = (topic, partition, offset, record.timestamp, key, value, None)
                     yield make(Record, fields)
+                    if offset == last_offset:
+                        break  # a batch that was asked behind its end begins anew
             except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
@@ -215,6 +232,13 @@ def _too_large(size: str) -> UnreadableError:
     return UnreadableError(
         f"its {size} bytes, unpacked, are more than the {MAX_UNPACKED_BYTES} that a batch may have",
         reason=UnreadableReason.TOO_LARGE,
+    )
+
+
+def _raise_other_offset(offset: int, left: range) -> Never:
+    allowed = f"{left.start} to {left.stop - 1} are left" if left else "none is left"
+    raise UnreadableError(
+        f"a record claims offset {offset}, where {allowed}", reason=UnreadableReason.DAMAGED
     )
 
 
