@@ -14,11 +14,14 @@ import orjson
 
 from agent.recorded.values import find_unknown
 from gpuledger.errors import UserError
+from gpuledger.explaining import shorten
 
 T = TypeVar("T")
 
 FORMAT: Final = "gpuledger-nvml-recording"
 VERSION: Final = 1
+_MAX_TICK_SECONDS: Final = 3600
+_SHOWN_CHARACTERS: Final = 80
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +37,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of the clock that is never set."""
     boottime_ns: int
     """Nanoseconds since boot."""
-    tick_seconds: float
+    tick_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MAX_TICK_SECONDS)]
     """Time between two ticks of the agent that was recorded."""
     is_simulated: bool
     """Whether a scenario was played instead of a machine read."""
@@ -131,7 +134,8 @@ def _decode_line(text: bytes, where: str) -> Line:
     unknown = find_unknown([line.arguments, line.filled, line.result])
     if unknown is not None:
         raise UserError(
-            f"{where}: {unknown!r} is no struct of nvidia-ml-py; record-nvml makes them"
+            f"{where}: {shorten(unknown, _SHOWN_CHARACTERS)!r} is no struct of nvidia-ml-py;"
+            " record-nvml makes them"
         )
     return line
 
