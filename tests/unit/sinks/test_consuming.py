@@ -6,7 +6,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -128,7 +127,7 @@ async def test_what_is_acknowledged_is_committed_and_nothing_else() -> None:
     assert committed(on, GROUP, AT) == 2
 
 
-async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+async def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_is_taken() -> None:
     on, sink = bus(), Recorder()
     await publish(on, b"bad", event(1), b"worse")
     async with running(consuming(on, sink)):
@@ -577,9 +576,6 @@ class Script:
     def __next__(self) -> Step:
         return next(self._steps)
 
-    def __iter__(self) -> Iterator[Step]:
-        return self._steps
-
 
 class ScriptedBus(MemoryBus):
     script: Script
@@ -747,6 +743,24 @@ class _LetterlessProducer:
 
 def bad_first_of(partition: TopicPartition) -> Polled:
     return {partition: [Record(*partition, 0, 1, b"key", b"{")]}
+
+
+async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+    member = Held(Recorder())
+    committed_before: list[Mapping[TopicPartition, int]] = []
+
+    async def topic_is_made(consumer: ScriptedConsumer) -> Polled:
+        committed_before.extend(consumer.commits)
+        on.is_absent = False
+        return {}
+
+    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    bad = member.gains(KEPT, brings=bad_first_of(KEPT))
+    on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
+    async with running(consuming(on, member.sink)):
+        await asyncio.wait_for(member.over.wait(), 10)
+
+    assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
 
 async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:

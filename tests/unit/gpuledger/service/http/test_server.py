@@ -173,13 +173,29 @@ async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> No
 
 
 async def test_who_does_not_take_a_large_answer_gives_way_to_who_does() -> None:
-    async with serving() as connect:
-        for number in range(2 * server.MAX_ANSWERS):
-            await connect(f"127.0.0.{2 + number}", sends=UNREAD)
+    count = 2 * server.MAX_ANSWERS
+    async with serving() as connect, asyncio.timeout(20):
+        waiting = []
+        for number in range(count):
+            reader, _ = await connect(f"127.0.0.{2 + number}", sends=UNREAD)
+            assert await reader.readexactly(5) == b"HTTP/"
+            waiting.append(reader)
         reader, _ = await connect("127.0.0.99", sends=UNREAD)
-        async with asyncio.timeout(20):
-            await reader.readuntil(b"\r\n\r\n")
-            assert await reader.readexactly(len(LARGE)) == LARGE
+        assert await takes_all(reader)
+        # The newcomer was one of them, and the bound is what is held in memory for all of them.
+        left = [await takes_all(reader) for reader in waiting]
+
+    most = server.MAX_ANSWERS - 1
+    assert left == [False] * (count - most) + [True] * most
+
+
+async def takes_all(reader: asyncio.StreamReader) -> bool:
+    """Read a large answer; return whether it came to its end."""
+    try:
+        await reader.readuntil(b"\r\n\r\n")
+        return await reader.readexactly(len(LARGE)) == LARGE
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
 
 
 def test_the_agents_pages_need_no_web_framework() -> None:
