@@ -24,8 +24,9 @@ leaves them.
 
 zstd allows several frames in one batch, and frames to be skipped; all of it counts as one.
 
-A batch whose checksum does not fit may have been spoiled on its way: it is fetched `_FETCHES` times
-before it is given up, as the broker's own copy must be.
+A batch whose checksum does not fit may have been spoiled on its way: it is given up once the last
+`_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
+the broker's own copy must be.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
 partition; `read_any_batch` puts `PartitionBatches` in that place, for all consumers of the process,
@@ -129,7 +130,9 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     _unpacked_before = 0
     """What had been unpacked when the poll began."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
-    """For each partition the batch whose checksum did not fit last, and how often it did not."""
+    """For each partition the batch whose checksum did not fit last, and how often in a row.
+
+    Of all consumers of the process, as aiokafka does not say whose answer it is."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
@@ -148,17 +151,19 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         while self._records.has_next():
             batch = self._records.next_batch()
             try:
-                if not batch.validate_crc() and self._may_be_spoiled(batch):
+                # Almost always none is spoiled, and none was.
+                if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
                 records = iter(self._wanted(batch))
                 before, last_offset = batch.base_offset - 1, batch.next_offset - 1
                 for record in records:
                     offset = record.offset
-                    if not before < offset <= last_offset:
-                        _raise_other_offset(offset, range(before + 1, last_offset + 1))
-                    # Asked before it is handed out: behind the last offset there is none to tell.
-                    if offset == last_offset and (more := next(records, None)) is not None:
-                        _raise_other_offset(more.offset, range(0))
+                    # What follows the last is asked for before that is handed out: behind it there
+                    # would be no offset left to tell.
+                    if not before < offset <= last_offset or (
+                        offset == last_offset and next(records, None) is not None
+                    ):
+                        _raise_other_offsets(batch, offset)
                     before = offset
                     if offset < self.next_fetch_offset:
                         continue  # read before: brokers answer with whole batches
@@ -178,6 +183,10 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
         """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
         offset, partition = batch.next_offset, TopicPartition(*self._tp)
+        if batch.validate_crc():
+            if self._spoiled.get(partition, (None, 0))[0] == offset:
+                del self._spoiled[partition]
+            return False
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
@@ -235,10 +244,11 @@ def _too_large(size: str) -> UnreadableError:
     )
 
 
-def _raise_other_offset(offset: int, left: range) -> Never:
-    allowed = f"{left.start} to {left.stop - 1} are left" if left else "none is left"
+def _raise_other_offsets(batch: Any, offset: int) -> Never:  # noqa: ANN401  # untyped
     raise UnreadableError(
-        f"a record claims offset {offset}, where {allowed}", reason=UnreadableReason.DAMAGED
+        f"its records' offsets do not rise from {batch.base_offset} to {batch.next_offset - 1}:"
+        f" one claims {offset}",
+        reason=UnreadableReason.DAMAGED,
     )
 
 

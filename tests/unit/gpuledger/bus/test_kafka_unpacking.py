@@ -229,8 +229,7 @@ def taken(found: PartitionBatches, most: int) -> list[object]:
 
 
 def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given_up() -> None:
-    good, spoiled = batch(values(0), at=0), bytearray(batch(values(3), at=3))
-    spoiled[-1] ^= 1
+    good, spoiled = batch(values(0), at=0), spoil(batch(values(3), at=3))
     data = bytes(good + spoiled + batch(values(6), at=6))
 
     seen = []
@@ -241,6 +240,20 @@ def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given
         position = found.next_fetch_offset
 
     assert seen == [[0, 1, 2], [], [(3, 5, DAMAGED), 6, 7, 8]]
+
+
+def test_a_checksum_that_fits_again_begins_the_count_anew() -> None:
+    whole = batch(values(90), at=90)
+    fetches = [spoil(whole), spoil(whole), whole] * 2 + [spoil(whole)] * 3
+
+    seen = [shown(list(answer(data, position=90))) for data in fetches]
+    read = [[], [], [90, 91, 92]]
+    assert seen == [*read, *read, [], [], [(90, 92, DAMAGED)]]
+
+
+def spoil(data: bytes) -> bytes:
+    """Return a batch that was changed on its way."""
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def test_a_frame_whose_window_is_larger_than_a_batch_may_be_is_refused() -> None:
