@@ -149,8 +149,15 @@ def _construct(model: type[S], path: Path, values: Mapping[Path, Any]) -> S:
 
 
 def _mask_in(said: str, arguments: Mapping[str, Any]) -> str:
-    """Return what a group says of its values, with the secrets of addresses among them masked."""
-    return mask_texts(said, _texts_in(list(arguments.values())))
+    """Return what a group says of its values, with the secrets of addresses among them masked.
+
+    It quotes them, and any of them may be as long as a file: what is too much is cut in the middle,
+    as the field stands before a value and the remedy behind it.
+    """
+    masked = mask_texts(said, _texts_in(list(arguments.values())))
+    if len(masked) <= 2 * _SHOWN_CHARACTERS:
+        return masked
+    return f"{masked[:_SHOWN_CHARACTERS]}…{masked[-_SHOWN_CHARACTERS:]}"
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value
