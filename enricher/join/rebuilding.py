@@ -11,7 +11,6 @@ one about a partition that is not assigned any more only means that a rebalance 
 """
 
 import asyncio
-import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Consumer, Record, TopicPartition
+from gpuledger.collector import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.service import Backoff, Check
 from gpuledger.tasks import end_tasks
@@ -135,6 +135,7 @@ class Rebuilding:
         if changes != self._changes:
             return False
         self._backoff.reset()
+        settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
         self._let_through(consumer)
         return True
 
@@ -217,7 +218,5 @@ class Rebuilding:
         marks = {place for place in held if place.topic == MARKS.name}
         consumer.pause(marks)
         consumer.resume(held - marks)
-        gc.freeze()  # the cache lives long: the collector need not walk it again and again
-        gc.set_threshold(_OBJECTS_PER_COLLECTION)
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))
