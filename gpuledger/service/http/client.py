@@ -8,8 +8,8 @@ which is wrong with it may change what the status says. aiohttp's exceptions end
 import asyncio
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -29,7 +29,7 @@ BODY_SECONDS: Final = 5.0
 """How long is waited for it once the status is known."""
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
 # through, and a connection that ends in the middle is a RuntimeError.
-BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
+_BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -68,13 +68,11 @@ class HttpClient:
         self, url: str, *, data: bytes, headers: Mapping[str, str] = _NOTHING
     ) -> HttpAnswer:
         """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError."""
-        try:
+        with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}")):
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False
             ) as response:
                 return await read_answer(response)
-        except BROKEN as error:
-            raise NoAnswerError(f"{shown_url(url)}: {explain(error)}") from error
 
 
 @asynccontextmanager
@@ -113,7 +111,7 @@ async def read_begin(
 ) -> bytes:
     """Return up to `max_bytes` of a body, or what came of it before it broke off or was late."""
     body = bytearray()
-    with suppress(*BROKEN):
+    with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
             # What is unpacked comes in pieces as well, each no larger than the buffer.
             while len(body) < max_bytes and (piece := await response.content.readany()):
@@ -129,7 +127,19 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     return body
 
 
-def explain(error: BaseException) -> str:
+@contextmanager
+def translating(error_of: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise what `error_of` makes of the reason, where a request or the reading of its body fails.
+
+    For who reads a body as it comes, and so does without `HttpClient`.
+    """
+    try:
+        yield
+    except _BROKEN as error:
+        raise error_of(_explain(error)) from error
+
+
+def _explain(error: BaseException) -> str:
     """Return what went wrong with a request, without its URL, in which secrets may stand."""
     match error:
         case aiohttp.ServerTimeoutError():
