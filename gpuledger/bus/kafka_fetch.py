@@ -35,31 +35,33 @@ async def fetch(
     if left_seconds <= 0 or rebalances.changed.is_set():
         return {}
     changed = asyncio.create_task(rebalances.changed.wait())
-    waiting: list[asyncio.Task[Any]] = [changed]
-    if places:
-        getting = client.getmany(
-            *places, timeout_ms=int(left_seconds * 1000), max_records=max_records
-        )
-        waiting.append(asyncio.create_task(getting))
-    else:
-        left_seconds -= GRACE_SECONDS
-    return await _first_of(waiting, client=client, seconds=left_seconds + GRACE_SECONDS)
+    if not places:
+        return await _first_of(None, changed, client=client, seconds=left_seconds)
+    getting = client.getmany(*places, timeout_ms=int(left_seconds * 1000), max_records=max_records)
+    fetching = asyncio.create_task(getting)
+    seconds = left_seconds + GRACE_SECONDS
+    return await _first_of(fetching, changed, client=client, seconds=seconds)
 
 
 async def _first_of(
-    waiting: Sequence[asyncio.Task[Any]], *, client: AIOKafkaConsumer, seconds: float
+    fetching: asyncio.Task[Any] | None,
+    changed: asyncio.Task[Any],
+    *,
+    client: AIOKafkaConsumer,
+    seconds: float,
 ) -> Records:
-    fetching = waiting[1:]
+    """Return what was fetched; nothing where the assignment changed or the time is over before."""
+    waiting = [changed] if fetching is None else [fetching, changed]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        for task in fetching:
-            _put_back(client, task)
+        if fetching is not None:
+            _put_back(client, fetching)
         raise
     finally:
         for task in waiting:
             task.cancel()
-    return _records(fetching[0].result()) if fetching and fetching[0].done() else {}
+    return _records(fetching.result()) if fetching is not None and fetching.done() else {}
 
 
 def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
