@@ -15,7 +15,7 @@ import structlog
 from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
-from enricher.join.placing import place_by_node
+from enricher.join.placing import placement_rule
 from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, StalledError, poll
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
@@ -77,7 +77,7 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
             )
             stage = JoinStage(
                 office=office,
-                is_placed=place_by_node(partitions=inputs),
+                is_placed=placement_rule(partitions=inputs),
                 pending_seconds=settings.join.pending_seconds,
             )
             opening = _open_delivery(
