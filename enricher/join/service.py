@@ -16,7 +16,7 @@ from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
 from enricher.join.placing import placement_rule
-from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, StalledError, poll
+from enricher.join.rebuilding import INPUTS, STATE, Rebuilding, StalledError, poll
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
@@ -26,6 +26,7 @@ from gpuledger.bus.protocol import (
     Consumer,
     Gap,
     Message,
+    Polled,
     Record,
     Subscription,
     TopicPartition,
@@ -237,7 +238,7 @@ class JoinWorker:
             self._stage.forget(number)
             self._office.drop(number)
 
-    async def _work(self, batch: Batch) -> None:
+    async def _work(self, batch: Polled) -> None:
         """Work through what was polled, a partition at a time, so that heartbeats live."""
         now = time.monotonic()
         self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})

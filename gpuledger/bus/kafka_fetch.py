@@ -9,9 +9,7 @@ from aiokafka import AIOKafkaConsumer
 
 from gpuledger.bus.kafka_internals import raise_group_errors
 from gpuledger.bus.kafka_rebalances import Rebalances
-from gpuledger.bus.protocol import Record, TopicPartition
-
-Records = Mapping[TopicPartition, Sequence[Record]]
+from gpuledger.bus.protocol import Polled, Record, TopicPartition
 
 GRACE_SECONDS: Final = 0.5
 """`getmany` ends by itself at its deadline, except while the group is being rebalanced."""
@@ -19,7 +17,7 @@ GRACE_SECONDS: Final = 0.5
 
 async def fetch(
     client: AIOKafkaConsumer, rebalances: Rebalances, *, deadline: float, max_records: int
-) -> Records:
+) -> Polled:
     """Give what is there, or wait for it; nothing at the deadline or where a rebalance is due."""
     places = [named(place) for place in rebalances.held]
     raise_group_errors(client)
@@ -49,7 +47,7 @@ async def _first_of(
     *,
     client: AIOKafkaConsumer,
     seconds: float,
-) -> Records:
+) -> Polled:
     """Return what was fetched; nothing where the assignment changed or the time is over before."""
     waiting = [changed] if fetching is None else [fetching, changed]
     try:
@@ -76,5 +74,5 @@ def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
     return aiokafka.TopicPartition(*place)
 
 
-def _records(found: Mapping[Any, Sequence[Record]]) -> Records:
+def _records(found: Mapping[Any, Sequence[Record]]) -> Polled:
     return {TopicPartition(*place): records for place, records in found.items()}

@@ -24,6 +24,7 @@ from gpuledger.bus.protocol import (
     Gap,
     GapReason,
     Message,
+    Polled,
     Producer,
     Record,
     Subscription,
@@ -590,9 +591,6 @@ def scripted(*steps: Step) -> ScriptedBus:
     made = ScriptedBus()
     made.script = Script(steps)
     return made
-
-
-Polled = Mapping[TopicPartition, Sequence[Record]]
 
 
 def first_of(partition: TopicPartition, *, offset: int = 0) -> Polled:
