@@ -412,3 +412,27 @@ async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) ->
     assert TICKS_DROPPED._value.get() == dropped
     assert await take_all(outbox, 100) == list(range(100))
     spilling.cancel()
+
+
+@pytest.mark.parametrize("fails_at", ["opening", "writing"])
+async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_wait(
+    tmp_path: Path, fails_at: str
+) -> None:
+    disk, clock = FailingDisk(), Hands()
+    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
+    if fails_at == "opening":
+        disk.error = OSError(errno.EIO, "no disk")
+    spilling = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.EIO, "no disk")
+    await put(outbox, clock, *range(9))
+    spilling.cancel()
+    disk.error = None
+
+    await outbox.keep()
+    outbox.close()
+
+    assert outbox.parcels_in_memory == 0
+    left = spool_in(tmp_path)
+    left.open()
+    assert left.parcels == 9
