@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gpuledger.service.http import server
-from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.http.messages import Handler, Request, Response
 from gpuledger.service.http.server import serve_pages
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -29,10 +29,12 @@ async def echo(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
+async def serving(
+    handler: Handler = echo,
+) -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
     """Serve pages; gives what connects to them, from any address of the loopback."""
     async with (
-        serve_pages(echo, host="127.0.0.1", port=0, probes={"/livez"}) as (host, port),
+        serve_pages(handler, host="127.0.0.1", port=0, probes={"/livez"}) as (host, port),
         AsyncExitStack() as stack,
     ):
 
@@ -162,6 +164,27 @@ async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
         assert await ask(*await connect(), f"{GET}\n") == (200, "GET /livez\n")
         begun = await many.read(2**20)
         assert 0 < begun.count(b"200 OK") < 300
+
+
+async def test_who_floods_does_not_displace_a_page_that_is_being_made() -> None:
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        if request.path == "/metrics":
+            asked.set()
+            await gate.wait()
+        return await echo(request)
+
+    async with serving(slow) as connect:
+        scraper = await connect(sends="GET /metrics HTTP/1.1\nHost: a\n\n")
+        await asked.wait()
+        for _ in range(2 * server.MAX_CONNECTIONS_PER_ADDRESS):
+            await connect()
+        # All of them were accepted before this one is answered.
+        assert (await ask(*await connect(), f"{GET}\n"))[0] == 200
+        gate.set()
+        async with asyncio.timeout(5):
+            assert (await scraper[0].readline()).startswith(b"HTTP/1.1 200")
 
 
 async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> None:
