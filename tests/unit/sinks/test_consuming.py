@@ -43,6 +43,7 @@ from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.retrying import until_answered
 from tests.unit.sinks.given import (
+    BUS_TOPICS,
     NODE,
     PARTITIONS,
     SECOND_NS,
@@ -270,7 +271,7 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
     None
 ):
     on, sink, gaps = SpoiledBus(), Recorder(), Readiness().check("gaps")
-    on._partitions, on._logs = bus()._partitions, bus()._logs
+    on.create(BUS_TOPICS)
     told: list[tuple[Gap, int]] = []
 
     async def on_gap(gap: Gap) -> None:
@@ -292,8 +293,7 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
 def flaky(**failures: int) -> FlakyBus:
     made = FlakyBus()
     made.failures = failures
-    # The same topics and partitions as every other bus here.
-    made._partitions, made._logs = bus()._partitions, bus()._logs
+    made.create(BUS_TOPICS)
     return made
 
 
@@ -950,8 +950,7 @@ async def test_a_commit_that_is_refused_until_the_group_was_polled_is_tried_afte
 
     refused = [0]
     on, sink = PollingBus(), Recorder()
-    like = bus()
-    on._partitions, on._logs = like._partitions, like._logs
+    on.create(BUS_TOPICS)
     await publish(on, event(0))
     async with running(consuming(on, sink)):
         await eventually(is_committed(on, 1))
