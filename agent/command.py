@@ -1,6 +1,5 @@
 """`gpuledger-agent`: runs on every GPU node. Here the parts are wired, nothing else."""
 
-import gc
 import os
 import sys
 from functools import partial
@@ -17,11 +16,14 @@ from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
 from gpuledger.bus.protocol import Bus
+from gpuledger.collector import settle_collector
 from gpuledger.service import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 
 _log = structlog.get_logger(__name__)
-# New objects, then rounds of the younger generation, before a generation is searched.
+# New objects, then rounds of the younger generation, before a generation is searched for garbage.
+# A tick makes thousands of objects and no cycles of note: to search for them costs a tenth of its
+# CPU.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 _DESCRIPTION: Final = (
     "Reads a node's GPUs and their processes; publishes and shows a sample a tick."
@@ -101,7 +103,7 @@ async def _run(
     settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
 ) -> None:
     bus = None if settings.no_kafka else _kafka(settings)
-    _spare_the_collector()
+    settle_collector(*_COLLECT_AFTER)
     await run_agent(
         machine=machine,
         bus=bus,
@@ -115,13 +117,3 @@ def _kafka(settings: AgentSettings) -> Bus:
     from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
 
     return KafkaBus(settings.kafka)
-
-
-def _spare_the_collector() -> None:
-    """Let Python look for garbage less often, and not among what stays: a tenth of a tick's CPU.
-
-    A tick makes thousands of objects and no cycles of note, so counting references does the work.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)

@@ -21,7 +21,7 @@ from agent.outlets import Outlets
 from agent.processes.namespace import judge_procfs
 from agent.processes.procfs import Procfs, read_boot_id
 from agent.publishing.outbox import Outbox
-from agent.publishing.publisher import Publisher, flush
+from agent.publishing.publisher import Publisher, shut_down
 from agent.publishing.queue import TickQueue
 from agent.publishing.spool import Spool
 from agent.sampling import Sampler
@@ -80,7 +80,7 @@ async def _run_and_publish(
         await _first_to_fail(running, publishing, spilling)
     finally:
         await end_tasks(running)
-        await flush(publisher, outbox, publishing, spilling, seconds=flush_seconds)
+        await shut_down(publisher, outbox, publishing, spilling, seconds=flush_seconds)
 
 
 async def _run(

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.join.placing import place_by_node
+from enricher.join.placing import placement_rule
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
@@ -80,7 +80,7 @@ class _Work:
         self._office = DeadLetterOffice(consumer="bench", producer=_Nobody(), partitions=1)
         self._stage = JoinStage(
             office=self._office,
-            is_placed=place_by_node(partitions=SAMPLES.partitions),
+            is_placed=placement_rule(partitions=SAMPLES.partitions),
             time_ns=lambda: self._now_ns,
         )
         self._places = [

@@ -7,7 +7,7 @@ the sink's business.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from gpuledger.bus.protocol import (
     Consumer,
     Gap,
     GapReason,
+    Polled,
     Record,
     Subscription,
     TopicPartition,
@@ -43,8 +44,6 @@ RELEASE_SECONDS: Final = 4.0
 _MOST_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
-
-Polled = Mapping[TopicPartition, Sequence[Record]]
 
 
 async def consume(

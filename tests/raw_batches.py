@@ -36,9 +36,13 @@ class Raw(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]] = ()
 
 
-def body(records: Sequence[Raw]) -> bytes:
-    """Give the records of a batch as they are before they are packed."""
-    return b"".join(_record(offset, record) for offset, record in enumerate(records))
+def body(records: Sequence[Raw], *, deltas: Sequence[int] | None = None) -> bytes:
+    """Return the records of a batch as they are before they are packed.
+
+    `deltas` are their offsets from the first of the batch; without, 0, 1, 2 ..., as clients write.
+    """
+    numbered = zip(range(len(records)) if deltas is None else deltas, records, strict=True)
+    return b"".join(_record(delta, record) for delta, record in numbered)
 
 
 def batch(
@@ -118,8 +122,8 @@ def encoded(number: int) -> bytes:
     return bytes(into)
 
 
-def _record(offset: int, record: Raw) -> bytes:
-    parts = [b"\0", encoded(0), encoded(offset), _bytes(record.key), _bytes(record.value)]
+def _record(delta: int, record: Raw) -> bytes:
+    parts = [b"\0", encoded(0), encoded(delta), _bytes(record.key), _bytes(record.value)]
     parts.append(encoded(len(record.headers)))
     for name, content in record.headers:
         parts += (_bytes(name), _bytes(content))

@@ -22,11 +22,12 @@ from agent.exposition.fields import (
 )
 from agent.metrics import COUNTERS_SKIPPED
 from gpuledger.errors import UserError
-from gpuledger.explaining import shorten_middle
+from gpuledger.explaining import shorten, shorten_middle
 
 _log = structlog.get_logger(__name__)
 _COLUMNS: Final = 3
 _KINDS: Final = get_args(Kind)
+_SHOWN_CHARACTERS: Final = 80
 
 
 class Counter(NamedTuple):
@@ -102,7 +103,9 @@ def _parse(line: str) -> Counter | str:
         )
     name, kind, meaning = cells
     if kind not in _KINDS:
-        raise ValueError(f"{name}: expected one of {', '.join(_KINDS)}, got {kind!r}")
+        raise ValueError(
+            f"{_shorten(name)}: expected one of {', '.join(_KINDS)}, got {_shorten(kind)!r}"
+        )
     field = find_field(name)
     if field is None and is_dcgms(name):
         return name
@@ -117,4 +120,10 @@ def _parse(line: str) -> Counter | str:
 
 def _unknown(name: str) -> str:
     nearest = nearest_name(name)
-    return f"DCGM has no field {name!r}" + (f"; the nearest is {nearest}" if nearest else "")
+    shown = f"DCGM has no field {_shorten(name)!r}"
+    return f"{shown}; the nearest is {nearest}" if nearest else shown
+
+
+def _shorten(cell: str) -> str:
+    """Return as much of a cell as a message quotes: a quote that is never closed takes lines in."""
+    return shorten(cell, _SHOWN_CHARACTERS)

@@ -79,7 +79,11 @@ def unpack_frame(data: bytes) -> list[Parcel]:
     if not is_whole(data):
         raise DamagedError("its checksum or its length does not fit")
     try:
-        return _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
+        parcels = _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
     # Text that is not UTF-8 is a ValueError, and a body that asks for too much a MemoryError.
     except (cramjam.DecompressionError, msgspec.DecodeError, ValueError, MemoryError) as error:
         raise DamagedError(f"it holds what this version does not know: {error}") from error
+    # Of none there would be nothing to send, so that nothing behind them would ever be.
+    if len(parcels) != head_of(data).parcels or not all(parcels):
+        raise DamagedError("it does not hold as many parcels as it says")
+    return parcels

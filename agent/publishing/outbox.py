@@ -59,7 +59,8 @@ class Outbox:
         self._hand: list[Waiting] = []
         self._mark: Mark | None = None
         self._is_open = False
-        self._is_passed_over = False
+        self._was_overtaken = False
+        """Whether newer ticks were sent while the disk could not be opened."""
         self._told = 0
         self._turn = asyncio.Lock()
         self._filled = asyncio.Event()
@@ -69,12 +70,12 @@ class Outbox:
             self._check.ok("off")
 
     @property
-    def in_memory(self) -> int:
+    def parcels_in_memory(self) -> int:
         """How many parcels are nowhere but in memory."""
         return len(self._queue) + (len(self._hand) if self._mark is None else 0)
 
     @property
-    def on_disk(self) -> int:
+    def parcels_on_disk(self) -> int:
         """How many parcels were on the disk when it was last looked."""
         return self._told
 
@@ -170,23 +171,27 @@ class Outbox:
 
     async def _take(self, at_most: int) -> bool:
         await self._opened()
-        if self._waits_there and (await self._take_from_disk(at_most) or self._waits_there):
-            return bool(self._hand)
+        if self._waits_there:
+            await self._take_from_disk(at_most)
+            # Looked at again: what was damaged or removed is dropped by the attempt to read it, and
+            # where nothing is left by that it is memory's turn.
+            if self._hand or self._waits_there:
+                return bool(self._hand)
         self._hand, self._mark = self._queue.take(at_most=at_most), None
         if self._hand and not self._is_open:
-            self._is_passed_over = True
+            self._was_overtaken = True
         return bool(self._hand)
 
-    async def _take_from_disk(self, at_most: int) -> bool:
+    async def _take_from_disk(self, at_most: int) -> None:
+        """Take the oldest of the disk into hand, where it can be read now."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
-            return False
+            return
         found = await self._ask(partial(spool.read, at_most=at_most), self._reading)
         if found:
             parcels, self._mark = found
             spool.lend(self._mark)
             self._hand = [Waiting(self._now_seconds(), parcel) for parcel in parcels]
-        return bool(found)
 
     async def _spill(self) -> None:
         spool = await self._opened()
@@ -219,7 +224,7 @@ class Outbox:
         if spool is None:
             return None
         if not self._is_open and not self._opening.wait_seconds:
-            work = partial(_open, spool, is_late=self._is_passed_over)
+            work = partial(_open, spool, is_late=self._was_overtaken)
             self._is_open = await self._ask(work, self._opening) or False
         return spool if self._is_open and not self._writing.wait_seconds else None
 

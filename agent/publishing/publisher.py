@@ -30,7 +30,7 @@ from agent.metrics import (
 from agent.publishing.outbox import Outbox
 from agent.publishing.pace import pause_seconds
 from agent.publishing.parcels import Parcel, time_ms
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
 from gpuledger.service import Backoff, Check
@@ -100,7 +100,8 @@ class Publisher:
         begin = f"{trouble}; " if trouble else ""
         outbox = self._outbox
         return lambda: (
-            f"{begin}ticks wait: {outbox.in_memory} in memory, {outbox.on_disk} on the disk"
+            f"{begin}ticks wait: {outbox.parcels_in_memory} in memory,"
+            f" {outbox.parcels_on_disk} on the disk"
         )
 
     async def _publish_from(self, producer: Producer) -> None:
@@ -181,7 +182,7 @@ def _count_published(topic: str, count: int) -> None:
 
 def _small(messages: Sequence[Message]) -> list[Message]:
     """Return the messages without those that no broker takes: they would be refused for ever."""
-    small = [message for message in messages if _size_bytes(message) <= MAX_MESSAGE_BYTES]
+    small = [each for each in messages if size_bytes(each.key, each.value) <= MAX_MESSAGE_BYTES]
     if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
         _tell_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
@@ -194,14 +195,10 @@ def _tell_dropped(detail: str, count: int) -> None:
         _log.error("messages_dropped", detail=detail, count=told)
 
 
-def _size_bytes(message: Message) -> int:
-    return len(message.key or b"") + len(message.value or b"")
-
-
-async def flush(
+async def shut_down(
     publisher: Publisher, outbox: Outbox, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Give the publisher `seconds` to send what is in memory, then end its tasks.
+    """Give the publisher `seconds` to send what is in memory, then end its tasks and the outbox.
 
     What remains is brought to the disk; what cannot be is logged. Where the disk holds something
     already, its turn would come first, and it waits for the next start as well as the rest.
@@ -216,7 +213,7 @@ async def flush(
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await outbox.keep()
-    if outbox.in_memory:
-        _log.error("ticks_lost", count=outbox.in_memory)
+    if outbox.parcels_in_memory:
+        _log.error("ticks_lost", count=outbox.parcels_in_memory)
     outbox.close()
     await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

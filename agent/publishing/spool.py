@@ -15,7 +15,7 @@ Likewise a folder that cannot be locked or listed: it may hold something, unless
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -188,7 +188,7 @@ class Spool:
     def _load(self) -> None:
         paths = self._folder.files()
         self._unreadable.keep(paths)
-        loaded = [segment for path in paths for segment in self._loaded(path)]
+        loaded = [segment for path in paths if (segment := self._load_one(path)) is not None]
         # Never lower than before: a number that was lent is no other file's.
         self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
         self._segments = loaded
@@ -198,19 +198,20 @@ class Spool:
         if not self.is_empty:
             _log.info("spool_found", count=self.parcels, folder=str(self._folder.path))
 
-    def _loaded(self, path: Path) -> Iterator[Segment]:
+    def _load_one(self, path: Path) -> Segment | None:
+        """Return a file with its frames; `None` where it is given up, which is counted."""
         try:
             segment = Segment.load(path)
         except OSError as error:
             self._unreadable.raise_or_give_up(path, error)
             count_failure(error)
             _log.error("spool_damaged", file=path.name, count=0, error=str(error))
-            return
+            return None
         self._unreadable.forget(path)
         if segment.torn_bytes:
             SPOOL_TORN.inc()
             _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
-        yield segment
+        return segment
 
     def _read_from(self, segment: Segment, at_most: int) -> tuple[list[Parcel], Mark] | None:
         parcels: list[Parcel] = []

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 FORMAT: Final = "gpuledger-nvml-recording"
 VERSION: Final = 1
+_MAX_TICK_SECONDS: Final = 3600
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of the clock that is never set."""
     boottime_ns: int
     """Nanoseconds since boot."""
-    tick_seconds: float
+    tick_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MAX_TICK_SECONDS)]
     """Time between two ticks of the agent that was recorded."""
     is_simulated: bool
     """Whether a scenario was played instead of a machine read."""

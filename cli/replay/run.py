@@ -12,7 +12,7 @@ import msgspec
 
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
-from enricher.join.placing import place_by_node
+from enricher.join.placing import placement_rule
 from enricher.join.replaying.comparison import Comparison
 from enricher.join.replaying.replay import Replay, TimeRange
 from gpuledger.bus.history import History, HistoryReader
@@ -48,7 +48,7 @@ class Replaying:
         advance: Callable[[int], None],
     ) -> None:
         self._wanted = wanted
-        self._replay = Replay(wanted, is_placed=place_by_node(partitions=partitions))
+        self._replay = Replay(wanted, is_placed=placement_rule(partitions=partitions))
         self._write = write
         self._comparison = comparison
         self._advance = advance

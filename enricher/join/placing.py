@@ -20,7 +20,7 @@ IsPlaced = Callable[[str, int], bool]
 """Whether the records of a node lie in a partition."""
 
 
-def place_by_node(*, partitions: int) -> IsPlaced:
+def placement_rule(*, partitions: int) -> IsPlaced:
     """Return the rule of topics with so many partitions."""
 
     @lru_cache(maxsize=_MOST_NODES)

@@ -11,10 +11,9 @@ one about a partition that is not assigned any more only means that a rebalance 
 """
 
 import asyncio
-import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -24,7 +23,8 @@ from enricher.join.delivery import Delivery
 from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
-from gpuledger.bus.protocol import Consumer, Record, TopicPartition
+from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
+from gpuledger.collector import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
 from gpuledger.service import Backoff, Check
 from gpuledger.tasks import end_tasks
@@ -34,7 +34,6 @@ INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
 """What is worked through once, from the committed offset on."""
 STATE: Final = (PODS.name, MARKS.name)
 """What is read from the beginning at each take-over, and never committed."""
-Batch = Mapping[TopicPartition, Sequence[Record]]
 # What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
@@ -47,7 +46,9 @@ class StalledError(GpuledgerError):
     """A read-back stood still for too long: the consumer is to be opened anew."""
 
 
-async def poll(consumer: Consumer, *, insist: Insistence, tuning: JoinTuning, most: float) -> Batch:
+async def poll(
+    consumer: Consumer, *, insist: Insistence, tuning: JoinTuning, most: float
+) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
     seconds = min(most, tuning.poll_timeout_seconds)
     return await insist(
@@ -108,7 +109,7 @@ class Rebuilding:
                 done |= numbers
         return frozenset(done)
 
-    def take_state(self, batch: Batch) -> None:
+    def take_state(self, batch: Polled) -> None:
         """Take in what a poll brought of the state."""
         for place, records in batch.items():
             if place.topic == PODS.name:
@@ -135,6 +136,7 @@ class Rebuilding:
         if changes != self._changes:
             return False
         self._backoff.reset()
+        settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
         self._let_through(consumer)
         return True
 
@@ -201,7 +203,7 @@ class Rebuilding:
             return math.inf
         return sum(max(0, end - positions[place]) for place, end in ends.items())
 
-    async def _poll(self, consumer: Consumer, *, most: float = math.inf) -> Batch:
+    async def _poll(self, consumer: Consumer, *, most: float = math.inf) -> Polled:
         return await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
@@ -217,7 +219,5 @@ class Rebuilding:
         marks = {place for place in held if place.topic == MARKS.name}
         consumer.pause(marks)
         consumer.resume(held - marks)
-        gc.freeze()  # the cache lives long: the collector need not walk it again and again
-        gc.set_threshold(_OBJECTS_PER_COLLECTION)
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))

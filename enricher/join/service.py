@@ -15,8 +15,8 @@ import structlog
 from enricher.join import metrics
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
 from enricher.join.insistence import Insistence
-from enricher.join.placing import place_by_node
-from enricher.join.rebuilding import INPUTS, STATE, Batch, Rebuilding, StalledError, poll
+from enricher.join.placing import placement_rule
+from enricher.join.rebuilding import INPUTS, STATE, Rebuilding, StalledError, poll
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
@@ -26,6 +26,7 @@ from gpuledger.bus.protocol import (
     Consumer,
     Gap,
     Message,
+    Polled,
     Record,
     Subscription,
     TopicPartition,
@@ -77,7 +78,7 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
             )
             stage = JoinStage(
                 office=office,
-                is_placed=place_by_node(partitions=inputs),
+                is_placed=placement_rule(partitions=inputs),
                 pending_seconds=settings.join.pending_seconds,
             )
             opening = _open_delivery(
@@ -237,7 +238,7 @@ class JoinWorker:
             self._stage.forget(number)
             self._office.drop(number)
 
-    async def _work(self, batch: Batch) -> None:
+    async def _work(self, batch: Polled) -> None:
         """Work through what was polled, a partition at a time, so that heartbeats live."""
         now = time.monotonic()
         self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})

@@ -29,7 +29,7 @@ def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
 
 
 def cut(data: bytes, *, most_depth: int = MOST_DEPTH) -> bytes:
-    """Return JSON with `null` for each value that lies deeper than `most_depth`.
+    """Return JSON with `null` for each array or object that lies deeper than `most_depth`.
 
     What is no JSON is none afterwards.
     """

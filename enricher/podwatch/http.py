@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -17,7 +18,7 @@ import msgspec
 from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError, SilentError
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
-from gpuledger.service.http.client import BROKEN, explain, read_begin
+from gpuledger.service.http.client import read_begin, translating
 from gpuledger.service.http.credentials import Credentials
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
@@ -35,11 +36,9 @@ async def answered(
 
     The deadlines are kept here once more: aiohttp's own stand in the connection and go with it.
     """
-    try:
+    with translating(partial(_unreachable, server)):
         async with asyncio.timeout(_seconds_to_answer(patience)):
             response = await request
-    except BROKEN as error:
-        raise _unreachable(error, server=server) from error
     async with response:
         if response.status not in _SUCCESS:
             raise await _refusal(response)
@@ -77,13 +76,12 @@ class _HttpAnswer:
         return b"".join(chunks)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        try:
+        with (
+            translating(partial(_unreachable, self._server)),
+            translating(partial(_silent, self._server), of=aiohttp.ServerTimeoutError),
+        ):
             while chunk := await self._next():
                 yield chunk
-        except aiohttp.ServerTimeoutError as error:
-            raise SilentError(_unreadable(error, server=self._server)) from error
-        except BROKEN as error:
-            raise _unreachable(error, server=self._server) from error
 
     async def _next(self) -> bytes:
         """Return what has come, or nothing at the end; never wait for longer than may be silent."""
@@ -121,12 +119,16 @@ def _status_of(body: bytes) -> Status:
         return Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
 
 
-def _unreachable(error: BaseException, *, server: str) -> KubernetesError:
-    return KubernetesError(_unreadable(error, server=server))
+def _unreachable(server: str, why: str) -> KubernetesError:
+    return KubernetesError(_unreadable(server, why))
 
 
-def _unreadable(error: BaseException, *, server: str) -> str:
-    return f"the API server {server} cannot be read: {explain(error)}"
+def _silent(server: str, why: str) -> SilentError:
+    return SilentError(_unreadable(server, why))
+
+
+def _unreadable(server: str, why: str) -> str:
+    return f"the API server {server} cannot be read: {why}"
 
 
 def _seconds_to_answer(patience: aiohttp.ClientTimeout) -> float:

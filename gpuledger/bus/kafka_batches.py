@@ -1,7 +1,7 @@
 """What publishing clients of Kafka share: how they are opened, and messages packed in batches."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
@@ -9,7 +9,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
-from gpuledger.bus.kafka_internals import pack_at_least_cost, stop_producer
+from gpuledger.bus.kafka_internals import pack_at_least_cost, send_batch, stop_producer
 from gpuledger.bus.limits import MAX_BATCH_BYTES
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import TopicsError
@@ -94,8 +94,28 @@ class KnownPartitions:
         return None
 
     def forget(self) -> None:
-        """Ask again, for the brokers may be others."""
+        """Forget the counts: the brokers may be others, or the topics."""
         self._counts.clear()
+
+
+async def send_all(
+    client: AIOKafkaProducer,
+    messages: Mapping[TopicPartition, Sequence[Message]],
+    *,
+    beside: Callable[[], Coroutine[Any, Any, object]] | None = None,
+) -> None:
+    """Send messages in batches, and what is to be done beside; wait until all of it is done."""
+    waiting: list[asyncio.Future[Any]] = []
+    try:
+        for place, each in messages.items():
+            for batch in pack(client, each):
+                waiting.append(await send_batch(client, batch, *place))  # noqa: PERF401  # `finally` needs those sent before a failure
+        if beside is not None:
+            waiting.append(asyncio.ensure_future(beside()))
+        await asyncio.gather(*waiting)
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:

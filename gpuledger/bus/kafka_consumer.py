@@ -12,12 +12,12 @@ from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_committed import heed_refused_offsets
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
-from gpuledger.bus.kafka_fetch import Records, fetch, named
+from gpuledger.bus.kafka_fetch import fetch, named
 from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.protocol import Subscription, TopicPartition
+from gpuledger.bus.protocol import Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 
 _log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class KafkaConsumer:
             if client is not None:
                 await kafka_internals.stop_consumer(client)
 
-    async def poll(self, *, timeout_seconds: float, max_records: int) -> Records:
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
         """Wait for records; take part in a rebalance where one is due."""
         # A consumer that always finds records would keep every other task from running.
         await asyncio.sleep(0)
@@ -158,7 +158,7 @@ class KafkaConsumer:
 
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
-    ) -> Records:
+    ) -> Polled:
         """Give what is there; nothing where it had to be gone on behind a gap first."""
         try:
             return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
@@ -261,7 +261,7 @@ class KafkaConsumer:
             "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
         }
 
-    def _must_have_heard(self, client: AIOKafkaConsumer, records: Records) -> None:
+    def _must_have_heard(self, client: AIOKafkaConsumer, records: Polled) -> None:
         now = asyncio.get_running_loop().time()
         if records or kafka_internals.has_coordinator(client):
             self._heard_at = now

@@ -9,9 +9,7 @@ from aiokafka import AIOKafkaConsumer
 
 from gpuledger.bus.kafka_internals import raise_group_errors
 from gpuledger.bus.kafka_rebalances import Rebalances
-from gpuledger.bus.protocol import Record, TopicPartition
-
-Records = Mapping[TopicPartition, Sequence[Record]]
+from gpuledger.bus.protocol import Polled, Record, TopicPartition
 
 GRACE_SECONDS: Final = 0.5
 """`getmany` ends by itself at its deadline, except while the group is being rebalanced."""
@@ -19,7 +17,7 @@ GRACE_SECONDS: Final = 0.5
 
 async def fetch(
     client: AIOKafkaConsumer, rebalances: Rebalances, *, deadline: float, max_records: int
-) -> Records:
+) -> Polled:
     """Give what is there, or wait for it; nothing at the deadline or where a rebalance is due."""
     places = [named(place) for place in rebalances.held]
     raise_group_errors(client)
@@ -35,31 +33,33 @@ async def fetch(
     if left_seconds <= 0 or rebalances.changed.is_set():
         return {}
     changed = asyncio.create_task(rebalances.changed.wait())
-    waiting: list[asyncio.Task[Any]] = [changed]
-    if places:
-        getting = client.getmany(
-            *places, timeout_ms=int(left_seconds * 1000), max_records=max_records
-        )
-        waiting.append(asyncio.create_task(getting))
-    else:
-        left_seconds -= GRACE_SECONDS
-    return await _first_of(waiting, client=client, seconds=left_seconds + GRACE_SECONDS)
+    if not places:
+        return await _first_of(None, changed, client=client, seconds=left_seconds)
+    getting = client.getmany(*places, timeout_ms=int(left_seconds * 1000), max_records=max_records)
+    fetching = asyncio.create_task(getting)
+    seconds = left_seconds + GRACE_SECONDS
+    return await _first_of(fetching, changed, client=client, seconds=seconds)
 
 
 async def _first_of(
-    waiting: Sequence[asyncio.Task[Any]], *, client: AIOKafkaConsumer, seconds: float
-) -> Records:
-    fetching = waiting[1:]
+    fetching: asyncio.Task[Any] | None,
+    changed: asyncio.Task[Any],
+    *,
+    client: AIOKafkaConsumer,
+    seconds: float,
+) -> Polled:
+    """Return what was fetched; nothing where the assignment changed or the time is over before."""
+    waiting = [changed] if fetching is None else [fetching, changed]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        for task in fetching:
-            _put_back(client, task)
+        if fetching is not None:
+            _put_back(client, fetching)
         raise
     finally:
         for task in waiting:
             task.cancel()
-    return _records(fetching[0].result()) if fetching and fetching[0].done() else {}
+    return _records(fetching.result()) if fetching is not None and fetching.done() else {}
 
 
 def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
@@ -74,5 +74,5 @@ def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
     return aiokafka.TopicPartition(*place)
 
 
-def _records(found: Mapping[Any, Sequence[Record]]) -> Records:
+def _records(found: Mapping[Any, Sequence[Record]]) -> Polled:
     return {TopicPartition(*place): records for place, records in found.items()}

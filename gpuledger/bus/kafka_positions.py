@@ -21,9 +21,16 @@ from gpuledger.bus import kafka_internals
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
 from gpuledger.bus.kafka_committed import committed_offsets, stable_offsets
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
-from gpuledger.bus.kafka_fetch import Records, named
+from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
-from gpuledger.bus.protocol import Gap, GapReason, Subscription, TopicPartition, is_other_topic
+from gpuledger.bus.protocol import (
+    Gap,
+    GapReason,
+    Polled,
+    Subscription,
+    TopicPartition,
+    is_other_topic,
+)
 from gpuledger.bus.topic_ids import TopicIds
 
 TOPIC_CHECK_SECONDS: Final = 10.0
@@ -86,7 +93,7 @@ class Positions:
         """Record that the client is gone; what was read is remembered for the next one."""
         self._has_begun = self._is_out_of_date = False
 
-    def note(self, records: Records) -> None:
+    def note(self, records: Polled) -> None:
         """Record how far partitions were read."""
         for partition, each in records.items():
             if each:

@@ -10,9 +10,9 @@ from typing import Final
 
 from aiokafka import AIOKafkaProducer
 
-from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
+from gpuledger.bus.kafka_batches import KnownPartitions, open_client, send_all
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.bus.kafka_internals import send_batch, stop_producer
+from gpuledger.bus.kafka_internals import stop_producer
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import GpuledgerError, TopicsError
@@ -44,7 +44,7 @@ class KafkaProducer:
                 client = await self._opened()
                 await self._partitions.must_have(client, [place])
                 has_begun = True
-                sending = _send(client, topic, partition, messages)
+                sending = send_all(client, {place: messages})
                 await self._partitions.send(client, [place], sending)
         except GpuledgerError as error:
             if has_begun or not isinstance(error, TopicsError):
@@ -73,16 +73,3 @@ class KafkaProducer:
         task = asyncio.create_task(stop_producer(client, flush_seconds=0))
         self._retired.add(task)
         task.add_done_callback(self._retired.discard)
-
-
-async def _send(
-    client: AIOKafkaProducer, topic: str, partition: int, messages: Sequence[Message]
-) -> None:
-    acknowledged: list[asyncio.Future[object]] = []
-    try:
-        for batch in pack(client, messages):
-            acknowledged.append(await send_batch(client, batch, topic, partition))  # noqa: PERF401  # `finally` needs those sent before a failure
-        await asyncio.gather(*acknowledged)
-    finally:
-        for future in acknowledged:
-            future.cancel()

@@ -5,15 +5,16 @@ member that its group gave up from one that it has; what tells them apart is the
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 
-from gpuledger.bus.kafka_batches import KnownPartitions, open_client, pack
+from gpuledger.bus.kafka_batches import KnownPartitions, open_client, send_all
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_internals import abandon_transaction, send_batch, stop_producer
+from gpuledger.bus.kafka_internals import abandon_transaction, stop_producer
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition
@@ -37,8 +38,8 @@ class KafkaTransactions:
         self._client: AIOKafkaProducer | None = None
         self._over: GpuledgerError | None = None
         self._busy = asyncio.Lock()
-        self._deadline: asyncio.Timeout | None = None
-        """Of the commit that is under way."""
+        self._cut: asyncio.Timeout | None = None
+        """Of the commit that is under way: `close` ends it by this."""
 
     async def open(self) -> None:
         """Connect and shut out who had the id; what that one left open is aborted first."""
@@ -58,8 +59,8 @@ class KafkaTransactions:
         client, self._client = self._client, None
         if client is None:
             return
-        if self._deadline is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time())
+        if self._cut is not None:
+            self._cut.reschedule(asyncio.get_running_loop().time())
         async with self._busy:
             await abandon_transaction(client)
             await stop_producer(client, flush_seconds=0)
@@ -67,78 +68,71 @@ class KafkaTransactions:
     async def commit(
         self, messages: Batches, *, offsets: Mapping[TopicPartition, int], group: str
     ) -> None:
-        """Publish and commit in one transaction; after a failure only closing is of use."""
+        """Publish and commit in one transaction.
+
+        Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
+        only closing is of use: nobody knows whether it was done.
+        """
         for place, each in messages.items():
             refuse_too_large(place.topic, each)
         filled = {place: each for place, each in messages.items() if each}
         if not filled and not offsets:
             return
         async with self._busy:
-            await self._commit_within_deadline(filled, offsets, group)
+            client = self._usable()
+            try:
+                # Without an end of its own: it is there for `close` to set one.
+                async with asyncio.timeout(None) as self._cut:
+                    await self._transact(client, filled, offsets, group)
+            except TopicsError:
+                raise  # nothing was begun
+            except TimeoutError as error:
+                self._over = BusUnavailableError(
+                    f"the transactional id {self._id!r} was closed while it was committed"
+                )
+                raise self._over from error
+            except GpuledgerError as error:
+                self._over = error
+                raise
+            except BaseException:
+                self._over = BusUnavailableError(f"a commit under {self._id!r} was cut short")
+                raise
+            finally:
+                self._cut = None
 
-    async def _commit_within_deadline(
-        self, messages: Batches, offsets: Mapping[TopicPartition, int], group: str
-    ) -> None:
-        """Commit, unless `close` ends it first; then nobody knows whether it was done."""
-        client = self._usable()
-        try:
-            async with asyncio.timeout(None) as self._deadline:
-                await self._commit_or_be_over(client, messages, offsets, group)
-        except TimeoutError as error:
-            said = f"the transactional id {self._id!r} was closed while it was committed"
-            raise BusUnavailableError(said) from error
-        finally:
-            self._deadline = None
-
-    async def _commit_or_be_over(
+    async def _transact(
         self,
         client: AIOKafkaProducer,
         messages: Batches,
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> None:
-        # Before anything is begun: with a topic that is absent the transaction would never end.
+        """Begin a transaction, fill and commit it; raises `TopicsError` before it begins."""
+        # With a topic that is absent the transaction would never end.
         async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
             await self._partitions.must_have(client, list(messages))
-        try:
-            await self._commit(client, messages, offsets, group)
-        except GpuledgerError as error:
-            self._over = error
-            raise
-        except BaseException:
-            self._over = BusUnavailableError(f"a commit under {self._id!r} was cut short")
-            raise
-
-    async def _commit(
-        self,
-        client: AIOKafkaProducer,
-        messages: Batches,
-        offsets: Mapping[TopicPartition, int],
-        group: str,
-    ) -> None:
         doing = f"committing a transaction of {self._id!r}"
         async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
             await client.begin_transaction()
-            topic_ids = self._connection.topic_ids.get(group, {})
-            told = {
-                named(place): (offset, commit_metadata(topic_ids, place.topic))
-                for place, offset in offsets.items()
-            }
-            await self._fill(client, messages, told, group)
+            filling = send_all(client, messages, beside=self._offsets(client, offsets, group))
+            try:
+                await self._partitions.send(client, list(messages), filling)
+            except TopicsError as error:  # something was begun, which only closing ends
+                raise BusUnavailableError(str(error)) from error
             await client.commit_transaction()
 
-    async def _fill(
-        self,
-        client: AIOKafkaProducer,
-        messages: Batches,
-        offsets: Mapping[Any, tuple[int, str]],
-        group: str,
-    ) -> None:
-        filling = _fill(client, messages, offsets, group)
-        try:
-            await self._partitions.send(client, list(messages), filling)
-        except TopicsError as error:  # something was begun, which only closing ends
-            raise BusUnavailableError(str(error)) from error
+    def _offsets(
+        self, client: AIOKafkaProducer, offsets: Mapping[TopicPartition, int], group: str
+    ) -> Callable[[], Coroutine[Any, Any, object]] | None:
+        """Return what sends offsets along: they go their own way, to the group's coordinator."""
+        if not offsets:
+            return None
+        topic_ids = self._connection.topic_ids.get(group, {})
+        told = {
+            named(place): (offset, commit_metadata(topic_ids, place.topic))
+            for place, offset in offsets.items()
+        }
+        return partial(client.send_offsets_to_transaction, told, group)
 
     def _usable(self) -> AIOKafkaProducer:
         if self._over is not None:
@@ -146,21 +140,3 @@ class KafkaTransactions:
         if self._client is None:
             raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
         return self._client
-
-
-async def _fill(
-    client: AIOKafkaProducer, messages: Batches, offsets: Mapping[Any, tuple[int, str]], group: str
-) -> None:
-    """Send everything at once; the offsets go their own way to the group's coordinator."""
-    waiting: list[asyncio.Future[Any]] = []
-    try:
-        for place, each in messages.items():
-            for batch in pack(client, each):
-                waiting.append(await send_batch(client, batch, *place))  # noqa: PERF401  # `finally` needs those sent before a failure
-        if offsets:
-            sending = client.send_offsets_to_transaction(offsets, group)
-            waiting.append(asyncio.ensure_future(sending))
-        await asyncio.gather(*waiting)
-    finally:
-        for future in waiting:
-            future.cancel()

@@ -15,10 +15,18 @@ What is refused without being unpacked:
   bytes that anybody may have made. Ours write zstd, or nothing packed.
 - **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
 
+What a record says of its own offset is believed within its batch alone. Brokers give a batch its
+offsets and look at those of its records where they pack it anew, not in one that is not packed: one
+that claims an offset behind its batch would move the position past records of others, one that
+claims an offset before it would vanish. So the offsets of a batch rise, and lie in the range that
+its head says, and nothing follows the last; what breaks that is damage. A gap is none: compaction
+leaves them.
+
 zstd allows several frames in one batch, and frames to be skipped; all of it counts as one.
 
-A batch whose checksum does not fit may have been spoiled on its way: it is fetched `_FETCHES` times
-before it is given up, as the broker's own copy must be.
+A batch whose checksum does not fit may have been spoiled on its way: it is given up once the last
+`_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
+the broker's own copy must be.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
 partition; `read_any_batch` puts `PartitionBatches` in that place, for all consumers of the process,
@@ -29,7 +37,7 @@ and the unpacking of zstd in place of aiokafka's. Held to the pinned minor versi
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Never
 
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
@@ -122,7 +130,9 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     _unpacked_before = 0
     """What had been unpacked when the poll began."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
-    """For each partition the batch whose checksum did not fit last, and how often it did not."""
+    """For each partition the batch whose checksum did not fit last, and how often in a row.
+
+    Of all consumers of the process, as aiokafka does not say whose answer it is."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
@@ -141,16 +151,28 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         while self._records.has_next():
             batch = self._records.next_batch()
             try:
-                if not batch.validate_crc() and self._may_be_spoiled(batch):
+                # Almost always none is spoiled, and none was.
+                if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
-                for record in self._wanted(batch):
+                records = iter(self._wanted(batch))
+                before, last_offset = batch.base_offset - 1, batch.next_offset - 1
+                for record in records:
                     offset = record.offset
+                    # What follows the last is asked for before that is handed out: behind it there
+                    # would be no offset left to tell.
+                    if not before < offset <= last_offset or (
+                        offset == last_offset and next(records, None) is not None
+                    ):
+                        _raise_other_offsets(batch, offset)
+                    before = offset
                     if offset < self.next_fetch_offset:
                         continue  # read before: brokers answer with whole batches
                     self.next_fetch_offset = offset + 1
                     key, value = record.key, record.value
                     fields = (topic, partition, offset, record.timestamp, key, value, None)
                     yield make(Record, fields)
+                    if offset == last_offset:
+                        break  # a batch that was asked behind its end begins anew
             except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
                 yield from self._skip(batch, error)
             # Also where compaction has removed the last records of the batch.
@@ -161,6 +183,10 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
         """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
         offset, partition = batch.next_offset, TopicPartition(*self._tp)
+        if batch.validate_crc():
+            if self._spoiled.get(partition, (None, 0))[0] == offset:
+                del self._spoiled[partition]
+            return False
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
@@ -215,6 +241,14 @@ def _too_large(size: str) -> UnreadableError:
     return UnreadableError(
         f"its {size} bytes, unpacked, are more than the {MAX_UNPACKED_BYTES} that a batch may have",
         reason=UnreadableReason.TOO_LARGE,
+    )
+
+
+def _raise_other_offsets(batch: Any, offset: int) -> Never:  # noqa: ANN401  # untyped
+    raise UnreadableError(
+        f"its records' offsets do not rise from {batch.base_offset} to {batch.next_offset - 1}:"
+        f" one claims {offset}",
+        reason=UnreadableReason.DAMAGED,
     )
 
 

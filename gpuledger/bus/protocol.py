@@ -180,6 +180,10 @@ class Transactions(Protocol):
         """
 
 
+Polled = Mapping[TopicPartition, Sequence[Record]]
+"""What one poll brought, in each partition's order."""
+
+
 class Consumer(Protocol):
     """Reads the partitions that its group gave it.
 
@@ -189,9 +193,7 @@ class Consumer(Protocol):
     is read is revoked and assigned again, and is read from its beginning.
     """
 
-    async def poll(
-        self, *, timeout_seconds: float, max_records: int
-    ) -> Mapping[TopicPartition, Sequence[Record]]:
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
         """Wait at most `timeout_seconds` for records; give at most `max_records`, maybe none.
 
         Never raises `NotAssignedError`. Raises `TopicsError` where a topic of the subscription is

@@ -83,11 +83,14 @@ class HostileServer:
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
     """What it was sent."""
+    heads: list[bytes] = field(default_factory=list)
+    """And how it was asked, in small letters."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one request, and answer it."""
         with suppress(OSError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            self.heads.append(head)
             size = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
             self.bodies.append(await reader.readexactly(int(size or b"0")))
             answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

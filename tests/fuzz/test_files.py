@@ -24,6 +24,7 @@ from sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json
 
 ROOT = Path(__file__).parents[2]
+SCREEN_CHARACTERS = 80 * 24
 SETTINGS = [
     *(file.read_bytes() for file in sorted((ROOT / "k8s").rglob("settings/*.yaml"))),
     (ROOT / "deploy" / "compose" / "sinks.yaml").read_bytes(),
@@ -70,7 +71,8 @@ def folder() -> Iterator[Path]:
 def said(error: UserError) -> None:
     """Every mistake is one line that fits on a screen."""
     assert str(error)
-    assert len(str(error)) < 2_500
+    assert str(error).splitlines() == [str(error)]
+    assert len(str(error)) <= SCREEN_CHARACTERS
 
 
 @pytest.mark.parametrize("model", [AgentSettings, JoinSettings, PodwatchSettings, SinkSettings])

@@ -1,9 +1,13 @@
 """What the agent reads on a node: the spool, the kubelet, cgroups, the kernel's log."""
 
 import json
+import struct
+import zlib
 from pathlib import Path
 
-from hypothesis import given
+import cramjam
+import msgspec
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.incidents.kmsg import KmsgReader
@@ -11,7 +15,15 @@ from agent.incidents.sighting import Sighting
 from agent.incidents.xid_line import read_bus, read_xid_line
 from agent.kubelet.messages import parse_answer
 from agent.processes.cgroup import find_node_paths, locate
-from agent.publishing.frames import HEAD_BYTES, DamagedError, pack_frame, read_head, unpack_frame
+from agent.publishing.frames import (
+    HEAD_BYTES,
+    DamagedError,
+    head_of,
+    is_whole,
+    pack_frame,
+    read_head,
+    unpack_frame,
+)
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.service import Backoff
@@ -51,13 +63,47 @@ CONTAINER = field(1, b"main") + field(2, DEVICES) + field(5, CLAIM)
 ANSWERS = [field(1, field(1, b"pod") + field(2, b"ns") + field(3, CONTAINER)) * 3]
 
 
+def checked(body: bytes, *, parcels: int) -> bytes:
+    """Return a frame with this body, whose length and checksum fit, so that it is looked at."""
+    behind = struct.pack("<Iqq", parcels, 5, 7)
+    return struct.pack("<II", len(body), zlib.crc32(behind + body)) + behind + body
+
+
+def bodies() -> st.SearchStrategy[bytes]:
+    """Return bodies that were changed before they were compressed, or afterwards."""
+    packed = [frame[HEAD_BYTES:] for frame in FRAMES]
+    unpacked = changed_bytes([bytes(cramjam.zstd.decompress(body)) for body in packed])
+    return changed_bytes(packed) | unpacked.map(lambda body: bytes(cramjam.zstd.compress(body)))
+
+
 @given(changed_bytes(FRAMES))
 def test_a_frame_of_the_spool_is_whole_or_damaged(data: bytes) -> None:
     read_head(data[:HEAD_BYTES])
+    check_frame(data)
+
+
+def packed(*parcels: object) -> bytes:
+    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels)))
+
+
+@example(body=packed(), parcels=1)
+@example(body=packed(()), parcels=1)
+@example(body=packed(PARCEL), parcels=2)
+@given(body=bodies().filter(bool), parcels=st.sampled_from([1, 2, 20, 10_000]))
+def test_a_frame_that_was_written_as_it_is_holds_parcels_or_is_damaged(
+    body: bytes, parcels: int
+) -> None:
+    frame = checked(body, parcels=parcels)
+    assert is_whole(frame)
+    check_frame(frame)
+
+
+def check_frame(data: bytes) -> None:
     try:
         parcels = unpack_frame(data)
     except DamagedError:
         return
+    assert len(parcels) == head_of(data).parcels
     assert unpack_frame(pack_frame(parcels, spooled_ms=1)) == parcels
 
 

@@ -30,6 +30,8 @@ class Hostile(NamedTuple):
     headers: Sequence[tuple[bytes, bytes]] = ()
     says: int | None = None
     """How many records it says it has, where it is not those given."""
+    deltas: Sequence[int] | None = None
+    """The offsets that its records claim, from its first on, where they are not 0, 1, 2 ..."""
 
 
 def _same(data: bytes) -> bytes:
@@ -39,6 +41,9 @@ def _same(data: bytes) -> bytes:
 HOSTILE = {
     "a header's name that is not UTF-8": Hostile(_same, NONE, NAMELESS),
     "the same, packed": Hostile(lambda data: raw_batches.pack(data, ZSTD), ZSTD, NAMELESS),
+    "records behind their batch": Hostile(_same, NONE, deltas=(3, 4, 5)),
+    "records far behind their batch": Hostile(_same, NONE, deltas=(10**6, 10**6 + 1, 10**6 + 2)),
+    "records before their batch": Hostile(_same, NONE, deltas=(-5, -4, -3)),
     "gzip": Hostile(lambda data: raw_batches.pack(data, GZIP), GZIP),
     "snappy": Hostile(lambda data: raw_batches.pack(data, SNAPPY), SNAPPY),
     "lz4": Hostile(lambda data: raw_batches.pack(data, LZ4), LZ4),
@@ -63,7 +68,7 @@ async def write(
     """Write a batch; give the offsets of its first and its last record."""
     named = [record._replace(headers=how.headers) for record in records]
     count = how.says or len(named)
-    packed = how.pack(raw_batches.body(named))
+    packed = how.pack(raw_batches.body(named, deltas=how.deltas))
     data = raw_batches.batch(
         packed, count=count, codec=how.codec, time_ms=time.time_ns() // 1_000_000
     )

@@ -9,8 +9,8 @@ were sent to it is masked. aiohttp's exceptions end here.
 import asyncio
 import ssl
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -31,7 +31,7 @@ BODY_SECONDS: Final = 5.0
 """How long is waited for it once the status is known."""
 # aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
 # through, and a connection that ends in the middle is a RuntimeError.
-BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
+_BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -78,17 +78,12 @@ class HttpClient:
 
         It goes over no connection that was opened with another `trust`.
         """
-        try:
+        sent = Credentials.sent(url, {**self._session.headers, **headers})
+        with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}"), sent=sent):
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
             ) as response:
-                return await read_answer(response, sent=self._sent(url, headers))
-        except BROKEN as error:
-            said = explain(error, sent=self._sent(url, headers))
-            raise NoAnswerError(f"{shown_url(url)}: {said}") from error
-
-    def _sent(self, url: str, headers: Mapping[str, str]) -> Credentials:
-        return Credentials.sent(url, {**self._session.headers, **headers})
+                return await read_answer(response, sent=sent)
 
 
 @asynccontextmanager
@@ -127,7 +122,7 @@ async def read_begin(
 ) -> bytes:
     """Return up to `max_bytes` of a body, or what came of it before it broke off or was late."""
     body = bytearray()
-    with suppress(*BROKEN):
+    with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
             # What is unpacked comes in pieces as well, each no larger than the buffer.
             while len(body) < max_bytes and (piece := await response.content.readany()):
@@ -143,7 +138,25 @@ def _unpack(body: bytes, encoding: str) -> bytes:
     return body
 
 
-def explain(error: BaseException, *, sent: Credentials = NO_CREDENTIALS) -> str:
+@contextmanager
+def translating(
+    error_of: Callable[[str], Exception],
+    *,
+    of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
+    sent: Credentials = NO_CREDENTIALS,
+) -> Iterator[None]:
+    """Raise what `error_of` makes of the reason, where a request or the reading of its body fails.
+
+    The credentials that were `sent` are masked in it. For who reads a body as it comes, and so does
+    without `HttpClient`; with `of`, failures of these kinds alone.
+    """
+    try:
+        yield
+    except of as error:
+        raise error_of(_explain(error, sent=sent)) from error
+
+
+def _explain(error: BaseException, *, sent: Credentials) -> str:
     """Return what went wrong with a request, `sent` masked, and without its URL."""
     match error:
         case aiohttp.ServerTimeoutError():

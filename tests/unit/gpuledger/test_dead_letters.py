@@ -1,7 +1,8 @@
 """A record that cannot be used is put aside with its bytes and its reason, and nothing is lost."""
 
+import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from prometheus_client import REGISTRY
@@ -307,6 +308,70 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
     await deadly.flush()
 
     assert [letter.partition for letter in letters(producer)] == [5]
+
+
+class GatedProducer(KeepingProducer):
+    """Does something before each publish, and publishes nothing before its gate is open."""
+
+    def __init__(self, *, refusals: int = 0, first: Callable[[], None] = lambda: None) -> None:
+        super().__init__(refusals=refusals)
+        self.gate = asyncio.Event()
+        self.asked = asyncio.Event()
+        self._first = first
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        self._first()
+        self.asked.set()
+        await self.gate.wait()
+        await super().publish(topic, partition, messages)
+
+
+async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the_topic() -> None:
+    producer = GatedProducer()
+    deadly = office(producer)
+    deadly.bury(record(b"x"), reason="r", detail="d")
+
+    first = asyncio.create_task(deadly.flush())
+    await producer.asked.wait()
+    second = asyncio.create_task(deadly.flush())
+    # Without waiting it would be done by now, and its caller would commit.
+    await asyncio.wait({second}, timeout=0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not second.done()
+    producer.gate.set()
+    await asyncio.gather(first, second)
+
+    assert len(letters(producer)) == 1
+
+
+async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
+    producer = GatedProducer(refusals=1)
+    deadly = office(producer)
+    deadly.bury(record(b"x", offset=1), reason="r", detail="d")
+    failing = asyncio.create_task(deadly.flush())
+    await producer.asked.wait()
+    deadly.bury(record(b"x", offset=2), reason="r", detail="d")
+    producer.gate.set()
+    with pytest.raises(BusUnavailableError):
+        await failing
+
+    await deadly.flush()
+
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothing() -> None:
+    producer = GatedProducer(first=lambda: deadly.drop(4))
+    producer.gate.set()
+    deadly = office(producer)
+    for partition in (3, 4):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    await deadly.flush()
+
+    assert [partition for _, partition, _ in producer.batches] == [1]
 
 
 async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:

@@ -156,13 +156,15 @@ def event(
     return GpuEvent(**values)
 
 
+BUS_TOPICS = [
+    replace(topic, partitions=PARTITIONS) if topic is not DEAD_LETTERS else topic
+    for topic in TOPICS
+]
+"""The topics of every bus here, with few partitions."""
+
+
 def bus() -> MemoryBus:
-    return MemoryBus(
-        [
-            replace(topic, partitions=PARTITIONS) if topic is not DEAD_LETTERS else topic
-            for topic in TOPICS
-        ]
-    )
+    return MemoryBus(BUS_TOPICS)
 
 
 def place_of(node: str, topic: str = EVENTS.name) -> TopicPartition:

@@ -6,7 +6,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -25,6 +24,7 @@ from gpuledger.bus.protocol import (
     Gap,
     GapReason,
     Message,
+    Polled,
     Producer,
     Record,
     Subscription,
@@ -43,6 +43,7 @@ from sinks.progress import Progress
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.retrying import until_answered
 from tests.unit.sinks.given import (
+    BUS_TOPICS,
     NODE,
     PARTITIONS,
     SECOND_NS,
@@ -128,7 +129,7 @@ async def test_what_is_acknowledged_is_committed_and_nothing_else() -> None:
     assert committed(on, GROUP, AT) == 2
 
 
-async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+async def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_is_taken() -> None:
     on, sink = bus(), Recorder()
     await publish(on, b"bad", event(1), b"worse")
     async with running(consuming(on, sink)):
@@ -270,7 +271,7 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
     None
 ):
     on, sink, gaps = SpoiledBus(), Recorder(), Readiness().check("gaps")
-    on._partitions, on._logs = bus()._partitions, bus()._logs
+    on.create(BUS_TOPICS)
     told: list[tuple[Gap, int]] = []
 
     async def on_gap(gap: Gap) -> None:
@@ -292,8 +293,7 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
 def flaky(**failures: int) -> FlakyBus:
     made = FlakyBus()
     made.failures = failures
-    # The same topics and partitions as every other bus here.
-    made._partitions, made._logs = bus()._partitions, bus()._logs
+    made.create(BUS_TOPICS)
     return made
 
 
@@ -577,9 +577,6 @@ class Script:
     def __next__(self) -> Step:
         return next(self._steps)
 
-    def __iter__(self) -> Iterator[Step]:
-        return self._steps
-
 
 class ScriptedBus(MemoryBus):
     script: Script
@@ -594,9 +591,6 @@ def scripted(*steps: Step) -> ScriptedBus:
     made = ScriptedBus()
     made.script = Script(steps)
     return made
-
-
-Polled = Mapping[TopicPartition, Sequence[Record]]
 
 
 def first_of(partition: TopicPartition, *, offset: int = 0) -> Polled:
@@ -747,6 +741,24 @@ class _LetterlessProducer:
 
 def bad_first_of(partition: TopicPartition) -> Polled:
     return {partition: [Record(*partition, 0, 1, b"key", b"{")]}
+
+
+async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
+    member = Held(Recorder())
+    committed_before: list[Mapping[TopicPartition, int]] = []
+
+    async def topic_is_made(consumer: ScriptedConsumer) -> Polled:
+        committed_before.extend(consumer.commits)
+        on.is_absent = False
+        return {}
+
+    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    bad = member.gains(KEPT, brings=bad_first_of(KEPT))
+    on.script = Script([bad, member.looks, member.looks, topic_is_made, member.looks, member.ends])
+    async with running(consuming(on, member.sink)):
+        await asyncio.wait_for(member.over.wait(), 10)
+
+    assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
 
 async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
@@ -938,8 +950,7 @@ async def test_a_commit_that_is_refused_until_the_group_was_polled_is_tried_afte
 
     refused = [0]
     on, sink = PollingBus(), Recorder()
-    like = bus()
-    on._partitions, on._logs = like._partitions, like._logs
+    on.create(BUS_TOPICS)
     await publish(on, event(0))
     async with running(consuming(on, sink)):
         await eventually(is_committed(on, 1))

@@ -20,6 +20,7 @@ from gpuledger.service import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
 from sinks.republishing import Republishing, run_republishing
 from tests.unit.sinks.given import (
+    BUS_TOPICS,
     NODE,
     SECOND_NS,
     START_NS,
@@ -186,7 +187,7 @@ class ShakenTransactions:
 def shaken(*plan: str) -> Shaken:
     made = Shaken()
     made.plan = list(plan)
-    made._partitions, made._logs = bus()._partitions, bus()._logs
+    made.create(BUS_TOPICS)
     return made
 
 
@@ -270,7 +271,7 @@ class Deaf(MemoryBus):
 async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_delivered() -> None:
     on, readiness = Deaf(), Readiness()
     on.number = AT.partition
-    on._partitions, on._logs = bus()._partitions, bus()._logs
+    on.create(BUS_TOPICS)
     other = next(node for node in NODES if place_of(node) != AT)
     check = readiness.check("rows.receiver")
     with capture_logs() as logged:
@@ -327,7 +328,7 @@ class EndlessTransactions:
 
 async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None:
     on, readiness = Endless(), Readiness()
-    on._partitions, on._logs = bus()._partitions, bus()._logs
+    on.create(BUS_TOPICS)
     stays, goes = (next(node for node in NODES if place_of(node)[1] == at) for at in (0, 1))
     on.number = place_of(goes).partition
     await publish(on, event(0, node=goes))

@@ -49,6 +49,8 @@ def test_a_list_says_field_kind_and_help() -> None:
             "no field 'DCGM_FI_DEV_SM_CLOK'; the nearest is DCGM_FI_",
         ),
         ("nonsense, gauge, a", "DCGM has no field 'nonsense'"),
+        ("n" * 3000 + ", gauge, a", f"DCGM has no field '{'n' * 80}…'"),
+        ("a, " + "g" * 3000 + ", b", f"got '{'g' * 80}…'"),
         ("DCGM_FI_DEV_CPU_UTIL_TOTL, gauge, a", "; the nearest is DCGM_FI_DEV_CPU_UTIL_TOTAL"),
         ("DCGM_FI_DEV_CPU_UTIL_TOTAL, histogram, a", "expected one of gauge, counter, label"),
         (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.publishing.outbox import Outbox
-from agent.publishing.publisher import Publisher, flush
+from agent.publishing.publisher import Publisher, shut_down
 from agent.publishing.queue import TickQueue
 from agent.publishing.segment import Segment
 from agent.publishing.spool import Spool
@@ -107,8 +107,8 @@ class Node:
             os.truncate(files[-1], length)
 
     async def restart(self) -> None:
-        await flush(self.publisher, self.outbox, *self.tasks, seconds=0)
-        assert not self.outbox.in_memory
+        await shut_down(self.publisher, self.outbox, *self.tasks, seconds=0)
+        assert not self.outbox.parcels_in_memory
         self.start()
 
     async def end(self) -> None:

@@ -115,7 +115,7 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     await put(outbox, clock, 1, 2, 3, 4)
     assert files_in(tmp_path) == []
     await put(outbox, clock, 5)
-    assert (len(files_in(tmp_path)), outbox.in_memory) == (1, 0)
+    assert (len(files_in(tmp_path)), outbox.parcels_in_memory) == (1, 0)
     await put(outbox, clock, 6)
     await outbox.sent()
     assert await take_all(outbox, 6) == [1, 2, 3, 4, 5, 6]
@@ -144,10 +144,10 @@ async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_pa
     assert failures._value.get() > before
     assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
     assert check.detail == "in memory only: [Errno 28] No space left on device"
-    assert (outbox.in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
+    assert (outbox.parcels_in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
     disk.error = None
     await put(outbox, clock, 12)
-    assert (outbox.in_memory, SPOOL_USABLE._value.get()) == (0, 1)
+    assert (outbox.parcels_in_memory, SPOOL_USABLE._value.get()) == (0, 1)
     assert check.detail == "10 ticks on the disk"
     assert await take_all(outbox, 10) == list(range(3, 13))
     spilling.cancel()
@@ -210,7 +210,7 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
         await put(outbox, clock, *range(33, 45))
         assert not taking.done()
         assert "cannot be read, newer ones wait" in check.detail
-        assert outbox.in_memory <= 6
+        assert outbox.parcels_in_memory <= 6
         up.seconds = 30
         await put(outbox, clock, *range(45, 48))
         up.seconds = 60
@@ -326,7 +326,7 @@ async def test_without_a_spool_memory_is_all_there_is() -> None:
     outbox, clock = outbox_of(None, check=check), Hands()
     await put(outbox, clock, *range(10))
     await outbox.keep()
-    assert (check.is_ok, check.detail, outbox.in_memory) == (True, "off", 10)
+    assert (check.is_ok, check.detail, outbox.parcels_in_memory) == (True, "off", 10)
 
 
 async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
@@ -412,3 +412,27 @@ async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) ->
     assert TICKS_DROPPED._value.get() == dropped
     assert await take_all(outbox, 100) == list(range(100))
     spilling.cancel()
+
+
+@pytest.mark.parametrize("fails_at", ["opening", "writing"])
+async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_wait(
+    tmp_path: Path, fails_at: str
+) -> None:
+    disk, clock = FailingDisk(), Hands()
+    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
+    if fails_at == "opening":
+        disk.error = OSError(errno.EIO, "no disk")
+    spilling = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    disk.error = OSError(errno.EIO, "no disk")
+    await put(outbox, clock, *range(9))
+    spilling.cancel()
+    disk.error = None
+
+    await outbox.keep()
+    outbox.close()
+
+    assert outbox.parcels_in_memory == 0
+    left = spool_in(tmp_path)
+    left.open()
+    assert left.parcels == 9

@@ -17,7 +17,7 @@ from agent.metrics import (
 )
 from agent.publishing.outbox import Outbox
 from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
-from agent.publishing.publisher import Publisher, flush
+from agent.publishing.publisher import Publisher, shut_down
 from agent.publishing.queue import TickQueue, Waiting
 from agent.sampling import Tick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -117,8 +117,8 @@ def publisher_of(
 async def publish_all(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> None:
     publisher = publisher_of(bus, outbox, check)
     publishing = asyncio.create_task(publisher.run())
-    await flush(publisher, outbox, publishing, seconds=5)
-    assert not outbox.in_memory
+    await shut_down(publisher, outbox, publishing, seconds=5)
+    assert not outbox.parcels_in_memory
 
 
 def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
@@ -273,9 +273,9 @@ async def test_the_last_chance_is_bounded() -> None:
     outbox.put(parcel(0))
     publisher = publisher_of(bus, outbox, check)
     publishing = asyncio.create_task(publisher.run())
-    await flush(publisher, outbox, publishing, seconds=0.05)
+    await shut_down(publisher, outbox, publishing, seconds=0.05)
     assert publishing.cancelled()
-    assert outbox.in_memory == 1
+    assert outbox.parcels_in_memory == 1
     assert (check.is_ok, check.detail) == (
         False,
         "no broker at localhost:9092; ticks wait: 1 in memory, 0 on the disk",
@@ -350,8 +350,8 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     outbox.put(stamped(b"2", NOW_MS))
     publisher = publisher_of(bus, outbox, now_ms=node_now_ms)
     publishing = asyncio.create_task(publisher.run())
-    await flush(publisher, outbox, publishing, seconds=5)
-    assert not outbox.in_memory, what
+    await shut_down(publisher, outbox, publishing, seconds=5)
+    assert not outbox.parcels_in_memory, what
     assert bus.values(SAMPLES.name) == published
     assert MESSAGES_OF_THE_FUTURE._value.get() - before == left_out
 
@@ -371,7 +371,7 @@ async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_bef
         await asyncio.sleep(0)
     assert bus.values(SAMPLES.name) == [b"1", b"2"]
     bus.now_ms = NOW_MS + 2 * DAY_MS
-    await flush(publisher, outbox, publishing, seconds=5)
+    await shut_down(publisher, outbox, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1", b"2", b"waits", b"behind it"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 1
 
@@ -386,7 +386,7 @@ async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree()
     while "too far ahead" not in check.detail:  # noqa: ASYNC110  # a few turns of the loop
         await asyncio.sleep(0)
     bus.now_ms = NOW_MS
-    await flush(publisher, outbox, publishing, seconds=5)
+    await shut_down(publisher, outbox, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1"]
     assert MESSAGES_OF_THE_FUTURE._value.get() == before
 

@@ -444,6 +444,28 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
         spool_in(tmp_path).open()
 
 
+def test_a_place_in_a_folder_that_was_removed_is_none_in_the_one_made_anew(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    fill(spool, 1)
+    _, mark = spool.read(at_most=9) or pytest.fail("nothing is there")
+    shutil.rmtree(files_in(tmp_path)[0].parent)
+    fill(spool, 2)
+
+    spool.forget(mark)
+    assert drain(spool) == [2]
+
+
+def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> None:
+    up = Uptime(0)
+    spool = spool_in(tmp_path, up_seconds=up, most_age_seconds=3600)
+    fill(spool, 1)
+    up.seconds = 3601
+    fill(spool, 2)
+
+    assert spool.parcels == 1
+    assert drain(spool) == [2]
+
+
 def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
     spool.append([parcel_of(number) for number in range(5)])

@@ -158,6 +158,17 @@ def test_a_recording_names_no_function_of_the_library_as_a_struct(
         read_tape(changed)
 
 
+@pytest.mark.parametrize("tick_seconds", [0, -1, 1e300])
+def test_a_recording_whose_ticks_have_no_length_is_refused(
+    tmp_path: Path, tick_seconds: float
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=tick_seconds)
+
+    with pytest.raises(UserError, match=r"line 1: .*tick_seconds"):
+        read_tape(file)
+
+
 def test_a_struct_is_filled_in_its_own_fields_alone() -> None:
     struct = pynvml.c_nvmlMemory_t()
     fill(struct, {"total": 7, "__class__": {"fields": {"total": 8}}}, Handles(), keep)

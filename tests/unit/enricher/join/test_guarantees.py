@@ -382,3 +382,36 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
         assert check.has_failed
         await delivery.give_up([PLACE])
         assert check.is_ok
+
+
+async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_delivered() -> None:
+    bus, check = BrittleBus(before=1), Check()
+    async with (
+        Writers(bus=bus, group=GROUP, finish_seconds=0) as writers,
+        bus.producer() as producer,
+        bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
+    ):
+        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
+        for undone in ({PLACE}, set[int]()):
+            await delivery.take_over([PLACE])
+            made = Slice(number=PLACE, begun_at=0.0)
+            made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
+            assert set(await delivery.deliver(consumer, [made])) == undone
+            assert check.has_failed == bool(undone)
+
+
+async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -> None:
+    bus, check = MemoryBus(), Check()
+    subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
+    async with bus.producer() as producer, bus.consumer(subscription) as consumer:
+        await consumer.poll(timeout_seconds=0, max_records=1)
+        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        insist = Insistence(check=check, backoff=Backoff(), passes_check=False)
+        delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
+        held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
+        made = Slice(number=PLACE, begun_at=0.0, offsets={held: 1, other: 1})
+        await delivery.deliver(consumer, [made])
+
+        assert check.is_ok
+        assert await consumer.committed(held) == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from enricher.join.placing import place_by_node
+from enricher.join.placing import placement_rule
 from gpuledger.records import ContainerRef, NodeMark, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import MARKS, PODS, PROCESSES, partition_of_node
 from tests.unit.enricher.join.given import Given
@@ -99,7 +99,7 @@ def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
 @pytest.mark.parametrize("partitions", [1, 12, 50])
 def test_a_nodes_home_is_where_every_writer_puts_its_records(partitions: int) -> None:
     """In one partition of all there are."""
-    is_placed = place_by_node(partitions=partitions)
+    is_placed = placement_rule(partitions=partitions)
     for number in range(100):
         node = f"gpu-node-{number}"
         homes = [each for each in range(partitions) if is_placed(node, each)]

@@ -11,7 +11,14 @@ from typing_extensions import override
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
+from gpuledger.bus.protocol import (
+    Consumer,
+    Message,
+    Polled,
+    Subscription,
+    TopicPartition,
+    Transactions,
+)
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.service import Readiness
@@ -90,6 +97,40 @@ async def test_pods_that_were_there_before_are_known_to_the_first_event() -> Non
     async with joining(bus):
         (event,) = await read_events(bus, 1)
     assert event.pods[0].state is PodState.KNOWN
+
+
+class HeldBus(MemoryBus):
+    """A bus whose consumers are brought nothing while it is held."""
+
+    is_held = False
+
+    @override
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
+        async with super().consumer(subscription) as consumer:
+            poll = consumer.poll
+
+            async def held(*, timeout_seconds: float, max_records: int) -> Polled:
+                if self.is_held and subscription.group == GROUP:
+                    await asyncio.sleep(0)
+                    return {}
+                return await poll(timeout_seconds=timeout_seconds, max_records=max_records)
+
+            consumer.poll = held  # type: ignore[method-assign]  # a pause, put in by hand
+            yield consumer
+
+
+async def test_a_pod_that_comes_in_one_poll_with_its_tick_is_known_to_its_event() -> None:
+    bus = HeldBus()
+    await publish(bus, SAMPLES, tick(1))
+    async with joining(bus):
+        await committed(bus, 1)
+        bus.is_held = True
+        await publish(bus, SAMPLES, tick(2))
+        await publish(bus, PODS, pod(), key=UIDS[0])
+        bus.is_held = False
+        events = await read_events(bus, 2)
+    assert [event.pods[0].state for event in events] == [PodState.PENDING, PodState.KNOWN]
 
 
 async def test_an_event_goes_to_the_partition_of_its_tick() -> None:

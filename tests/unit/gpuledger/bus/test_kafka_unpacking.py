@@ -33,6 +33,13 @@ def batch(records: list[Raw], *, at: int, codec: int = ZSTD) -> bytes:
     return of(packed, at=at, codec=codec, count=len(records))
 
 
+def claiming(*deltas: int, codec: int = NONE) -> bytes:
+    """Return a batch at 3 whose three records claim these offsets from its first."""
+    return of(
+        raw_batches.pack(raw_batches.body(values(3), deltas=deltas), codec), at=3, codec=codec
+    )
+
+
 def of(packed: bytes, *, at: int, codec: int = ZSTD, count: int = 3) -> bytes:
     return raw_batches.batch(packed, count=count, codec=codec, time_ms=TIME_MS, base_offset=at)
 
@@ -83,6 +90,16 @@ HOSTILE = {
     "a second frame that is none": (of(PACKED + b"junk", at=3), [], 3, DAMAGED),
     "a skipped frame alone": (of(raw_batches.skipped_frame(b"x" * 99), at=3), [], 3, DAMAGED),
     "records cut short": (of(BODY[:-4], at=3, codec=NONE), [3, 4], 5, DAMAGED),
+    "bytes behind the records": (of(BODY + b"junk", at=3, codec=NONE), [3, 4], 5, DAMAGED),
+    "a record right behind its batch": (claiming(0, 1, 3), [3, 4], 5, DAMAGED),
+    "a record far behind its batch": (claiming(0, 10**6, 2), [3], 4, DAMAGED),
+    "only records behind their batch": (claiming(3, 4, 5), [], 3, DAMAGED),
+    "a record behind its batch, packed": (claiming(0, 1, 7, codec=ZSTD), [3, 4], 5, DAMAGED),
+    "a record before its batch": (claiming(0, -1, 2), [3], 4, DAMAGED),
+    "a record far before its batch": (claiming(-(2**40), 1, 2), [], 3, DAMAGED),
+    "two records of one offset": (claiming(0, 0, 2), [3], 4, DAMAGED),
+    "records in another order": (claiming(0, 2, 1), [3], 4, DAMAGED),
+    "two records of the last offset": (claiming(0, 2, 2), [3], 4, DAMAGED),
     "gzip": (batch(values(3), at=3, codec=GZIP), [], 3, CODEC),
     "gzip that is none": (of(b"\x1f\x8b", at=3, codec=GZIP), [], 3, CODEC),
     "snappy": (batch(values(3), at=3, codec=SNAPPY), [], 3, CODEC),
@@ -212,8 +229,7 @@ def taken(found: PartitionBatches, most: int) -> list[object]:
 
 
 def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given_up() -> None:
-    good, spoiled = batch(values(0), at=0), bytearray(batch(values(3), at=3))
-    spoiled[-1] ^= 1
+    good, spoiled = batch(values(0), at=0), spoil(batch(values(3), at=3))
     data = bytes(good + spoiled + batch(values(6), at=6))
 
     seen = []
@@ -224,6 +240,20 @@ def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given
         position = found.next_fetch_offset
 
     assert seen == [[0, 1, 2], [], [(3, 5, DAMAGED), 6, 7, 8]]
+
+
+def test_a_checksum_that_fits_again_begins_the_count_anew() -> None:
+    whole = batch(values(90), at=90)
+    fetches = [spoil(whole), spoil(whole), whole] * 2 + [spoil(whole)] * 3
+
+    seen = [shown(list(answer(data, position=90))) for data in fetches]
+    read = [[], [], [90, 91, 92]]
+    assert seen == [*read, *read, [], [], [(90, 92, DAMAGED)]]
+
+
+def spoil(data: bytes) -> bytes:
+    """Return a batch that was changed on its way."""
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def test_a_frame_whose_window_is_larger_than_a_batch_may_be_is_refused() -> None:

@@ -23,6 +23,7 @@ MISNAMED = [
     ("kafka://one:9092", "without a scheme; TLS and login are kafka.security_protocol"),
     ("http://127.0.0.1:9/w?token=hunter2", "'http://127.0.0.1:9/w?********': expected"),
     ("http://usr:hunter2@host/x", "'http://********@host/x': expected"),
+    ("kafka" * 5000, "kafka': expected host:port"),
     ("one:9092,usr:hunter2@two:9092", "user and password are kafka.sasl_username and"),
 ]
 
@@ -53,6 +54,7 @@ def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code
     assert line.startswith("program: kafka: bootstrap_servers ")
     assert said in line
     assert line.count("\n") == 1
+    assert len(line) < 500
     assert "hunter2" not in line
 
 

@@ -1,5 +1,6 @@
 """Whatever a server answers is read in bounds, and its status is what counts."""
 
+import asyncio
 import base64
 import gzip
 import html
@@ -8,8 +9,10 @@ import re
 import resource
 import zlib
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import quote, quote_plus
 
+import aiohttp
 import pytest
 
 from gpuledger.service.http.client import (
@@ -17,6 +20,7 @@ from gpuledger.service.http.client import (
     HttpAnswer,
     NoAnswerError,
     open_http,
+    read_begin,
 )
 from gpuledger.service.http.credentials import Credentials
 from gpuledger.service.http.readable import MAX_CHARACTERS, readable
@@ -87,6 +91,36 @@ async def test_a_success_is_one_whatever_its_body_is() -> None:
     ):
         found = await ask(answer)
         assert (found.is_success, found.text) == (True, "")
+
+
+async def test_no_cookie_is_kept_as_each_answer_could_set_another() -> None:
+    first, second = (
+        page(b"", b"Connection: close", b"Set-Cookie: %s=x" % name) for name in (b"a", b"b")
+    )
+    # Cookies are kept for names of hosts, and not for addresses.
+    async with (
+        answering([first, second]) as server,
+        open_http(headers={}, timeout_seconds=20) as http,
+    ):
+        for _ in range(2):
+            await http.post(server.url.replace("127.0.0.1", "localhost"), data=b"x")
+
+    assert [b"cookie" in head for head in server.heads] == [False, False]
+
+
+async def test_a_body_that_never_ends_is_left_with_what_came_of_it() -> None:
+    class Dripping:
+        def __init__(self) -> None:
+            self.content, self._left = self, [b"too ", b"old"]
+
+        async def readany(self) -> bytes:
+            if not self._left:
+                await asyncio.Event().wait()
+            return self._left.pop(0)
+
+    response = cast("aiohttp.ClientResponse", Dripping())
+    async with asyncio.timeout(5):
+        assert await read_begin(response, timeout_seconds=0) == b"too old"
 
 
 async def test_secrets_in_the_address_are_in_no_error() -> None:

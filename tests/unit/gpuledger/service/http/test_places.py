@@ -1,5 +1,7 @@
 """A newcomer displaces who waits longest, of the address that holds the most."""
 
+import pickle
+
 import pytest
 
 from gpuledger.service.http.places import Places, client_of
@@ -65,3 +67,14 @@ def test_who_has_left_holds_nothing_whatever_comes_of_it_later() -> None:
 )
 def test_a_network_of_ipv6_is_one_client(one: str, other: str, *, same: bool) -> None:
     assert (client_of(one) == client_of(other)) is same
+
+
+def test_an_address_from_which_all_have_left_takes_no_memory() -> None:
+    found = places()
+    before = len(pickle.dumps(found))
+    for number in range(1000):
+        found.enter("1", f"10.0.0.{number}")
+        found.work("1")
+        found.leave("1")
+
+    assert len(pickle.dumps(found)) == before

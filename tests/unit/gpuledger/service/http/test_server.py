@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gpuledger.service.http import server
-from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.http.messages import Handler, Request, Response
 from gpuledger.service.http.server import serve_pages
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -29,10 +29,12 @@ async def echo(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
+async def serving(
+    handler: Handler = echo,
+) -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
     """Serve pages; gives what connects to them, from any address of the loopback."""
     async with (
-        serve_pages(echo, host="127.0.0.1", port=0, probes={"/livez"}) as (host, port),
+        serve_pages(handler, host="127.0.0.1", port=0, probes={"/livez"}) as (host, port),
         AsyncExitStack() as stack,
     ):
 
@@ -164,6 +166,27 @@ async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
         assert 0 < begun.count(b"200 OK") < 300
 
 
+async def test_who_floods_does_not_displace_a_page_that_is_being_made() -> None:
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        if request.path == "/metrics":
+            asked.set()
+            await gate.wait()
+        return await echo(request)
+
+    async with serving(slow) as connect:
+        scraper = await connect(sends="GET /metrics HTTP/1.1\nHost: a\n\n")
+        await asked.wait()
+        for _ in range(2 * server.MAX_CONNECTIONS_PER_ADDRESS):
+            await connect()
+        # All of them were accepted before this one is answered.
+        assert (await ask(*await connect(), f"{GET}\n"))[0] == 200
+        gate.set()
+        async with asyncio.timeout(5):
+            assert (await scraper[0].readline()).startswith(b"HTTP/1.1 200")
+
+
 async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> None:
     async with serving() as connect:
         for number in range(server.MAX_PAGES):
@@ -173,13 +196,29 @@ async def test_pages_beyond_those_that_can_be_made_at_once_are_for_later() -> No
 
 
 async def test_who_does_not_take_a_large_answer_gives_way_to_who_does() -> None:
-    async with serving() as connect:
-        for number in range(2 * server.MAX_ANSWERS):
-            await connect(f"127.0.0.{2 + number}", sends=UNREAD)
+    count = 2 * server.MAX_ANSWERS
+    async with serving() as connect, asyncio.timeout(20):
+        waiting = []
+        for number in range(count):
+            reader, _ = await connect(f"127.0.0.{2 + number}", sends=UNREAD)
+            assert await reader.readexactly(5) == b"HTTP/"
+            waiting.append(reader)
         reader, _ = await connect("127.0.0.99", sends=UNREAD)
-        async with asyncio.timeout(20):
-            await reader.readuntil(b"\r\n\r\n")
-            assert await reader.readexactly(len(LARGE)) == LARGE
+        assert await takes_all(reader)
+        # The newcomer was one of them, and the bound is what is held in memory for all of them.
+        left = [await takes_all(reader) for reader in waiting]
+
+    most = server.MAX_ANSWERS - 1
+    assert left == [False] * (count - most) + [True] * most
+
+
+async def takes_all(reader: asyncio.StreamReader) -> bool:
+    """Read a large answer; return whether it came to its end."""
+    try:
+        await reader.readuntil(b"\r\n\r\n")
+        return await reader.readexactly(len(LARGE)) == LARGE
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
 
 
 def test_the_agents_pages_need_no_web_framework() -> None:

@@ -1,0 +1,128 @@
+"""What a worker forgets when a partition goes: all that came of its records comes again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from enricher.join.delivery import Delivery
+from enricher.join.insistence import Insistence
+from enricher.join.rebuilding import Rebuilding
+from enricher.join.service import JoinWorker
+from enricher.join.settings import JoinTuning
+from enricher.join.slices import Slice
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
+from gpuledger.service import Backoff, Check
+from gpuledger.topics import SAMPLES
+from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.ticks import record
+
+PLACE = TopicPartition(SAMPLES.name, 3)
+BAD: Polled = {PLACE: [record(b"{")]}
+
+
+class Undelivered:
+    """Takes partitions over and gives them up; nothing is due to be delivered."""
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Do nothing."""
+
+    give_up = take_over
+
+    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
+        """Fail the test."""
+        raise AssertionError(slices)
+
+
+class Member:
+    """A bus and its one consumer: what each poll brings, or which rebalance comes with it."""
+
+    subscription: Subscription
+
+    def __init__(self, *steps: str) -> None:
+        self._steps = list(steps)
+        self._held: frozenset[TopicPartition] = frozenset()
+        self.has_ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def consumer(self, subscription: Subscription) -> AsyncIterator["Member"]:
+        """Open itself."""
+        self.subscription = subscription
+        yield self
+
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
+        """Do the next step; after the last one nothing comes any more."""
+        await asyncio.sleep(0)
+        match self._steps.pop(0) if self._steps else "ends":
+            case "gains":
+                self._held = frozenset({PLACE})
+                await self.subscription.on_assigned(self._held)
+            case "loses":
+                await self.subscription.on_revoked(self._held)
+                self._held = frozenset()
+            case "brings":
+                return BAD
+            case _:
+                self.has_ended.set()
+                await asyncio.Event().wait()
+        return {}
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return what is held."""
+        return self._held
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Do nothing."""
+
+    resume = pause
+
+    async def committed(self, partition: TopicPartition) -> None:
+        """Return that nothing was committed."""
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Do nothing."""
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Return that there is no state."""
+        return {}
+
+
+async def letters_after(*steps: str) -> int:
+    """Run a worker through the steps; return how many letters it has to publish."""
+    given, member = Given(), Member(*steps)
+    insist = Insistence(check=Check(), backoff=Backoff())
+    tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
+    delivery = cast("Delivery", Undelivered())
+    worker = JoinWorker(
+        stage=given.stage,
+        office=given.office,
+        delivery=delivery,
+        rebuilding=Rebuilding(
+            stage=given.stage,
+            delivery=delivery,
+            insist=insist,
+            tuning=tuning,
+            check=Check(),
+            backoff=Backoff(),
+        ),
+        insist=insist,
+        tuning=tuning,
+        gaps=GapCheck(Check()),
+    )
+    running = asyncio.create_task(worker.run(bus=cast("Bus", member), member=None))
+    await asyncio.wait_for(member.has_ended.wait(), 5)
+    running.cancel()
+    await asyncio.wait({running})
+    return len(await given.letters())
+
+
+async def test_letters_of_a_partition_that_went_are_its_next_owners_to_publish() -> None:
+    assert await letters_after("gains", "brings") == 1
+    assert await letters_after("gains", "brings", "loses") == 0
+
+
+async def test_letters_of_a_partition_that_came_back_are_published_once() -> None:
+    assert await letters_after("gains", "brings", "loses", "gains", "brings") == 1

@@ -1,0 +1,44 @@
+"""What stays is not searched for garbage again and again, and no garbage stays with it."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from gpuledger.collector import settle_collector
+
+
+class Cycle:
+    """Holds itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def _settled_for_one_test() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    gc.enable()
+
+
+def test_garbage_goes_before_the_rest_is_left_alone() -> None:
+    garbage = weakref.ref(Cycle())
+    settle_collector(20_000)
+
+    assert garbage() is None
+    assert gc.get_freeze_count() > 0
+    assert gc.get_threshold()[0] == 20_000
+
+
+def test_what_becomes_garbage_later_is_still_found() -> None:
+    settle_collector(10_000, 20, 20)
+    garbage = weakref.ref(Cycle())
+    gc.collect()
+
+    assert garbage() is None
+    assert gc.get_threshold() == (10_000, 20, 20)
