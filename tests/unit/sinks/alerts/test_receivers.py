@@ -36,4 +36,6 @@ async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
             resend_ns=60 * SECOND_NS,
         )
         with pytest.raises(ZeroDivisionError):
-            await receivers.tell()
+            receivers.begin()
+            await receivers.change()
+            receivers.begin()
