@@ -19,8 +19,8 @@ from sinks.alerts.engine import Watch
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import Now, Standing, mark_told, rfc3339
-from sinks.timelines import Place
 from sinks.alerts.turns import Turns
+from sinks.timelines import Place
 from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
 RESEND_NS = 60 * SECOND_NS

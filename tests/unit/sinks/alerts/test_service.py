@@ -179,6 +179,7 @@ NOT_OF_THE_ALERTS = [
     Answer(415, '{"code":415}', {"Content-Type": "application/json"}),
     Answer(400, "The plain HTTP request was sent to HTTPS port"),
     Answer(302, "", {"Location": "/login"}),
+    Answer(200, "<html>Please log in</html>", {"Content-Type": "text/html; charset=utf-8"}),
 ]
 """What a wrong address, a wrong password or a proxy answers."""
 INVALID = {"Content-Type": "application/json"}
@@ -478,9 +479,7 @@ async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
             await eventually(lambda: str(xid) in xids(receiver, since=seen))  # noqa: B023
 
 
-async def test_polling_goes_on_while_an_alertmanager_answers_slowly_and_nothing_untold_is_done() -> (
-    None
-):
+async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:
     on, clock, may_answer = bus(), PatientClock(START_NS + SECOND_NS), asyncio.Event()
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
     async with slow(may_answer) as receiver, running(sink(on, receiver, clock=clock)):
