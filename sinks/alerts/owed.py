@@ -1,6 +1,6 @@
-"""What was polled and is not acknowledged yet, as no Alertmanager has answered all that it brought.
+"""What was polled and not acknowledged, as no Alertmanager has answered all that it brought.
 
-Here lives the order alone: of each partition what came first is acknowledged first. Nothing is sent.
+Here lives the order alone: of each partition what came first is acknowledged first.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class Owed:
         time_ns: int | None,
         alerts: Sequence[Standing],
     ) -> None:
-        """Acknowledge all before `next_offset` once these alerts are answered, and what is before."""
+        """Have all before `next_offset` acknowledged once these alerts are answered."""
         for alert in alerts:
             alert.changes.awaited = alert.change
         waiting = self._polled.setdefault(partition, deque())

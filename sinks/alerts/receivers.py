@@ -169,7 +169,7 @@ class _Receiver:
         self._has_more = False
 
     def begin(self) -> None:
-        """Begin to send what is due, unless that is under way; raises what has ended the sending."""
+        """Begin to send what is due, unless that is under way; raises what has ended it."""
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
