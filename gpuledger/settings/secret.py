@@ -26,9 +26,12 @@ _SIGN: Final = re.compile(r"[?#;]")
 _OPTION: Final = re.compile(r"[?#;][^=]*=")
 # A host is followed by a port, and where it is not it is a user, and what follows a password.
 _LOGIN: Final = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]{0,15}://)(?!\[)[^/?#]*?:(?!\d{0,5}(?:[,/?#\s\"'\])}]|\Z)).*",
+    r"([A-Za-z][A-Za-z0-9+.-]{0,15}://)(?!\[)[^/?#\[]*?"
+    r":(?!(?:\d{0,5}|port)(?:[,/?#\s\"'\[\])}>…]|[.:;]+(?:\s|\Z)|\Z)).*",
     re.DOTALL,
 )
+_SCHEME_SIGN: Final = "://"
+_OF_SERVERS: Final = ("http://", "https://", "kafka://")
 _TAIL: Final = re.compile(r"([?#;]).+", re.DOTALL)
 _HOST_AND_TAIL: Final = re.compile(r"[\w.\])-]:[^?#;]*[?#;]")
 
@@ -38,7 +41,7 @@ def mask_addresses(text: str) -> str:
 
     A word ends at a blank or a quote: a whole value, which may hold some, is for `mask_address`.
     """
-    if not _TELLING.search(text):
+    if not _TELLING.search(text) and _SCHEME_SIGN not in text:
         return text
     return _WORD.sub(lambda found: _mask_word(found[0]), text)
 
@@ -66,7 +69,7 @@ def _mask(value: str) -> str:
         if _SIGN.search(before):
             return f"{kept}{MASK}"
         masked = MASK if len(before) > len(kept) else ""
-        return f"{kept}{masked}@{_mask_tail(behind)}"
+        return f"{kept}{masked}{signs[-1][0]}{_mask_tail(behind)}"
     if "/" in value or _HOST_AND_TAIL.search(value):
         return _mask_tail(value)
     return value
@@ -93,7 +96,8 @@ def mask_texts(said: str, texts: Iterable[str]) -> str:
 def _mask_word(word: str) -> str:
     """Return the word masked; backslashes at its end belong to the quote behind it, as in JSON."""
     bare = word.rstrip("\\")
-    return _mask(bare) + word[len(bare) :]
+    mask = mask_address if bare.lower().startswith(_OF_SERVERS) else _mask
+    return mask(bare) + word[len(bare) :]
 
 
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value

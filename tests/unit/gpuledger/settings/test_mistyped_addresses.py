@@ -224,6 +224,9 @@ def test_a_log_line_that_is_masked_is_json_still(address: str, around: str) -> N
         "^(?:kube|istio)-.*$",
         "one:9092, [::1]:9092,10.0.0.1:9092",
         "https://host:9090/api/v1/write: refused (see /readyz)",
+        "http://[::1]:9090: refused, http://host:9090. And http://host: too",
+        "expected `memory` or `kafka://host:port[,host:port…]`",
+        "in a user or password write / as %2F, @ as %40, and in a list , as %2C",
     ],
 )
 def test_a_text_without_an_address_that_may_hold_a_secret_is_shown_as_it_is(text: str) -> None:
