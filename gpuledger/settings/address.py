@@ -59,4 +59,6 @@ def require_http_url(url: str) -> None:
             " / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
         ) from None
     if not has_host or re.search(r"[\s\x00-\x1f]", parts.netloc):
-        raise ValueError(f"{shown} names no host, or has a blank in it: expected one such as http://host:9090/path")
+        raise ValueError(
+            f"{shown} names no host, or has a blank in it: expected one such as http://host:9090/path"
+        )
