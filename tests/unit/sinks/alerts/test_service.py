@@ -357,6 +357,10 @@ def xids(receiver: Receiver, *, since: int = 0) -> set[str]:
     return {alert["labels"]["xid"] for each in requests for alert in orjson.loads(each.body)}
 
 
+def is_told(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[], bool]:
+    return lambda: str(xid) in xids(receiver, since=since)
+
+
 NODES = [next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)]
 """A node of each partition: of the first, which stays, and of the other, which goes."""
 STAYS, GOES = NODES
@@ -452,13 +456,13 @@ async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_t
     async with receiving(by_body=slowly) as receiver, running(sink(on, receiver, clock=clock)):
         for xid in range(1, 101):
             await publish_incidents(on, xid)
-            await eventually(lambda: str(xid) in xids(receiver))  # noqa: B023  # asked at once
+            await eventually(is_told(receiver, xid))
             clock.advance(1.0)
         seconds[0] = 1.0
         for xid in range(1001, 1011):
             seen = len(receiver.received)
             await publish_incidents(on, xid)
-            await eventually(lambda: str(xid) in xids(receiver, since=seen))  # noqa: B023
+            await eventually(is_told(receiver, xid, since=seen))
 
 
 async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
@@ -476,7 +480,7 @@ async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
         for xid in range(1001, 1006):
             seen = len(receiver.received)
             await publish_incidents(on, xid)
-            await eventually(lambda: str(xid) in xids(receiver, since=seen))  # noqa: B023
+            await eventually(is_told(receiver, xid, since=seen))
 
 
 async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:
