@@ -1,24 +1,31 @@
 """The bus of a run; on a Kafka its topics are made first, and nobody's records are mixed with."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from cli.demo.groups import is_own, own_group
 from cli.demo.machine import DemoBus
-from cli.demo.plan import DemoPlan
+from cli.demo.plan import SESSION_SECONDS, DemoPlan
 from enricher.join.settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import (
     check_topics,
     create_topics,
     find_groups,
+    find_live_groups,
     refuse_other_partitions,
 )
 from gpuledger.bus.history import History, Span
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock, SystemClock
 from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
+
+_LEAVING_SECONDS: Final = SESSION_SECONDS + 5.0
+"""How long members of the demo's groups may be there, before this run joins them."""
+_ASKING_SECONDS: Final = 0.5
 
 
 async def open_bus(plan: DemoPlan) -> DemoBus:
@@ -34,7 +41,9 @@ async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBu
     refuse_other_partitions(found)
     missing = [line.topic for line in found if line.status == "missing"]
     filled = await filled_topics(bus, (one.topic for one in found if one.topic not in missing))
-    refuse_topics_of_others(await find_groups(settings), filled=filled, reuse_topics=reuse_topics)
+    groups = await find_groups(settings)
+    refuse_topics_of_others(groups, filled=filled, reuse_topics=reuse_topics)
+    await wait_until_free(lambda: find_live_groups(settings, groups), clock=SystemClock())
     if missing:
         _show(f"making {len(missing)} topics on {settings.bootstrap_servers} … ")
         done = "failed"
@@ -44,6 +53,23 @@ async def _open_kafka(settings: KafkaSettings, *, reuse_topics: bool) -> KafkaBu
         finally:
             _show(f"{done}\n")
     return bus
+
+
+async def wait_until_free(live: Callable[[], Awaitable[Sequence[str]]], *, clock: Clock) -> None:
+    """Wait until the demo's groups, which are those of every demo, have no member.
+
+    They are not joined before: a live one would lose its partitions to this run. Members of a run
+    that was killed go with their session. Raises `TopicsError` where they stay longer.
+    """
+    until_ns = clock.monotonic_ns() + round(_LEAVING_SECONDS * 1e9)
+    while groups := await live():
+        if clock.monotonic_ns() >= until_ns:
+            raise TopicsError(
+                f"another demo reads these topics: the consumer group {groups[0]} has had a member"
+                f" for {_LEAVING_SECONDS:g} s, and each would count the other's ticks; end it, or"
+                " name other brokers"
+            )
+        await clock.sleep(_ASKING_SECONDS)
 
 
 async def filled_topics(bus: History, topics: Iterable[str]) -> list[str]:

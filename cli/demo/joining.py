@@ -6,7 +6,7 @@ from typing import Final
 
 from cli.demo.groups import PREFIX
 from cli.demo.machine import DemoBus
-from cli.demo.run_bus import RunBus
+from cli.demo.run_bus import Offsets, RunBus
 from cli.demo.stages import Stages
 from gpuledger.errors import BusUnavailableError
 from gpuledger.tasks import end_tasks
@@ -40,6 +40,20 @@ async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> Non
         ) from error
     finally:
         await end_tasks(asking)
+
+
+def refuse_changes(beginning: Offsets, now: Offsets) -> None:
+    """Raise `BusError` where a tick was written since the beginning: none of this run is.
+
+    Another demo that began at the same time would else have its ticks booked by this one. In other
+    topics transactions may end meanwhile that a run left open that was killed.
+    """
+    if any(now[at] != beginning.get(at) for at in now if at.topic == SAMPLES.name):
+        raise BusUnavailableError(
+            f"somebody has written to {SAMPLES.name} while this demo's consumer groups ({PREFIX}…)"
+            " formed: another demo reads these topics, and each would count the other's ticks; end"
+            " it, or name other brokers"
+        )
 
 
 async def _ask_until_silent(bus: DemoBus) -> None:

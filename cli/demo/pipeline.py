@@ -13,7 +13,7 @@ from typing import Final
 
 from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
-from cli.demo.joining import hold_all
+from cli.demo.joining import hold_all, refuse_changes
 from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
@@ -119,6 +119,7 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIte
         join_bus = RunBus(bus, beginning=beginning)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
+        refuse_changes(beginning, await find_beginning(bus))
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             bus=bus,

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from gpuledger.addresses import shown_url
+from gpuledger.addresses import shown_brokers
 from gpuledger.errors import UserError
 from gpuledger.settings import KafkaSettings
+from gpuledger.settings.address import require_brokers, require_http_url
+from gpuledger.settings.secret import mask_address, may_part_a_login
 
 Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
-_URL_SCHEMES: Final = ("http://", "https://")
 _KAFKA_SCHEME: Final = "kafka://"
 _ANSWER_SECONDS: Final = 10.0
-_SESSION_SECONDS: Final = 10.0
+SESSION_SECONDS: Final = 10.0
+"""After how long without a word the brokers give a member of the demo's groups up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,11 @@ def find_scenario(given: Path | None) -> Path:
 
 def check_url(option: str, url: str | None) -> str | None:
     """Return the address of a receiver; raises `UserError` where it is none."""
-    if url is not None and not url.startswith(_URL_SCHEMES):
-        raise UserError(f"{option} {shown_url(url)}: an address begins with http:// or https://")
+    try:
+        if url is not None:
+            require_http_url(url)
+    except ValueError as error:
+        raise UserError(f"{option} {error}") from error
     return url
 
 
@@ -59,26 +64,31 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     if bus == "memory":
         return None
     servers = bus.removeprefix(_KAFKA_SCHEME)
-    if "@" in bus:
+    if may_part_a_login(bus):
         raise UserError(
-            f"--bus {shown_url(bus)}: brokers are named without user and password;"
+            f"--bus {shown_brokers(bus)}: brokers are named without user and password;"
             " the demo does not log in"
         )
-    if not bus.startswith(_KAFKA_SCHEME) or not all(map(_is_address, servers.split(","))):
-        raise UserError(f"--bus {bus}: expected `memory` or `kafka://host:port[,host:port…]`")
+    if not bus.startswith(_KAFKA_SCHEME) or not _are_brokers(servers):
+        raise UserError(
+            f"--bus {shown_brokers(bus)}: expected `memory` or `kafka://host:port[,host:port…]`"
+        )
     return KafkaSettings(
         bootstrap_servers=servers,
         client_id="gpuledger-demo",
         # Somebody watches: silent brokers are said soon, and so are the members of a run that was
         # killed given up.
         request_timeout_seconds=_ANSWER_SECONDS,
-        session_timeout_seconds=_SESSION_SECONDS,
+        session_timeout_seconds=SESSION_SECONDS,
     )
 
 
-def _is_address(server: str) -> bool:
-    host, colon, port = server.rpartition(":")
-    return bool(host and colon) and port.isdigit() and 0 < int(port) < 2**16
+def _are_brokers(servers: str) -> bool:
+    try:
+        require_brokers(servers)
+    except ValueError:
+        return False
+    return True
 
 
 def find_store(given: Path | None) -> Path:
@@ -91,11 +101,12 @@ def find_store(given: Path | None) -> Path:
     if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # of a URL's slashes a path keeps one
         raise UserError("--store is a URL: the demo's store is a folder of this machine")
     if given.exists() and not given.is_dir():
-        raise UserError(f"--store {given}: this is a file; name a folder")
+        raise UserError(f"--store {mask_address(str(given))}: this is a file; name a folder")
     try:
         given.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=given):
             pass
     except OSError as error:
-        raise UserError(f"--store {given}: {error.strerror or error}; name a folder") from error
+        shown = mask_address(str(given))
+        raise UserError(f"--store {shown}: {error.strerror or error}; name a folder") from error
     return given.absolute()

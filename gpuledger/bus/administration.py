@@ -79,6 +79,12 @@ async def find_groups(
     return {group: sorted(read & names) for group, read in sorted(found.items()) if read & names}
 
 
+async def find_live_groups(settings: KafkaSettings, groups: Iterable[str]) -> list[str]:
+    """Return those of the consumer groups that have members."""
+    async with open_admin(KafkaConnection(settings)) as admin:
+        return [group for group in groups if await admin.has_members(group)]
+
+
 def refuse_other_partitions(lines: Iterable[Line]) -> None:
     """Raise `TopicsError` where a topic has another number of partitions than it must have."""
     other = [line for line in lines if line.status == "partitions differ"]

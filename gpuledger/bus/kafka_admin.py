@@ -121,6 +121,10 @@ class KafkaAdmin:
             name: await self._committed(name) | await self._subscribed(name) for name, *_ in listed
         }
 
+    async def has_members(self, group: str) -> bool:
+        """Return whether a consumer group has a member, or one that the brokers take for alive."""
+        return bool(await self._members(group))
+
     async def create(self, topics: Sequence[WantedTopic]) -> None:
         """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
         made = [
@@ -197,12 +201,15 @@ class KafkaAdmin:
         return frozenset(place.topic for place in offsets)
 
     async def _subscribed(self, group: str) -> frozenset[str]:
+        return subscribed_topics(await self._members(group))
+
+    async def _members(self, group: str) -> list[Sequence[Any]]:
         # One at a time: aiokafka cannot read an answer on several.
         answers = await self._repeated(
             f"describing {group}", lambda: self._client.describe_consumer_groups([group])
         )
         members = [described[_MEMBERS] for answer in answers for described in answer.groups]
-        return subscribed_topics(chain.from_iterable(members))
+        return list(chain.from_iterable(members))
 
     async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
         async with self._connection.asking(doing):

@@ -4,6 +4,9 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
+from gpuledger.settings.secret import may_part_a_login
+from gpuledger.settings.shown import shown_brokers, shown_mistake
+
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>\d{1,5})"
 )
@@ -32,27 +35,30 @@ def require_brokers(servers: str) -> None:
         if found and 0 < int(found["port"]) <= _MOST_PORT:
             continue
         remedy = "expected host:port[,host:port…]"
-        if "@" in servers:
+        if may_part_a_login(servers):
             remedy += "; user and password are kafka.sasl_username and kafka.sasl_password"
         elif "://" in servers:
             remedy += " without a scheme; TLS and login are kafka.security_protocol"
-        raise ValueError(f"bootstrap_servers {servers!r}: {remedy}")
+        raise ValueError(f"bootstrap_servers {shown_brokers(servers)!r}: {remedy}")
 
 
 def require_http_url(url: str) -> None:
     """Raise `ValueError` naming the value where no request can be sent to it.
 
-    The parser's own words are left out: they quote what may be a password.
+    Of the value only what cannot be secret is named, and the parser's own words are left out.
     """
+    shown = repr(shown_mistake(url))
     if not url.lower().startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} must begin with http:// or https://")
+        raise ValueError(f"{shown} must begin with http:// or https://")
     try:
         parts = urlsplit(url)
         has_host, _ = bool(parts.hostname), parts.port
     except ValueError:
         raise ValueError(
-            f"{url!r} has a port or host that is none; in a user or password write"
-            " / as %2F, # as %23, ? as %3F, @ as %40"
+            f"{shown} has a port or host that is none; in a user or password write"
+            " / as %2F, # as %23, ? as %3F, @ as %40, and in a list , as %2C"
         ) from None
     if not has_host or re.search(r"[\s\x00-\x1f]", parts.netloc):
-        raise ValueError(f"{url!r} names no host: expected one such as http://host:9090/path")
+        raise ValueError(
+            f"{shown} names no host, or has a blank in it: expected one such as http://host:9090/path"
+        )

@@ -18,13 +18,23 @@ MASK: Final = "********"
 # Addresses are not told by their shape, as people mistype them, and such a one ends in an error
 # message: whatever stands where an address may have its secrets is masked, too much rather than too
 # little. The secrets are user and password, before the last `@`, and a token behind `?`, `#`, `;`.
-_TELLING: Final = re.compile(r"[@?#;]")
+_AT: Final = re.compile(r"@|%40|[\uff20\ufe6b]|\\+u(?:0040|[fF]{2}20|[fF][eE]6[bB])")
+"""What parts user and password from the host, also as keyboards, addresses and JSON write it."""
+_TELLING: Final = re.compile(rf"[?#;]|{_AT.pattern}")
 _WORD: Final = re.compile(r"[^\s\"']+")
 # What may stand before user and password: a plain scheme, in a text as `name=scheme://` too.
 _SCHEME: Final = re.compile(r"\s*(?:(?:[\w.-]*[=(\[{<])?[A-Za-z][A-Za-z0-9+.-]{0,15}:)?//+|\s*")
 _PATH: Final = re.compile(r"\s*(?:[\w.-]+=)?/(?![/\s])[^:]*:?")
 _SIGN: Final = re.compile(r"[?#;]")
-_VALUE: Final = re.compile(r"(=).+", re.DOTALL)
+_OPTION: Final = re.compile(r"[?#;][^=]*=")
+# A host is followed by a port, and where it is not it is a user, and what follows a password.
+_LOGIN: Final = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]{0,15}://)(?!\[)[^/?#\[]*?"
+    r":(?!(?:\d{0,5}|port)(?:[,/?#\s\"'\[\])}>…]|[.:;]+(?:\s|\Z)|\Z)).*",
+    re.DOTALL,
+)
+_SCHEME_SIGN: Final = "://"
+_OF_SERVERS: Final = ("http://", "https://", "kafka://")
 _TAIL: Final = re.compile(r"([?#;]).+", re.DOTALL)
 _HOST_AND_TAIL: Final = re.compile(r"[\w.\])-]:[^?#;]*[?#;]")
 
@@ -34,7 +44,7 @@ def mask_addresses(text: str) -> str:
 
     A word ends at a blank or a quote: a whole value, which may hold some, is for `mask_address`.
     """
-    if not _TELLING.search(text):
+    if not _TELLING.search(text) and _SCHEME_SIGN not in text:
         return text
     return _WORD.sub(lambda found: _mask_word(found[0]), text)
 
@@ -43,21 +53,34 @@ def mask_address(value: str) -> str:
     """Return a value that may be an address, however mistyped, with what may be a secret masked.
 
     That is all before the last `@` but a plain scheme, and all after the first `?`, `#` or `;`
-    behind it. A path that begins with one slash and has no colon stays as it is.
+    behind it; and all but the scheme where the `@` may stand in a token, or what is behind a colon
+    is no port. A path that begins with one slash and has no colon stays as it is, but for what it
+    has behind an `=`.
     """
-    if not _TELLING.search(value) or _PATH.fullmatch(value):
+    return _mask(value if _AT.search(value) else _LOGIN.sub(rf"\1{MASK}", value))
+
+
+def _mask(value: str) -> str:
+    if not _TELLING.search(value):
         return value
-    before, at, behind = value.rpartition("@")
-    if at:
+    if _PATH.fullmatch(value):
+        return _mask_tail(value) if _OPTION.search(value) else value
+    if signs := list(_AT.finditer(value)):
+        before, behind = value[: signs[-1].start()], value[signs[-1].end() :]
         scheme = _SCHEME.match(before)
         kept = scheme[0] if scheme else ""
+        if _SIGN.search(before):
+            return f"{kept}{MASK}"
         masked = MASK if len(before) > len(kept) else ""
-        if _SIGN.search(before):  # the `@` may stand in a token, whose value follows
-            behind = _VALUE.sub(rf"\1{MASK}", behind)
-        return f"{kept}{masked}@{_mask_tail(behind)}"
+        return f"{kept}{masked}{signs[-1][0]}{_mask_tail(behind)}"
     if "/" in value or _HOST_AND_TAIL.search(value):
         return _mask_tail(value)
     return value
+
+
+def may_part_a_login(text: str) -> bool:
+    """Return whether something in the text may part a user and a password from a host."""
+    return _AT.search(text) is not None
 
 
 def _mask_tail(text: str) -> str:
@@ -76,7 +99,8 @@ def mask_texts(said: str, texts: Iterable[str]) -> str:
 def _mask_word(word: str) -> str:
     """Return the word masked; backslashes at its end belong to the quote behind it, as in JSON."""
     bare = word.rstrip("\\")
-    return mask_address(bare) + word[len(bare) :]
+    mask = mask_address if bare.lower().startswith(_OF_SERVERS) else _mask
+    return mask(bare) + word[len(bare) :]
 
 
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value

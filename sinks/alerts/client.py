@@ -19,6 +19,7 @@ from sinks.errors import ReceiverUnavailableError, RejectedError
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _JSON: Final = "application/json"
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 
 
 class AlertmanagerClient:
@@ -33,7 +34,8 @@ class AlertmanagerClient:
 
         Raises RejectedError where Alertmanager refuses some of these alerts, of which it may have
         taken the others, or a proxy finds them too many (413); and ReceiverUnavailableError where
-        they are to be sent again: no answer, or one that does not speak of them (401, 404, 503).
+        they are to be sent again: no answer, or one that does not speak of them (401, 404, 503, a
+        200 with a page for people).
         """
         try:
             answer = await self._http.post(
@@ -43,6 +45,12 @@ class AlertmanagerClient:
             raise ReceiverUnavailableError(str(error)) from error
         if not answer.is_success:
             raise _refusal(answer)
+        if answer.content_type in _PAGES:
+            # Alertmanager answers 200 with nothing in it: this is a proxy's, as one to log in on.
+            raise ReceiverUnavailableError(
+                f"{answer.status} with a page ({answer.content_type}), which is not Alertmanager's:"
+                " the address leads elsewhere, or a proxy wants a login"
+            )
 
 
 def _refusal(answer: HttpAnswer) -> ReceiverUnavailableError | RejectedError:

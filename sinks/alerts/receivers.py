@@ -1,12 +1,13 @@
 """The Alertmanagers: each is sent what it is due by a task of its own.
 
-Here live sending, sending again and what the checks say of it. What an alert is, and to whom it is
-due, is decided in `standing`.
+Here live sending and what the checks say of it. What an alert is is decided in `standing`, and what
+an Alertmanager is sent next in `turns`.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import structlog
@@ -22,15 +23,16 @@ from sinks.alerts.standing import (
     Now,
     Standing,
     StandingAlerts,
+    mark_doubted,
     mark_refused,
     mark_told,
 )
+from sinks.alerts.turns import Turns
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.retrying import until_answered
 
 NAME: Final = "alerts"
-_ALERTS_PER_POST: Final = 256
 _REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
 """For how long checks tell of an alert that was refused."""
 _log = structlog.get_logger(__name__)
@@ -104,18 +106,23 @@ class Receivers:
             one.check.ok("nothing sent yet")
         check.ok("nothing sent yet")
 
-    async def tell(self) -> None:
-        """Begin to tell each what it is due; return when one of them has answered all of it."""
-        while True:
-            # All are begun with, also where the first is due nothing.
-            are_told = [one.tell() for one in self._receivers]
-            if any(are_told):
-                return
-            self._changed.clear()
-            await self._changed.wait()
+    def begin(self) -> None:
+        """Begin to tell each what it is due; raises what a task of theirs has raised."""
+        for one in self._receivers:
+            one.begin()
+
+    async def change(self) -> None:
+        """Wait until one of them has answered or not, or `look_again` is called."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    @property
+    def are_away(self) -> bool:
+        """Whether none of them answered the last attempt."""
+        return all(one.is_away for one in self._receivers)
 
     def look_again(self) -> None:
-        """Have `tell` look again at what is due: an attempt has ended, or alerts are gone."""
+        """End the wait for a change: an attempt has ended, or alerts are gone."""
         self._changed.set()
 
     async def close(self) -> None:
@@ -125,7 +132,7 @@ class Receivers:
 
     def failed(self, error: ReceiverUnavailableError) -> None:
         """Record that one of them did not answer; the check fails where none does."""
-        if all(one.is_away for one in self._receivers):
+        if self.are_away:
             self._check.failed(str(error))
 
     def refused(self, detail: str, *, now_ns: int) -> None:
@@ -135,6 +142,7 @@ class Receivers:
     def answered(self, *, now_ns: int) -> None:
         """Record that one of them has answered."""
         self._refusals.show(now_ns=now_ns)
+        self.look_again()
 
 
 class _Receiver:
@@ -154,32 +162,31 @@ class _Receiver:
         self._refusals = Refusals(checked.check, receiver=self._url)
         self._everyone, self._standing = everyone, standing
         self._clock, self._resend_ns = clock, resend_ns
+        self._turns = Turns(checked.client.url, resend_ns=resend_ns)
         self._sending: asyncio.Task[None] | None = None
         self.is_away = False
         """Whether the last attempt was not answered."""
+        self._has_more = False
 
-    def tell(self) -> bool:
-        """Begin to send what is due, unless that is under way; return whether nothing is due."""
+    def begin(self) -> None:
+        """Begin to send what is due, unless that is under way; raises what has ended it."""
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
-        is_due = bool(self._due(Now.of(self._clock)))
-        if self._sending is None and (is_due or self._is_to_be_asked()):
+        if self._sending is None and (self._is_due() or self._is_to_be_asked()):
             self._sending = asyncio.create_task(self._send())
             self._sending.add_done_callback(lambda _: self._everyone.look_again())
-        return not is_due
 
     async def close(self) -> None:
         """End what is on its way."""
         await end_tasks(self._sending)
         self._sending = None
 
-    def _due(self, now: Now) -> list[Standing]:
-        return [
-            alert
-            for alerts in self._standing()
-            for alert in alerts.due(self._client.url, now=now, resend_ns=self._resend_ns)
-        ]
+    def _is_due(self) -> bool:
+        return self._turns.is_due(self._all(), now=Now.of(self._clock))
+
+    def _all(self) -> Iterable[Standing]:
+        return chain.from_iterable(self._standing())
 
     def _is_to_be_asked(self) -> bool:
         """Return whether an answer alone is wanted: only that passes a check which has failed."""
@@ -187,26 +194,33 @@ class _Receiver:
         return self._check.has_failed and not self._refusals.are_shown(now_ns=now_ns)
 
     async def _send(self) -> None:
-        await until_answered(
-            lambda _: self._attempt(),
-            sink=NAME,
-            check=self._check,
-            clock=self._clock,
-            on_answer=self._answered,
-        )
+        """Send until nothing is due; what is sent is chosen anew for each request."""
+        while True:
+            await until_answered(
+                lambda _: self._attempt(),
+                sink=NAME,
+                check=self._check,
+                clock=self._clock,
+                on_answer=self._answered,
+            )
+            if not self._has_more:
+                return
 
     def _answered(self) -> None:
         self.is_away = False
         now_ns = self._clock.monotonic_ns()
-        self._refusals.show(now_ns=now_ns)
+        self._has_more = self._is_due()
+        if self._turns.late_ns > self._resend_ns:
+            late_seconds = self._turns.late_ns / 1e9
+            self._check.failed(f"slow: it answers, but what it is due waits {late_seconds:.0f} s")
+        else:
+            self._refusals.show(now_ns=now_ns)
         self._everyone.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post what is due by now; where that is nothing, an empty list asks for an answer."""
-        due = self._due(Now.of(self._clock))
+        """Post what comes next; where that is nothing, an empty list asks for an answer."""
         try:
-            for start in range(0, max(1, len(due)), _ALERTS_PER_POST):
-                await self._post(due[start : start + _ALERTS_PER_POST])
+            await self._post(self._turns.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
             self.is_away = True
             self._everyone.failed(error)
@@ -224,9 +238,7 @@ class _Receiver:
         except RejectedError as error:
             if len(alerts) > 1:
                 # Which of them it is, only the answers to fewer of them tell.
-                middle = len(alerts) // 2
-                await self._post(alerts[:middle])
-                await self._post(alerts[middle:])
+                mark_doubted(alerts, self._client.url)
             elif alerts:
                 self._refuse(alerts[0], str(error), now)
         else:

@@ -4,8 +4,9 @@ What is an alert is decided in `rules` and `engine`, sending is `receivers`'; th
 `sinks.consuming`'s, and calls `take` at least twice a second, with or without records.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import structlog
@@ -21,6 +22,7 @@ from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import Watch
+from sinks.alerts.owed import Owed
 from sinks.alerts.receivers import NAME, Checked, Receivers
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
@@ -34,6 +36,10 @@ GROUP: Final = "gpuledger-alerts"
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _UNJUDGED: Final = {Place.REPEATED: "duplicate", Place.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
+_PATIENCE_SECONDS: Final = 0.5
+"""How long a poll waits for the answer to what the one before it brought."""
+_MOST_OWED: Final = 2_000
+"""So many alerts may wait for their first answer while polling goes on."""
 _log = structlog.get_logger(__name__)
 
 
@@ -96,6 +102,8 @@ class AlertsSink:
         self._settings, self._clock = settings, clock
         self._rules = rules_of(settings)
         self._watches: dict[int, Watch] = {}
+        self._held: Partitions = frozenset()
+        self._owed = Owed()
         self._receivers = Receivers(
             receivers,
             standing=lambda: [watch.alerts for watch in self._watches.values()],
@@ -104,34 +112,59 @@ class AlertsSink:
             resend_ns=round(settings.resend_seconds * 1e9),
         )
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # a sink's method
+    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Begin without any state: `for` begins anew."""
+        self._held |= partitions
 
     async def prepare(self, desk: Desk) -> Partitions:  # noqa: ARG002  # a sink's method
         """Nothing has to come before."""
         return frozenset()
 
     async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
-        """Judge what was polled, tell what is due, and only then say that it is done."""
-        newest_ns = {batch.partition: self._judge(batch) for batch in batches}
-        self._forget()
-        await self._receivers.tell()
+        """Judge what was polled, and begin to tell what is due.
+
+        Returns once all is told that has to be told before something is acknowledged, or soon
+        where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
+        answers it waits.
+        """
+        owed_before = self._owed.count()
         for batch in batches:
-            # What was given up meanwhile was not told, and the desk does not hear of it.
-            partition = batch.partition
-            desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns[partition])
+            self._judge(batch, desk)
+        self._forget()
+        if self._owed.count() > owed_before:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._until(lambda: not self._owed.count())
+        await self._until(self._has_room)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Tell what is due, and acknowledge what is told, until it is so."""
+        while True:
+            self._receivers.begin()
+            self._owed.settle()
+            if is_so():
+                return
+            await self._receivers.change()
+
+    def _has_room(self) -> bool:
+        owed = self._owed.count()
+        return not owed or (owed < _MOST_OWED and not self._receivers.are_away)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Forget these without ending their alerts: the next owner goes on, or they end."""
-        for partition in partitions:
-            self._watches.pop(partition.partition, None)
+        self._owed.settle()
+        self._owed.drop(partitions)
+        self._held -= partitions
+        numbers = {partition.partition for partition in self._held}
+        for number in [number for number in self._watches if number not in numbers]:
+            del self._watches[number]
         self._receivers.look_again()
 
     async def close(self) -> None:
         """End what is on its way to the Alertmanagers."""
         await self._receivers.close()
 
-    def _judge(self, batch: Batch) -> int | None:
+    def _judge(self, batch: Batch, desk: Desk) -> None:
         newest_ns: int | None = None
         watch, now = self._watch(batch.partition), Now.of(self._clock)
         for _, value in batch.items:
@@ -141,7 +174,13 @@ class AlertsSink:
                     count_dropped(NAME, reason)
             else:
                 self._take_incident(watch, value, now)
-        return newest_ns
+        self._owed.add(
+            batch.partition,
+            desk=desk,
+            next_offset=batch.next_offset,
+            time_ns=newest_ns,
+            alerts=watch.alerts.not_awaited(),
+        )
 
     def _watch(self, partition: TopicPartition) -> Watch:
         # Equally numbered partitions of both topics come to the same consumer.

@@ -5,7 +5,7 @@ time with an end a while ahead, a resolved one for some minutes more. Pure; time
 Alertmanager is told is the wall clock's, how long something has lasted is the monotonic clock's.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,18 @@ class Now(NamedTuple):
         return cls(clock.time_ns(), clock.monotonic_ns())
 
 
+@dataclass(slots=True)
+class Changes:
+    """What has become of the changes of one alert, which are numbered from 1."""
+
+    answered: int = 0
+    """The last one that an Alertmanager took or refused, or that nobody will hear of."""
+    awaited: int = 0
+    """The last one for whose answer somebody waits."""
+    most_together: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager that refused it: with how many it may be posted at most."""
+
+
 @dataclass(kw_only=True)
 class Standing:
     """One alert, firing or ended a short while ago."""
@@ -57,6 +69,8 @@ class Standing:
     """Since when, nanoseconds since the epoch."""
     ends_ns: int | None = None
     """Until when, nanoseconds since the epoch; `None` while it fires."""
+    changed_ns: int
+    """Since when it is as it is now, by the monotonic clock."""
     seen_ns: int
     """When its condition was last seen to hold, by the monotonic clock."""
     over_ns: int = 0
@@ -67,6 +81,15 @@ class Standing:
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     refused_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last refused this alert as it is now, likewise."""
+    change: int = 1
+    """The number of the change that made it as it is now."""
+    changes: Changes = field(default_factory=Changes)
+    """Of the alert, however often it changes."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an Alertmanager has answered it as it is now, or a later change of it."""
+        return self.changes.answered >= self.change
 
     def hold_until_taken(self, now: Now) -> None:
         """Hold it from now on where nobody has taken it: one that is over is not notified.
@@ -129,8 +152,15 @@ class StandingAlerts:
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
         words = {name: text[:MOST_CHARACTERS] for name, text in annotations.items()}
+        known = self._standing.get(key)
         self._standing[key] = Standing(
-            labels=key, annotations=words, starts_ns=starts_ns, seen_ns=now.monotonic_ns
+            labels=key,
+            annotations=words,
+            starts_ns=starts_ns,
+            changed_ns=now.monotonic_ns,
+            seen_ns=now.monotonic_ns,
+            change=known.change + 1 if known else 1,
+            changes=known.changes if known else Changes(),
         )
         return key
 
@@ -150,6 +180,8 @@ class StandingAlerts:
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
                 # Told for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
+                changed_ns=now.monotonic_ns,
+                change=alert.change + 1,
                 told_ns={},
                 refused_ns={},
             )
@@ -190,6 +222,7 @@ class StandingAlerts:
 
     def _drop(self, key: Labels) -> Standing:
         alert = self._standing.pop(key)
+        alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
         node = dict(key).get("node", "")
         if key in (of_node := self._held.get(node, {})):
             del of_node[key]
@@ -198,17 +231,19 @@ class StandingAlerts:
                 del self._held[node]
         return alert
 
-    def due(self, receiver: str, *, now: Now, resend_ns: int) -> list[Standing]:
-        """Return what this Alertmanager has neither taken nor refused for `resend_ns`, or ever."""
+    def not_awaited(self) -> list[Standing]:
+        """Return what nobody has answered, and for whose answer nobody waits yet."""
         return [
             alert
             for alert in self
-            if (answered_ns := alert.answered_ns(receiver)) is None
-            or now.monotonic_ns - answered_ns >= resend_ns
+            if alert.change > max(alert.changes.answered, alert.changes.awaited)
         ]
 
     def forget(self, *, now: Now, silent_ns: int) -> list[Standing]:
-        """Drop and return what is over: ended and told, or firing and long not seen."""
+        """Drop and return what is over: ended and told, or firing and long not seen.
+
+        One for whose answer somebody waits is not.
+        """
         over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
         for alert in over:
             self._drop(alert.labels)
@@ -223,16 +258,32 @@ def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:
     """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
         alert.told_ns[receiver] = now.monotonic_ns
+        alert.changes.most_together.pop(receiver, None)
+        _mark_answered(alert)
 
 
 def mark_refused(alert: Standing, receiver: str, *, now: Now) -> bool:
     """Record that the Alertmanager refuses this alert; return whether that is news."""
     is_news = receiver not in alert.refused_ns
     alert.refused_ns[receiver] = now.monotonic_ns
+    alert.changes.most_together[receiver] = 1
+    _mark_answered(alert)
     return is_news
 
 
+def mark_doubted(alerts: Sequence[Standing], receiver: str) -> None:
+    """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
+    for alert in alerts:
+        alert.changes.most_together[receiver] = (len(alerts) + 1) // 2
+
+
+def _mark_answered(alert: Standing) -> None:
+    alert.changes.answered = max(alert.changes.answered, alert.change)
+
+
 def _is_over(alert: Standing, monotonic_ns: int, silent_ns: int) -> bool:
+    if alert.changes.awaited > alert.changes.answered:
+        return False
     if alert.ends_ns is None:
         return monotonic_ns - alert.seen_ns >= silent_ns
     return monotonic_ns - alert.over_ns >= _TELL_END_NS

@@ -281,6 +281,24 @@ def test_two_runs_at_once_on_the_same_topics_are_refused(
     assert first["events"] == first["ticks"] > 0
 
 
+def test_a_second_run_neither_disturbs_the_first_nor_books_its_ticks(
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
+) -> None:
+    """The first one ends while the second waits for it."""
+    broker = start_kafka()
+    arguments = ("--store", tmp_path / "first", "--for", "9", "--format", "json")
+    with started_demo(broker, *arguments) as running:
+        wait_for_events(broker, kcat)
+        second = run_demo(broker, "--store", tmp_path / "second", "--reuse-topics")
+        out, err = running.communicate(timeout=30)
+    assert (running.returncode, second.returncode) == (0, 0), err + out + second.stderr
+    first, own = json.loads(out), json.loads(second.stdout)
+    for summary in (first, own):
+        assert summary["events"] == summary["ticks"] > 0
+        assert not any("missing" in sink for sink in summary["sinks"])
+    assert count_boots(tmp_path / "second") == 2
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (None, 2)])
 def test_a_start_that_waits_for_silent_brokers_ends_soon(
     start_kafka: Callable[[], Kafka], number: signal.Signals | None, code: int

@@ -32,7 +32,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
         (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),
         (["topics", "check", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["topics", "check", "--bootstrap-servers", "kafka:http"], "'kafka:http': expected host:"),
+        (["topics", "check", "--bootstrap-servers", "kafka:http"], "'********': expected host:"),
         (["topics", "create", "--bootstrap-servers", "kafka://a:1"], "without a scheme"),
         (["replay"], "--from"),
         (["replay", "--from", "yesterday", "--compare"], "--from: 'yesterday'"),

@@ -1,12 +1,17 @@
 """Which topics the demo writes to."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from cli.demo.buses import filled_topics, refuse_topics_of_others
+from cli.demo.buses import filled_topics, refuse_topics_of_others, wait_until_free
+from cli.demo.joining import refuse_changes
+from cli.demo.run_bus import find_beginning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
-from gpuledger.errors import TopicsError
+from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.topics import EVENTS, SAMPLES, TOPICS
+from tests.unit.sinks.given import HandClock
 
 OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
 
@@ -51,3 +56,33 @@ def test_records_that_no_demo_has_read_are_somebody_else_s() -> None:
         TopicsError, match=rf"{SAMPLES.name} holds .* group gpuledger-demo-join has"
     ):
         refuse_topics_of_others({}, filled=[SAMPLES.name], reuse_topics=True)
+
+
+@pytest.mark.parametrize(
+    ("leaves_after_seconds", "is_refused"), [(0, False), (11, False), (60, True)]
+)
+async def test_groups_with_members_are_waited_for_as_long_as_a_killed_run_holds_them(
+    leaves_after_seconds: float, *, is_refused: bool
+) -> None:
+    """A run that lives keeps its partitions: nobody has joined its groups by then."""
+    clock = HandClock(0)
+
+    async def live() -> Sequence[str]:
+        return [] if clock.now_ns >= leaves_after_seconds * 1e9 else ["gpuledger-demo-join"]
+
+    if is_refused:
+        with pytest.raises(TopicsError, match=r"another demo reads .*-demo-join has"):
+            await wait_until_free(live, clock=clock)
+    else:
+        await wait_until_free(live, clock=clock)
+    assert clock.now_ns <= 16 * 10**9
+
+
+async def test_what_somebody_writes_before_the_run_has_begun_is_refused() -> None:
+    bus = MemoryBus()
+    beginning = await find_beginning(bus)
+    refuse_changes(beginning, await find_beginning(bus))
+    async with bus.producer() as producer:
+        await producer.publish(SAMPLES.name, 1, [Message(b"node", b"{}", 0)])
+    with pytest.raises(BusUnavailableError, match=f"written to {SAMPLES.name} .* another demo"):
+        refuse_changes(beginning, await find_beginning(bus))

@@ -108,7 +108,7 @@ def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
         (["--bus", "kafka://127.0.0.1:1", "--source", "simulated"], "127.0.0.1:1"),
         (["--source", "gpu"], "--source"),
         (["--for", "0"], "--for"),
-        (["--remote-write-url", "prometheus"], "--remote-write-url prometheus: an address begins"),
+        (["--remote-write-url", "prometheus"], "--remote-write-url '********' must begin"),
         (["--every", "1"], "--every"),
     ],
 )

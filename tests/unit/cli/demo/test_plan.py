@@ -65,7 +65,9 @@ def test_the_scenario_that_ships_with_the_command_is_the_default() -> None:
 
 @pytest.mark.parametrize("url", ["prometheus:9090", "kafka://host:1", ""])
 def test_an_address_that_is_none_is_refused_with_what_is_expected(url: str) -> None:
-    with pytest.raises(UserError, match=r"--remote-write-url .*begins with http:// or https://"):
+    with pytest.raises(
+        UserError, match=r"--remote-write-url .*must begin with http:// or https://"
+    ):
         check_url("--remote-write-url", url)
 
 

@@ -14,16 +14,16 @@ PROGRAMS = {
 }
 MISNAMED = [
     ("kafka", "'kafka': expected host:port[,host:port…]"),
-    ("kafka:http", "'kafka:http': expected host:port"),
+    ("kafka:http", "'********': expected host:port"),
     ("kafka:0", "expected host:port"),
     ("kafka:70000", "expected host:port"),
     ("localhost:9:9/x", "expected host:port"),
     ("one:9092,,two:9092", "expected host:port"),
     ("::1:9092", "expected host:port"),
     ("kafka://one:9092", "without a scheme; TLS and login are kafka.security_protocol"),
-    ("http://127.0.0.1:9/w?token=hunter2", "'http://127.0.0.1:9/w?********': expected"),
-    ("http://usr:hunter2@host/x", "'http://********@host/x': expected"),
-    ("kafka" * 5000, "kafka': expected host:port"),
+    ("http://127.0.0.1:9/w?token=hunter2", "'http://********': expected"),
+    ("http://usr:hunter2@host/x", "'http://********': expected"),
+    ("kafka" * 5000, "expected host:port"),
     ("one:9092,usr:hunter2@two:9092", "user and password are kafka.sasl_username and"),
 ]
 

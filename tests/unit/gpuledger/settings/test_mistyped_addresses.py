@@ -13,9 +13,10 @@ import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from cli.demo.plan import check_url, find_store, parse_bus
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.addresses import shown_url
-from gpuledger.errors import SettingsError
+from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
 from gpuledger.settings.secret import mask_address, mask_addresses
 from sinks.alerts.settings import AlertsSettings
@@ -78,6 +79,70 @@ OUTPUTS: list[Callable[[str], str]] = [
     lambda address: load("--url", address),
     load_key,
 ]
+
+
+def refused(option: Callable[[str], object]) -> Callable[[str], str]:
+    """Return what a demo says where an option's value is none; nothing where it is taken."""
+
+    def said(address: str) -> str:
+        try:
+            option(address)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    return said
+
+
+OPTIONS: list[Callable[[str], str]] = [
+    refused(lambda address: check_url("--remote-write-url", address)),
+    refused(lambda address: check_url("--alertmanager-url", address)),
+    refused(parse_bus),
+    refused(lambda bus: parse_bus(f"kafka://{bus.partition('//')[2]}")),
+    refused(lambda bus: parse_bus(f"kafka://one:9092,{bus.partition('//')[2]}")),
+    lambda address: load(ALERTS__URLS=address),
+    lambda address: load(ALERTS__URLS=f"http://one:9093,{address}"),
+]
+MANGLED = [
+    *(
+        f"{scheme}user:{before}{PASSWORD}{at}host{behind}"
+        for scheme in ("http://", "https://")
+        for before in ("", "hun,", "hun/", "hun ", "hun#", "hun?", "h@")
+        for at in ("@", "%40", "\uff20", "\ufe6b")
+        for behind in ("", ":9093", ":909x/", "/api?x=y")
+    ),
+    f"http://user:{PASSWORD}",
+    f"http://user:{PASSWORD}@",
+    f"http://user:{PASSWORD}/x",
+    f"http://host:9x/?token={PASSWORD}",
+    f"https://host:9093/?token=a,{PASSWORD}",
+    f"https://host/push?token=abc@{PASSWORD}",
+    f"https://host/push#abc@{PASSWORD}",
+    f"https://tenant/u:{PASSWORD}?x@h.example",
+]
+
+
+@pytest.mark.parametrize("address", MANGLED)
+def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
+    address: str,
+) -> None:
+    store = refused(lambda given: find_store(Path(given)))
+    for at, output in enumerate([*OUTPUTS, *OPTIONS, store]):
+        assert PASSWORD not in output(address), at
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(data=st.data(), mangled=st.sampled_from(MANGLED))
+def test_no_option_says_the_secret_of_an_address_mangled_in_any_other_place(
+    data: st.DataObject, mangled: str
+) -> None:
+    at = data.draw(st.integers(0, mangled.index(PASSWORD)))
+    wrong = data.draw(st.sampled_from([*":/ @?#,;%[]'\"", "%40", "//", "\t", "\uff20"]))
+    address = f"{mangled[:at]}{wrong}{mangled[at:]}"
+    assume(address.partition("://")[1] and hidden_in(address))
+
+    for at, output in enumerate([shown_url, mask_address, *OPTIONS]):
+        assert PASSWORD not in output(address), at
 
 
 @st.composite
@@ -159,6 +224,9 @@ def test_a_log_line_that_is_masked_is_json_still(address: str, around: str) -> N
         "^(?:kube|istio)-.*$",
         "one:9092, [::1]:9092,10.0.0.1:9092",
         "https://host:9090/api/v1/write: refused (see /readyz)",
+        "http://[::1]:9090: refused, http://host:9090. And http://host: too",
+        "expected `memory` or `kafka://host:port[,host:port…]`",
+        "in a user or password write / as %2F, @ as %40, and in a list , as %2C",
     ],
 )
 def test_a_text_without_an_address_that_may_hold_a_secret_is_shown_as_it_is(text: str) -> None:

@@ -19,6 +19,7 @@ from sinks.alerts.engine import Watch
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import Now, Standing, mark_told, rfc3339
+from sinks.alerts.turns import Turns
 from sinks.timelines import Place
 from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
@@ -50,7 +51,7 @@ def judge(of: Watch, *host_seconds: float | None, first: int = 0) -> None:
 
 
 def told(of: Watch, *, now: float) -> list[Standing]:
-    due = of.alerts.due(AM, now=now_at(now), resend_ns=RESEND_NS)
+    due = Turns(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
     mark_told(due, AM, now=now_at(now))
     return due
 
@@ -364,7 +365,7 @@ def test_this_machines_wall_clock_moves_no_interval() -> None:
     judge(watched, BUSY)
     told(watched, now=0)
     back = Now(time_ns=at(-3600), monotonic_ns=at(60))
-    (again,) = watched.alerts.due(AM, now=back, resend_ns=RESEND_NS)
+    (again,) = Turns(AM, resend_ns=RESEND_NS).next(watched.alerts, now=back)
     sent = again.as_json(now=back, resend_ns=RESEND_NS)
     assert sent["startsAt"] <= sent["endsAt"]
 

@@ -35,5 +35,7 @@ async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
             clock=HandClock(),
             resend_ns=60 * SECOND_NS,
         )
+        receivers.begin()
+        await receivers.change()
         with pytest.raises(ZeroDivisionError):
-            await receivers.tell()
+            receivers.begin()

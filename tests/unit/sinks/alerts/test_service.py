@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
+from aiohttp import web
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
@@ -178,6 +179,7 @@ NOT_OF_THE_ALERTS = [
     Answer(415, '{"code":415}', {"Content-Type": "application/json"}),
     Answer(400, "The plain HTTP request was sent to HTTPS port"),
     Answer(302, "", {"Location": "/login"}),
+    Answer(200, "<html>Please log in</html>", {"Content-Type": "text/html; charset=utf-8"}),
 ]
 """What a wrong address, a wrong password or a proxy answers."""
 INVALID = {"Content-Type": "application/json"}
@@ -355,6 +357,10 @@ def xids(receiver: Receiver, *, since: int = 0) -> set[str]:
     return {alert["labels"]["xid"] for each in requests for alert in orjson.loads(each.body)}
 
 
+def is_told(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[], bool]:
+    return lambda: str(xid) in xids(receiver, since=since)
+
+
 NODES = [next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)]
 """A node of each partition: of the first, which stays, and of the other, which goes."""
 STAYS, GOES = NODES
@@ -437,6 +443,101 @@ async def hanging() -> AsyncIterator[Receiver]:
     asked = Receiver(url=f"http://{host}:{port}")
     async with server:
         yield asked
+
+
+async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_told_again() -> None:
+    """With every answer more of them are due again, as they began one after another."""
+    on, clock, seconds = bus(), PatientClock(START_NS + SECOND_NS), [0.0]
+
+    def slowly(_: bytes) -> Answer:
+        clock.advance(seconds[0])
+        return Answer(200)
+
+    async with receiving(by_body=slowly) as receiver, running(sink(on, receiver, clock=clock)):
+        for xid in range(1, 101):
+            await publish_incidents(on, xid)
+            await eventually(is_told(receiver, xid))
+            clock.advance(1.0)
+        seconds[0] = 1.0
+        for xid in range(1001, 1011):
+            seen = len(receiver.received)
+            await publish_incidents(on, xid)
+            await eventually(is_told(receiver, xid, since=seen))
+
+
+async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
+    on, clock = bus(), PatientClock(START_NS + SECOND_NS)
+    bad = range(1, 401)
+
+    def refuses(body: bytes) -> Answer:
+        clock.advance(0.5)  # more than all of them together can be asked in before they are due
+        some_are = any(int(alert["labels"]["xid"]) in bad for alert in orjson.loads(body))
+        return REFUSED if some_are else Answer(200)
+
+    async with receiving(by_body=refuses) as receiver, running(sink(on, receiver, clock=clock)):
+        await publish_incidents(on, *bad)
+        await eventually(lambda: len(receiver.received) > 2)
+        for xid in range(1001, 1006):
+            seen = len(receiver.received)
+            await publish_incidents(on, xid)
+            await eventually(is_told(receiver, xid, since=seen))
+
+
+async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:
+    on, clock, may_answer = bus(), PatientClock(START_NS + SECOND_NS), asyncio.Event()
+    at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
+    async with slow(may_answer) as receiver, running(sink(on, receiver, clock=clock)):
+        await publish_incidents(on, 1)
+        await eventually(lambda: receiver.received)
+        await publish(on, *(quiet(tick) for tick in range(5)))
+        await eventually(is_committed(on, 5))
+        clock.advance(100)
+        assert committed(on, GROUP, at) is None
+        assert REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "alerts"})
+        may_answer.set()
+        await eventually(lambda: committed(on, GROUP, at) == 1)
+
+
+async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not() -> None:
+    on, clock, readiness = bus(), PatientClock(START_NS + SECOND_NS), Readiness()
+    seconds = [100.0]
+
+    def slowly(_: bytes) -> Answer:
+        clock.advance(seconds[0])
+        return Answer(200)
+
+    async with receiving(by_body=slowly) as receiver:
+        await publish_incidents(on, *range(1, 301))
+        async with running(sink(on, receiver, clock=clock, readiness=readiness)):
+            check = readiness.check(f"alerts.alertmanager {receiver.url}")
+            with capture_logs() as logged:
+                await eventually(lambda: check.has_failed)
+                seconds[0] = 0.0
+                await eventually(lambda: check.is_ok)
+    details = [line["detail"] for line in logged if line["event"] == "check_failed"]
+    assert details == ["slow: it answers, but what it is due waits 100 s"]
+
+
+@asynccontextmanager
+async def slow(may_answer: asyncio.Event) -> AsyncIterator[Receiver]:
+    """Run an Alertmanager that answers once it may."""
+    receiver = Receiver()
+
+    async def answer(request: web.Request) -> web.Response:
+        receiver.received.append(Received(request.path, {}, await request.read()))
+        await may_answer.wait()
+        return web.Response(status=200)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield receiver
+    finally:
+        await runner.cleanup()
 
 
 async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:

@@ -15,6 +15,7 @@ from sinks.alerts.standing import (
     mark_refused,
     mark_told,
 )
+from sinks.alerts.turns import Turns
 from tests.unit.sinks.given import SECOND_NS, START_NS
 
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
@@ -64,7 +65,7 @@ def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
 
     assert sum(dropped) == 2 * MOST_HELD_OF_NODE
     assert nodes(alerts).count("quiet") == 1
-    assert len(alerts.due("r", now=NOW, resend_ns=1)) == MOST_HELD_OF_NODE + 1
+    assert len(list(alerts)) == MOST_HELD_OF_NODE + 1
 
 
 def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> None:
@@ -72,7 +73,7 @@ def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> 
     for number in range(MOST_HELD + 5_000):
         hold(alerts, node=f"n{number // 100}", gpu=number)
 
-    assert len(alerts.due("r", now=NOW, resend_ns=1)) == MOST_HELD
+    assert len(list(alerts)) == MOST_HELD
     late = NOW._replace(monotonic_ns=NOW.monotonic_ns + 3_600 * SECOND_NS)
     assert len(alerts.forget(now=late, silent_ns=SECOND_NS)) == MOST_HELD
     assert not hold(alerts, node="n0", gpu=0)
@@ -121,12 +122,14 @@ def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
 def test_what_is_refused_for_ever_is_forgotten() -> None:
     alerts = StandingAlerts()
     alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
+    turns = Turns("am", resend_ns=60 * SECOND_NS)
     minutes = 0
     while list(alerts):
         minutes += 1
         time_ns = START_NS + minutes * 60 * SECOND_NS
         now = Now(time_ns=time_ns, monotonic_ns=time_ns)
-        for alert in alerts.due("am", now=now, resend_ns=60 * SECOND_NS):
+        while due := turns.next(alerts, now=now):
+            (alert,) = due
             alert.hold_until_taken(now)
             mark_refused(alert, "am", now=now)
         alerts.forget(now=now, silent_ns=600 * SECOND_NS)
@@ -137,11 +140,11 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
 def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
     alerts = StandingAlerts()
     key = alerts.fire({"alertname": "GpuBusyWithoutPod"}, {}, since_ns=START_NS, now=NOW)
-    on_its_way = alerts.due("am", now=NOW, resend_ns=HOLD_NS)
+    on_its_way = list(alerts)
     alerts.end(key, at_ns=START_NS, now=NOW)
     mark_told(on_its_way, "am", now=NOW)
     mark_refused(on_its_way[0], "am", now=NOW)
 
-    (due,) = alerts.due("am", now=NOW, resend_ns=HOLD_NS)
+    (due,) = Turns("am", resend_ns=HOLD_NS).next(alerts, now=NOW)
     assert due.ends_ns == START_NS
     assert on_its_way[0].ends_ns is None

@@ -1,0 +1,131 @@
+"""What is acknowledged when: in order, and once all that it brought is answered."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpuledger.bus.protocol import Consumer, TopicPartition
+from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
+from sinks.alerts.owed import Owed
+from sinks.alerts.standing import Now, Standing, StandingAlerts, mark_told
+from tests.unit.sinks.given import START_NS
+
+AT = TopicPartition(EVENTS.name, 0)
+OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)
+NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
+
+
+class NotedDesk:
+    """A desk that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[tuple[TopicPartition, int, int | None]] = []
+
+    @property
+    def consumer(self) -> Consumer:
+        raise NotImplementedError
+
+    @property
+    def office(self) -> DeadLetterOffice:
+        raise NotImplementedError
+
+    def is_current(self, partition: TopicPartition) -> bool:
+        raise NotImplementedError
+
+    def acknowledge(
+        self,
+        partition: TopicPartition,
+        next_offset: int,
+        *,
+        time_ns: int | None = None,
+        is_committed: bool = False,
+    ) -> None:
+        assert not is_committed
+        self.acknowledged.append((partition, next_offset, time_ns))
+
+
+class Given:
+    """What is owed to a desk, and the alerts that stand."""
+
+    def __init__(self) -> None:
+        self.desk, self.owed, self.alerts = NotedDesk(), Owed(), StandingAlerts()
+
+    def fire(self, name: str) -> Standing:
+        key = self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=NOW)
+        return next(alert for alert in self.alerts if alert.labels == key)
+
+    def add(
+        self, next_offset: int, alerts: Sequence[Standing] = (), *, at: TopicPartition = AT
+    ) -> None:
+        self.owed.add(at, desk=self.desk, next_offset=next_offset, time_ns=None, alerts=alerts)
+
+    def settled(self) -> list[tuple[TopicPartition, int]]:
+        """Return what has been acknowledged by now."""
+        self.owed.settle()
+        return [(partition, offset) for partition, offset, _ in self.desk.acknowledged]
+
+
+@pytest.fixture
+def given() -> Given:
+    return Given()
+
+
+def test_what_brought_no_alert_is_acknowledged_at_once(given: Given) -> None:
+    given.add(5)
+
+    assert given.settled() == [(AT, 5)]
+    assert given.owed.count() == 0
+
+
+def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partition(
+    given: Given,
+) -> None:
+    first, second = given.fire("first"), given.fire("second")
+    given.add(1, [first])
+    given.add(2, [second])
+    given.add(3)
+    given.add(7, at=OTHER)
+    mark_told([second], "am", now=NOW)
+    assert given.settled() == [(OTHER, 7)]
+    assert given.owed.count() == 1
+
+    mark_told([first], "am", now=NOW)
+    assert given.settled() == [(OTHER, 7), (AT, 1), (AT, 3)]
+
+
+def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None:
+    given.add(1, [given.fire("same")])
+    later = given.fire("same")
+    assert given.settled() == []
+
+    mark_told([later], "am", now=NOW)
+    assert given.settled() == [(AT, 1)]
+
+
+def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None:
+    earlier = given.fire("same")
+    given.add(1, [earlier])
+    given.add(2, [given.fire("same")])
+    mark_told([earlier], "am", now=NOW)
+
+    assert given.settled() == [(AT, 1)]
+
+
+def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given) -> None:
+    alert = given.fire("old")
+    given.add(1, [alert])
+    late = NOW._replace(monotonic_ns=2 * START_NS)
+    assert given.alerts.forget(now=late, silent_ns=1) == []
+
+    mark_told([alert], "am", now=NOW)
+    assert given.alerts.forget(now=late, silent_ns=1) == [alert]
+
+
+def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -> None:
+    alert = given.fire("one")
+    given.add(1, [alert])
+    given.owed.drop(frozenset({AT}))
+    mark_told([alert], "am", now=NOW)
+
+    assert given.settled() == []
