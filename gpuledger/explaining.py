@@ -35,9 +35,10 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
 
 def _split_path(message: str) -> tuple[str, str | None]:
     """Take msgspec's message apart: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
-    what, found, path = message.partition(" - at `$")
+    what, found, path = message.partition(" - at `")
     if found:
-        return what, path.rstrip("`").lstrip(".")
+        # A key of a mapping is `key` in `$.labels`: the mapping is what can be named.
+        return what, path.removeprefix("key` in `").removeprefix("$").rstrip("`").lstrip(".")
     return what, "" if what.startswith(("Object missing", "Expected `object`")) else None
 
 
