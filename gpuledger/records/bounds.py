@@ -50,10 +50,9 @@ PerformanceState = Annotated[int, msgspec.Meta(ge=0, le=MAX_PERFORMANCE_STATE)]
 # and anybody may write one. Lengths of text are in characters. What nodes and pods really have is
 # far below; what is made here is cut to it and counted (`gpuledger.records.fitting`).
 
-MAX_ID_LENGTH: Final = 512
+MAX_ID_LENGTH: Final = 256
 """UUIDs have 36 characters, NVML's buffers for them 96 (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`), ids of
-containers 64; the longest are names of claimed devices, `driver/pool/device`, with 63, 253 and 63.
-"""
+containers 64; device plugins put a replica's number behind a UUID, others the name of a GPU."""
 MAX_WORD_LENGTH: Final = 256
 """Names of products and versions have 96 in NVML's buffers (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`)."""
 MAX_SENTENCE_LENGTH: Final = 2_000

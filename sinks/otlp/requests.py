@@ -32,7 +32,8 @@ from sinks.remote_write.values import Group, Values, values_of
 Names = tuple[tuple[str, str], ...]
 _SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
 _MOST_KNOWN: Final = 16_384
-"""How many groups are remembered, at some 2 KB each; what is forgotten is made again."""
+"""How many groups are remembered, at some 2 KB each, and 5 KB at most, as names and ids are bounded
+(`gpuledger.records.bounds`): 80 MB. What is forgotten is made again."""
 
 
 class Requests:
