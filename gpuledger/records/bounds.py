@@ -81,8 +81,9 @@ MAX_CONTAINERS: Final = 4_096
 eight containers of each."""
 MAX_ALLOCATIONS: Final = 4_096
 """Devices given out on a node: 16 GPUs shared in time by 256, or 14 GPUs of 288 GiB by GiB."""
-MAX_ENDED_PROCESSES: Final = 4_096
-"""Ends in one tick; the driver keeps accounts of 4,000 processes of a GPU, the agent as many."""
+MAX_ENDED_PROCESSES: Final = 2_048
+"""Ends in one tick, half a message; the driver's own buffer holds accounts of 4,000 processes of a
+GPU, over hours. The agent keeps no more until they are told."""
 MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + 4
 """On one GPU: one for each container with processes, one for each that holds it unused, and one
 each for the host, what is unattributed, and what is idle and held by nobody; one more in reserve.
