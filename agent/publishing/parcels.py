@@ -87,4 +87,4 @@ def _tell_cut(cut: Cut) -> None:
     for name, count in cut.items():
         VALUES_CUT.labels(field=name).inc(count)
         if told := _repeats.count(name, more=count):
-            _log.warning("values_cut", field=name, count=told)
+            _log.warning("values_shortened", field=name, count=told)
