@@ -31,6 +31,7 @@ from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.turns import LargeTurns
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
@@ -98,6 +99,7 @@ class RepublishingSink:
         self._writers = writers
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
+        self._turns = LargeTurns()
         self._backoff = Backoff()
         self._partitions = 0
         self._undelivered: dict[TopicPartition, int] = {}
@@ -179,6 +181,11 @@ class RepublishingSink:
             ) from error
 
     async def _deliver(self, batch: Batch, desk: Desk) -> Exception | None:
+        """Deliver a batch, in its turn where it is large."""
+        async with self._turns.take(batch):
+            return await self._deliver_parts(batch, desk)
+
+    async def _deliver_parts(self, batch: Batch, desk: Desk) -> Exception | None:
         """Deliver a batch, in as many transactions as it takes for none to be too large."""
         for made in self._parts(batch, desk):
             if batch.partition.partition not in self._writers:

@@ -32,6 +32,7 @@ from sinks.remote_write.requests import Request, Tick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
 from sinks.timelines import Place, Timelines
+from sinks.turns import LargeTurns
 
 GROUP: Final = "gpuledger-remote-write"
 NAME: Final = "remote_write"
@@ -90,6 +91,7 @@ class RemoteWriteSink:
         self._timelines: dict[TopicPartition, Timelines] = {}
         self._repeated_before: dict[TopicPartition, int] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._turns = LargeTurns()
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Begin without any series: who held these before us has not told us his."""
@@ -110,7 +112,7 @@ class RemoteWriteSink:
         """Send what was polled; partitions go side by side, each in its order."""
         async with asyncio.TaskGroup() as group:
             for batch in batches:
-                self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
+                self._sending[batch.partition] = group.create_task(self._send_in_turn(batch, desk))
         await self._end_silent(desk)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
@@ -129,6 +131,10 @@ class RemoteWriteSink:
     def _forget_series(self, partition: TopicPartition) -> None:
         if (series := self._series.pop(partition, None)) is not None:
             series.clear()
+
+    async def _send_in_turn(self, batch: Batch, desk: Desk) -> None:
+        async with self._turns.take(batch):
+            await self._send_all(batch, desk)
 
     async def _send_all(self, batch: Batch, desk: Desk) -> None:
         partition = batch.partition
