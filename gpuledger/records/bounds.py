@@ -90,7 +90,9 @@ each for the host, what is unattributed, and what is idle and held by nobody; on
 """
 MAX_EVENT_PODS: Final = MAX_CONTAINERS
 """Each of them has a container in the event."""
-MAX_INCIDENT_PODS: Final = MAX_PROCESSES + MAX_ALLOCATIONS
+MAX_INCIDENT_PROCESSES: Final = MAX_CONTAINERS
+"""Processes on one GPU, each of which may be in a container of its own."""
+MAX_INCIDENT_PODS: Final = MAX_INCIDENT_PROCESSES + MAX_ALLOCATIONS
 """Each of them has a process or an allocation in the incident."""
 MAX_POD_CONTAINERS: Final = 1_024
 """Containers of one pod: its object has 1.5 MB at most in etcd, which is more than a kilobyte for

@@ -11,7 +11,7 @@ from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, reco
 from gpuledger.records.bounds import (
     MAX_ALLOCATIONS,
     MAX_INCIDENT_PODS,
-    MAX_PROCESSES,
+    MAX_INCIDENT_PROCESSES,
     Id,
     Sentence,
     Word,
@@ -103,7 +103,7 @@ class Incident:
     """NVIDIA's immediate action, such as `RESET_GPU`."""
     message: Sentence
     """One sentence for people."""
-    processes: Annotated[list[IncidentProcess], at_most(MAX_PROCESSES)]
+    processes: Annotated[list[IncidentProcess], at_most(MAX_INCIDENT_PROCESSES)]
     """The processes on the GPU at that time."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)] | None = None
     """What the kubelet had given to whom of that GPU, or of that instance; absent where nobody held

@@ -26,6 +26,7 @@ from gpuledger.records.bounds import (
     MAX_ENDED_PROCESSES,
     MAX_GPUS,
     MAX_ID_LENGTH,
+    MAX_INCIDENT_PROCESSES,
     MAX_PROCESSES,
     MAX_SENTENCE_LENGTH,
     MAX_WORD_LENGTH,
@@ -184,7 +185,7 @@ def test_the_event_of_any_tick_that_is_decoded_is_decoded(
         assert 0 <= event.time_ns - line.time_ns <= 25 * 3600 * SECOND_NS
 
 
-@pytest.mark.parametrize("processes", [1_000, MAX_PROCESSES // 4])
+@pytest.mark.parametrize("processes", [1_000, MAX_INCIDENT_PROCESSES])
 @pytest.mark.parametrize("allocations", [0, 1_000])
 def test_what_an_incident_comes_to_is_one_that_sinks_decode(
     processes: int, allocations: int
@@ -198,6 +199,20 @@ def test_what_an_incident_comes_to_is_one_that_sinks_decode(
     (made,) = taken(told, lambda stage: stage.take_incidents([incident_record(told)]))
 
     assert len(ATTRIBUTED.decode(made.value).pods) == processes + allocations
+
+
+def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode() -> None:
+    told = incident(
+        processes=[
+            IncidentProcess(pid=one, pod_uid="u", container_id=f"{one}")
+            for one in range(MAX_INCIDENT_PROCESSES)
+        ]
+    )
+
+    (made,) = taken(told, lambda stage: stage.take_incidents([incident_record(told)]))
+
+    (pod,) = ATTRIBUTED.decode(made.value).pods
+    assert len(pod.container_ids) == MAX_INCIDENT_PROCESSES
 
 
 def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
