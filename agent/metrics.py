@@ -120,6 +120,12 @@ MESSAGES_OF_THE_FUTURE: Final = Counter(
 MESSAGES_TOO_LARGE: Final = Counter(
     "gpuledger_agent_messages_too_large", "Records that no broker would take, left out."
 )
+VALUES_CUT: Final = Counter(
+    "gpuledger_agent_values_cut",
+    "Texts that were cut to the length that a record may carry, and rows of lists that were longer,"
+    " left out, by field, such as `NodeSample.processes`.",
+    ["field"],
+)
 KUBELET_ANSWERS: Final = Counter(
     "gpuledger_agent_kubelet_answers", "Times that the kubelet said which container holds what."
 )

@@ -105,8 +105,16 @@ class DeadLetterOffice:
         self.buried = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
-        """Give each record with its value; what does not decode is put aside and left out."""
+        """Give each record with its value; what does not decode is put aside and left out.
+
+        So is, undecoded, what is larger than a message may be: a batch that was made by hand may
+        hold one record of all the bytes that are unpacked of it.
+        """
         for record in records:
+            if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
+                detail = f"{record.topic}: {size} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+                self.bury(record, reason="too_large", detail=detail)
+                continue
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:

@@ -53,9 +53,10 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
 
 def _split_path(message: str) -> tuple[str, str | None]:
     """Take msgspec's message apart: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
-    what, found, path = message.partition(" - at `$")
+    what, found, path = message.partition(" - at `")
     if found:
-        return what, path.rstrip("`").lstrip(".")
+        # A key of a mapping is `key` in `$.labels`: the mapping is what can be named.
+        return what, path.removeprefix("key` in `").removeprefix("$").rstrip("`").lstrip(".")
     return what, "" if what.startswith(("Object missing", "Expected `object`")) else None
 
 

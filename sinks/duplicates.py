@@ -11,8 +11,8 @@ from typing import Final
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
+from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
-from sinks.recent import Recent
 
 _MAX_BOOTS: Final = 5
 """As many boots of a node as the join remembers: a spool may bring ticks of earlier ones late."""

@@ -45,10 +45,15 @@ ORPHANS_REMOVED_TOTAL: Final = Counter(
     "gpuledger_sink_orphan_files_removed",
     "Files of the store that no commit names and that were removed: what killed writers left.",
 )
+SERIES_FORGOTTEN_TOTAL: Final = Counter(
+    "gpuledger_sink_nodes_forgotten",
+    "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
+    " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
+)
 DROP_REASONS: Final = {
-    "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected"),
-    "alerts": ("duplicate", "rejected", "superseded", "too_many", "too_old"),
-    "store": ("duplicate", "invalid"),
+    "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected", "too_large"),
+    "alerts": ("duplicate", "rejected", "superseded", "too_large", "too_many", "too_old"),
+    "store": ("duplicate", "invalid", "too_large"),
     "rows": ("duplicate", "future", "invalid", "too_large"),
     "otlp": ("duplicate", "future", "invalid", "too_large"),
 }

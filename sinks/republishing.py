@@ -1,13 +1,14 @@
 """Write something of every event to another topic of Kafka, exactly once.
 
-Here lives the shell of the sinks that do so. Each poll becomes one transaction a partition: what
-was made of the events, the dead letters, and the offset up to which they were read. The offsets are
-in no other commit. What is made of an event is the kind's business.
+Here lives the shell of the sinks that do so. Each poll becomes one transaction a partition, or a
+few where much is made of it: what was made of the events, the dead letters, and the offset up to
+which they were read. The offsets are in no other commit. What is made of an event is the kind's
+business.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpuledger.bus.limits import refuse_too_large
@@ -30,11 +31,15 @@ from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.turns import LargeTurns
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
 _FINISH_SECONDS: Final = 2.5
 """How long a commit that is under way may go on when its partition is given up."""
+MAX_TRANSACTION_BYTES: Final = 16 * 2**20
+"""Bytes of what was made of events beyond which no more is made before it is written; one event of
+a message's size comes to 60 MB of rows at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,7 @@ class RepublishingSink:
         self._writers = writers
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
+        self._turns = LargeTurns()
         self._backoff = Backoff()
         self._partitions = 0
         self._undelivered: dict[TopicPartition, int] = {}
@@ -175,18 +181,32 @@ class RepublishingSink:
             ) from error
 
     async def _deliver(self, batch: Batch, desk: Desk) -> Exception | None:
-        partition = batch.partition
-        if partition.partition not in self._writers:
-            desk.office.drop(partition.partition)  # given up meanwhile: the next owner's to say
-            return None
-        messages = self._messages(batch, desk)
+        """Deliver a batch, in its turn where it is large."""
+        async with self._turns.take(batch):
+            return await self._deliver_parts(batch, desk)
+
+    async def _deliver_parts(self, batch: Batch, desk: Desk) -> Exception | None:
+        """Deliver a batch, in as many transactions as it takes for none to be too large."""
+        for made in self._parts(batch, desk):
+            if batch.partition.partition not in self._writers:
+                # Given up meanwhile: the next owner's to say.
+                desk.office.drop(batch.partition.partition)
+                return None
+            if (error := await self._deliver_part(batch.partition, made, desk)) is not None:
+                return error
+        return None
+
+    async def _deliver_part(
+        self, partition: TopicPartition, made: "_Part", desk: Desk
+    ) -> Exception | None:
+        messages = made.messages
         place = TopicPartition(self._how.topic, partition.partition % self._partitions)
         drained = desk.office.drain(partition.partition)
         try:
             await self._writers.commit(
                 partition.partition,
                 {place: messages, **drained.messages},
-                offsets={partition: batch.next_offset},
+                offsets={partition: made.next_offset},
             )
         except (FencedError, BusError) as error:
             if partition.partition not in self._writers:
@@ -195,27 +215,33 @@ class RepublishingSink:
             # One that was shut out has nothing to deliver: another one has it.
             if isinstance(error, FencedError):
                 return error
-            self._undelivered[partition] = batch.next_offset
+            self._undelivered[partition] = made.next_offset
             return drained.explain(error)
         desk.office.acknowledge(drained)
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
-        newest_ns = batch.items[-1][1].time_ns if batch.items else None
-        desk.acknowledge(partition, batch.next_offset, time_ns=newest_ns, is_committed=True)
+        desk.acknowledge(partition, made.next_offset, time_ns=made.newest_ns, is_committed=True)
         return None
 
-    def _messages(self, batch: Batch, desk: Desk) -> list[Message]:
+    def _parts(self, batch: Batch, desk: Desk) -> Iterator["_Part"]:
+        """Yield what is made of a batch, cut where it is more than is held at once."""
         newest_ns = self._clock.time_ns() + round(self._how.newest_ahead_seconds * 1e9)
-        messages: list[Message] = []
+        part = _Part()
         for record, event in batch.items:
+            if part.size_bytes >= MAX_TRANSACTION_BYTES:
+                part.next_offset = record.offset
+                yield part
+                part = _Part()
+            part.newest_ns = event.time_ns
             if not self._seen.is_new(batch.partition, event):
                 count_dropped(self.name, "duplicate")
                 continue
             try:
-                messages += self._made_of(event, newest_ns)
+                part.add(self._made_of(event, newest_ns))
             except _UnfitError as error:
                 desk.office.bury(record, reason=error.reason, detail=str(error))
-        return messages
+        part.next_offset = batch.next_offset
+        yield part
 
     def _made_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
         if event.time_ns > newest_ns:
@@ -244,6 +270,21 @@ class RepublishingSink:
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
+
+
+@dataclass
+class _Part:
+    """What goes into one transaction."""
+
+    messages: list[Message] = field(default_factory=list)
+    size_bytes: int = 0
+    next_offset: int = 0
+    newest_ns: int | None = None
+    """Time of the last event in it."""
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+        self.size_bytes += sum(len(each.value or b"") for each in messages)
 
 
 class _UnfitError(Exception):

@@ -14,9 +14,9 @@ lives. So it is the one thing here that a replay of the same events may decide o
 from enum import Enum
 from typing import Final, NamedTuple
 
+from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent
 from sinks.duplicates import SeenBoots
-from sinks.recent import Recent
 
 _NS_PER_MS: Final = 1_000_000
 _OVER_AFTER_NS: Final = 60 * 10**9

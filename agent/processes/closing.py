@@ -15,11 +15,12 @@ from agent.processes.entries import Containers
 from agent.processes.lives import Closed
 from agent.processes.past import WINDOW_SECONDS, Covered, GpuPast, Stay, by_gpu
 from gpuledger.records import GpuProcess, GpuReading, ProcessEnd
+from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 
 _NS: Final = 1_000_000_000
 # The driver tells of whole sampling windows, so a process shows in ticks up to a window around it.
 _WINDOW_NS: Final = 166_667_000
-_MOST_WAITING: Final = 4096
+_MOST_WAITING: Final = MAX_ENDED_PROCESSES
 
 
 @dataclass(kw_only=True)

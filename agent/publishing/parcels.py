@@ -6,13 +6,21 @@ through one line, in the order in which they were put; no queue and no broker he
 
 from typing import Final, Protocol
 
+import msgspec
+import structlog
+
+from agent.metrics import VALUES_CUT
 from agent.sampling import Tick
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Inventory
+from gpuledger.records.fitting import Cut, fit
+from gpuledger.service.repeats import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
 _NS_PER_MS: Final = 1_000_000
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 Parcel = tuple[tuple[str, Message], ...]
 """Messages that belong together, each with its topic; as bytes they take a fraction of the memory
@@ -58,5 +66,25 @@ def size_bytes(parcel: Parcel) -> int:
 
 def _message(record: _NodeRecord) -> Message:
     return Message(
-        key=record.node.encode(), value=encode(record), timestamp_ms=record.time_ns // _NS_PER_MS
+        key=record.node.encode(), value=_value(record), timestamp_ms=record.time_ns // _NS_PER_MS
     )
+
+
+def _value(record: _NodeRecord) -> bytes:
+    """Encode a record; what is longer than it may be, by whatever the node was told, is cut.
+
+    Raises `msgspec.ValidationError` where a number is none that its field may have.
+    """
+    try:
+        return encode(record)
+    except msgspec.ValidationError:
+        fitted, cut = fit(record)
+        _tell_cut(cut)
+        return encode(fitted)
+
+
+def _tell_cut(cut: Cut) -> None:
+    for name, count in cut.items():
+        VALUES_CUT.labels(field=name).inc(count)
+        if told := _repeats.count(name, more=count):
+            _log.warning("values_shortened", field=name, count=told)

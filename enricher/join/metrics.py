@@ -68,10 +68,13 @@ SETTLED_SECONDS_TOTAL: Final = Counter(
     "Time in which GPUs were busy and ticks saw nobody there, booked after its end on the process"
     " whose it was, by the driver's accounting.",
 )
+OTHER_KIND: Final = "other"
 INCIDENTS_TOTAL: Final = Counter(
-    "gpuledger_join_incidents", "Incidents attributed, by kind, such as `xid`.", ["kind"]
+    "gpuledger_join_incidents",
+    "Incidents attributed, by kind, such as `xid`; `other` where this version does not know it.",
+    ["kind"],
 )
-count_from_zero(INCIDENTS_TOTAL, kind=INCIDENT_KINDS)
+count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
     "Calls that Kafka did not answer, made again: polls, publications, commits.",

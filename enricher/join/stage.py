@@ -41,6 +41,7 @@ from gpuledger.records import (
     PodRecord,
     ProcessRecord,
 )
+from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
@@ -227,7 +228,8 @@ class JoinStage:
         return False
 
     def _attribute(self, incident: Incident) -> AttributedIncident:
-        metrics.INCIDENTS_TOTAL.labels(kind=incident.kind).inc()
+        kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
+        metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
         identities = map(identity_of, incident.processes)
         foreign = find_foreign(identities, self.pods, node=incident.node)
         self._audit.see_foreign(incident.node, foreign.values())

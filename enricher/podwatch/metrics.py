@@ -63,8 +63,9 @@ PUBLISH_FAILURES: Final = Counter(
 )
 CUT: Final = Counter(
     "gpuledger_podwatch_pods_cut",
-    "Records of pods that were too large for a message, and were published without labels,"
-    " annotations, containers and requests.",
+    "Records of pods of which something was cut: a name or a list that is longer than a record may"
+    " carry, or, where it was too large for a message, labels, annotations, containers and"
+    " requests.",
 )
 UNPUBLISHED: Final = Gauge(
     "gpuledger_podwatch_unpublished_pods", "Pods whose newest state Kafka has not acknowledged."

@@ -12,22 +12,25 @@ import structlog
 from enricher.podwatch import metrics
 from enricher.podwatch.known import PodBus
 from enricher.podwatch.table import Pending, PodTable
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
 from gpuledger.clock import Clock
-from gpuledger.errors import BusError
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
+from gpuledger.records.fitting import fit
 from gpuledger.service.backoff import Backoff
 from gpuledger.service.readiness import Check
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import PODS, partition_of_node
-from gpuledger.twins import encode_twin
+from gpuledger.twins import encode_twin, twin_of
 
 _NS_PER_MS: Final = 1_000_000
 _NS: Final = 1_000_000_000
 LOOK_SECONDS: Final = 10.0
 """How often the topic is looked at: whether it is there, and still the one that was published to.
 """
+_decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 Fence = Callable[[], None]
@@ -157,11 +160,23 @@ class Publisher:
 
 
 def _message(one: Pending) -> Message:
-    key, value = one.uid.encode(), encode_twin(one.pod) if one.pod else None
-    if one.pod is not None and size_bytes(key, value) > MAX_MESSAGE_BYTES:
-        _tell_cut(one.pod, size_bytes(key, value))
-        value = encode_twin(_without_lists(one.pod))
+    key, value = one.uid.encode(), _value(one.pod) if one.pod else None
     return Message(key=key, value=value, timestamp_ms=one.seen_time_ns // _NS_PER_MS)
+
+
+def _value(pod: PodRecord) -> bytes:
+    """Encode a pod; what nobody would decode, or take as one message, is cut."""
+    value = encode_twin(pod)
+    try:
+        _decode(value)
+    except UndecodableError as error:
+        _tell_cut(pod, str(error))
+        pod, _ = fit(pod)
+        value = encode_twin(pod)
+    if (size := len(pod.uid.encode()) + len(value)) > MAX_MESSAGE_BYTES:
+        _tell_cut(pod, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
+        value = encode_twin(_without_lists(pod))
+    return value
 
 
 def _without_lists(pod: PodRecord) -> PodRecord:
@@ -175,12 +190,12 @@ def _without_lists(pod: PodRecord) -> PodRecord:
     return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))
 
 
-def _tell_cut(pod: PodRecord, size: int) -> None:
+def _tell_cut(pod: PodRecord, detail: str) -> None:
     metrics.CUT.inc()
     if count := _repeats.count("pod"):
         _log.warning(
             "pod_shortened",
             pods=f"{pod.namespace}/{pod.name}",
-            detail=f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed",
+            detail=detail,
             count=count,
         )

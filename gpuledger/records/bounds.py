@@ -62,3 +62,89 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 GpuSeconds = Annotated[float, msgspec.Meta(ge=0, le=1024 * MAX_SECONDS)]
 BytesPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_BYTES_PER_SECOND)]
 PerformanceState = Annotated[int, msgspec.Meta(ge=0, le=MAX_PERFORMANCE_STATE)]
+
+# How long texts and lists may be: one tick costs whoever reads it time and memory by what it holds,
+# and anybody may write one. Lengths of text are in characters. What nodes and pods really have is
+# far below; what is made here is cut to it and counted (`gpuledger.records.fitting`).
+
+MAX_ID_LENGTH: Final = 256
+"""UUIDs have 36 characters, NVML's buffers for them 96 (`NVML_DEVICE_UUID_V2_BUFFER_SIZE`), ids of
+containers 64; device plugins put a replica's number behind a UUID, others the name of a GPU."""
+MAX_WORD_LENGTH: Final = 256
+"""Names of products and versions have 96 in NVML's buffers (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`)."""
+MAX_SENTENCE_LENGTH: Final = 2_000
+"""A line of the kernel's log has 1,024 (`LOG_LINE_MAX`)."""
+MAX_PATH_LENGTH: Final = 4_096
+"""Linux's `PATH_MAX`."""
+MAX_LABEL_LENGTH: Final = 63
+"""Kubernetes: a DNS-1123 label, as namespaces and containers have, and a label's value."""
+MAX_SUBDOMAIN_LENGTH: Final = 253
+"""Kubernetes: a DNS-1123 subdomain, as pods, workloads and nodes have for names."""
+MAX_QUALIFIED_LENGTH: Final = MAX_SUBDOMAIN_LENGTH + 1 + MAX_LABEL_LENGTH
+"""Kubernetes: `prefix/name` of labels, annotations and resources, and `namespace/name`."""
+MAX_ANNOTATION_LENGTH: Final = 2**18
+"""Kubernetes' limit on all annotations of an object together (`TotalAnnotationSizeLimitB`)."""
+MAX_BASE64_LENGTH: Final = 2**20
+"""More than a message has."""
+
+MAX_GPUS: Final = 256
+"""GPUs and MIG instances of a node: 32 GPUs, the most that boards of PCIe switches carry, and seven
+instances of each, as many as MIG makes. How a GPU is shared in time makes no more of them."""
+MAX_PROCESSES: Final = 16_384
+"""Processes on a node's GPUs, one for each GPU that a process uses; MPS serves 60 on a GPU, and
+where a GPU is shared in time there are as many as the memory holds, a few hundred MB each."""
+MAX_CONTAINERS: Final = 4_096
+"""A node runs 110 pods unless told otherwise, and 500 where a provider allows the most; more than
+eight containers of each."""
+MAX_ALLOCATIONS: Final = 4_096
+"""Devices given out on a node: 16 GPUs shared in time by 256, or 14 GPUs of 288 GiB by GiB."""
+MAX_ENDED_PROCESSES: Final = 2_048
+"""Ends in one tick, half a message; the driver's own buffer holds accounts of 4,000 processes of a
+GPU, over hours. The agent keeps no more until they are told."""
+MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + 4
+"""On one GPU: one for each container with processes, one for each that holds it unused, and one
+each for the host, what is unattributed, and what is idle and held by nobody; one more in reserve.
+"""
+MAX_EVENT_PODS: Final = MAX_CONTAINERS
+"""Each of them has a container in the event."""
+MAX_INCIDENT_PROCESSES: Final = MAX_CONTAINERS
+"""Processes on one GPU, each of which may be in a container of its own."""
+MAX_INCIDENT_PODS: Final = MAX_INCIDENT_PROCESSES + MAX_ALLOCATIONS
+"""Each of them has a process or an allocation in the incident."""
+MAX_POD_CONTAINERS: Final = 1_024
+"""Containers of one pod: its object has 1.5 MB at most in etcd, which is more than a kilobyte for
+each."""
+MAX_LABELS: Final = 256
+"""Labels or annotations of one pod, of those that are asked for."""
+MAX_RESOURCES: Final = 256
+"""Kinds of GPU resources that a pod asks for: a plugin names some for each MIG profile."""
+MAX_CAPABILITIES: Final = 4_096
+"""Questions that a driver is put: NVML has 400 functions, and fields with numbers below 300."""
+MAX_COUNTERS: Final = 1_024
+"""Counters of a GPU that can begin again, those of each link included."""
+MAX_LINKS: Final = 256
+"""NVLinks of a GPU, of which Blackwell has 18, and its decoders, of which it has 8."""
+MAX_BOOTS: Final = 64
+"""Boots of a node that are remembered, which are a few."""
+
+Id = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
+Word = Annotated[str, msgspec.Meta(max_length=MAX_WORD_LENGTH)]
+Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE_LENGTH)]
+Path = Annotated[str, msgspec.Meta(max_length=MAX_PATH_LENGTH)]
+Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL_LENGTH)]
+Subdomain = Annotated[str, msgspec.Meta(max_length=MAX_SUBDOMAIN_LENGTH)]
+QualifiedName = Annotated[str, msgspec.Meta(max_length=MAX_QUALIFIED_LENGTH)]
+Base64 = Annotated[str, msgspec.Meta(max_length=MAX_BASE64_LENGTH)]
+Labels = Annotated[dict[QualifiedName, Label], msgspec.Meta(max_length=MAX_LABELS)]
+Annotations = Annotated[
+    dict[
+        QualifiedName,
+        Annotated[str, msgspec.Meta(max_length=MAX_ANNOTATION_LENGTH)],
+    ],
+    msgspec.Meta(max_length=MAX_LABELS),
+]
+
+
+def at_most(length: int) -> msgspec.Meta:
+    """Return the limit of a list or a mapping of so many at most."""
+    return msgspec.Meta(max_length=length)

@@ -4,29 +4,34 @@ Here lives the record of `gpuledger.dead-letters.v1`.
 """
 
 from gpuledger.records.base import Natural, record
+from gpuledger.records.bounds import (
+    Base64,
+    Sentence,
+    Word,
+)
 
 
 @record
 class DeadLetter:
     """A record that a consumer could not use, kept so that it can be looked at and sent again."""
 
-    topic: str
+    topic: Word
     """The topic from which it was read."""
     partition: Natural
     """Its partition there."""
     offset: Natural
     """Its offset there; of several records the first one's."""
-    consumer: str
+    consumer: Sentence
     """The consumer group that could not use it."""
-    reason: str
+    reason: Word
     """Why, as one word: `undecodable`, `unreadable`, `invalid`, …"""
-    detail: str
+    detail: Sentence
     """Why, as a sentence that names field and value."""
     time_ns: Natural
     """When it was put aside, nanoseconds since the epoch."""
-    key_base64: str | None = None
+    key_base64: Base64 | None = None
     """The record's key; absent where it had none."""
-    value_base64: str | None = None
+    value_base64: Base64 | None = None
     """The record's bytes, unchanged; absent where it had none."""
     last_offset: Natural | None = None
     """The last one's offset, where the letter stands for all records of a batch that cannot be

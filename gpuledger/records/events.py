@@ -6,9 +6,25 @@ follows from an entry and its reading is not written again: who worked how much 
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, array_record, record
-from gpuledger.records.bounds import BoottimeNs, IntervalNs
+from gpuledger.records.bounds import (
+    MAX_ALLOCATIONS,
+    MAX_CONTAINERS,
+    MAX_ENDED_PROCESSES,
+    MAX_ENTRIES,
+    MAX_EVENT_PODS,
+    MAX_GPUS,
+    BoottimeNs,
+    Id,
+    IntervalNs,
+    Label,
+    Labels,
+    Subdomain,
+    Word,
+    at_most,
+)
 from gpuledger.records.readings import GpuReading
 from gpuledger.records.samples import ContainerRef, DeviceAllocation
 
@@ -81,24 +97,24 @@ class Entry:
 class PodDescription:
     """Who a pod is, by the version of it in force at that time, as far as the join had read."""
 
-    uid: str | None = None
+    uid: Id | None = None
     """The pod's UID; absent where only a container id is known."""
-    container_ids: list[str]
+    container_ids: Annotated[list[Id], at_most(MAX_CONTAINERS)]
     """The containers of the pod on which this event books."""
     state: PodState
     """`known` where a pod record that names this node has come, `foreign` where one has come that
     names another node, `pending` where none has."""
-    namespace: str | None = None
+    namespace: Label | None = None
     """Its namespace, once known."""
-    name: str | None = None
+    name: Subdomain | None = None
     """Its name, once known."""
-    owner_kind: str | None = None
+    owner_kind: Word | None = None
     """Kind of its workload, such as `Deployment`."""
-    owner_name: str | None = None
+    owner_name: Subdomain | None = None
     """Name of its workload."""
-    labels: dict[str, str] | None = None
+    labels: Labels | None = None
     """The labels that the pod watch was asked to keep."""
-    container_names: dict[str, str] | None = None
+    container_names: Annotated[dict[Id, Label], at_most(MAX_CONTAINERS)] | None = None
     """Name of each of `container_ids` that the pod's record names."""
     deleted_time_ns: Natural | None = None
     """Since when the pod is gone from the API server, where its processes outlive it."""
@@ -110,7 +126,7 @@ class GpuBooks:
 
     reading: GpuReading
     """The readings, as the node gave them."""
-    entries: list[Entry]
+    entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """The entries; for each quantity they sum to the device."""
 
 
@@ -132,7 +148,7 @@ class Settlement:
     """The last of these ticks."""
     until_time_ns: Natural
     """Where that tick's interval ends, nanoseconds since the epoch."""
-    entries: list[Entry]
+    entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """What is booked on it, and as much less on `unattributed`: busy seconds that sum to zero."""
 
 
@@ -155,16 +171,16 @@ class GpuEvent:
     had reached."""
     uncovered_seconds: float | None = None
     """Time right before the interval, and after the tick booked before, that no tick covers."""
-    gpus: list[GpuBooks]
+    gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
     """The books of each GPU that answered."""
-    containers: list[ContainerRef]
+    containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """The containers on which entries are booked, as the node gave them."""
-    pods: list[PodDescription]
+    pods: Annotated[list[PodDescription], at_most(MAX_EVENT_PODS)]
     """Who the pods are on whom the entries are booked."""
-    allocations: list[DeviceAllocation]
+    allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """What was held, beside what was used, as the node gave it."""
-    holder_uids: list[str | None] | None = None
+    holder_uids: Annotated[list[Id | None], at_most(MAX_ALLOCATIONS)] | None = None
     """Of each of `allocations` the UID of the pod that holds it: of a pod of this node with that
     namespace and name; `null` where none is known. Absent without allocations."""
-    settlements: list[Settlement] | None = None
+    settlements: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

@@ -4,13 +4,18 @@ Here live throttling, health and limits. Totals count since the driver was loade
 otherwise.
 """
 
+from typing import Annotated
+
 from gpuledger.records.base import Natural, record
 from gpuledger.records.bounds import (
+    MAX_LINKS,
     Celsius,
     FanRatio,
     MemoryBytes,
     Seconds,
     Watts,
+    Word,
+    at_most,
 )
 
 
@@ -46,7 +51,7 @@ class GpuThrottling:
 class GpuHealth:
     """Errors and wear; absent in ticks in which it was not asked."""
 
-    recovery_action: str | None = None
+    recovery_action: Word | None = None
     """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and
     newer ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
     ecc_corrected_volatile_total: Natural | None = None
@@ -99,12 +104,14 @@ class GpuHealth:
     """NVLink packets sent again."""
     nvlink_recoveries_total: Natural | None = None
     """NVLink recoveries."""
-    nvlink_link_sent_bytes_totals: dict[str, Natural] | None = None
+    nvlink_link_sent_bytes_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
     """From the GPU over each NVLink, by the link's number as the driver counts them from 0; data
     without headers. A link that the driver does not tell of is absent."""
-    nvlink_link_received_bytes_totals: dict[str, Natural] | None = None
+    nvlink_link_received_bytes_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
+        None
+    )
     """To the GPU over each NVLink, in the same way."""
-    fabric_state: str | None = None
+    fabric_state: Word | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None
     """NVML's return code of the registration with the fabric, once it is completed."""

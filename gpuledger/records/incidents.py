@@ -5,9 +5,19 @@ Here live the records of `gpuledger.incidents.v1` (by the node) and
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
-from gpuledger.records.bounds import BoottimeNs
+from gpuledger.records.bounds import (
+    MAX_ALLOCATIONS,
+    MAX_INCIDENT_PODS,
+    MAX_INCIDENT_PROCESSES,
+    BoottimeNs,
+    Id,
+    Sentence,
+    Word,
+    at_most,
+)
 from gpuledger.records.events import PodDescription
 from gpuledger.records.samples import DeviceAllocation
 
@@ -50,11 +60,11 @@ class IncidentProcess:
     """Process id in the node's own pid namespace."""
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since the node's boot."""
-    command: str | None = None
+    command: Word | None = None
     """The kernel's name of the program."""
-    container_id: str | None = None
+    container_id: Id | None = None
     """Its container's id."""
-    pod_uid: str | None = None
+    pod_uid: Id | None = None
     """Its pod's UID."""
 
 
@@ -66,14 +76,14 @@ class Incident:
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of the boot."""
-    gpu_uuid: str
+    gpu_uuid: Id
     """The GPU to which it happened."""
     time_ns: Natural
     """When it happened, nanoseconds since the epoch."""
-    kind: str
+    kind: Word
     """What happened: `xid`, `ecc_uncorrected`, `gpu_lost`, `gpu_recovered`, `driver_reloaded`,
     `driver_unbound`, `mig_changed`, …"""
-    source: str
+    source: Word
     """Who said so: `nvml` (the driver's events), `kmsg` (the kernel's log) or `agent`."""
     gpu_index: SmallNatural | None = None
     """The driver's index of the GPU when the library was opened last with it; absent where the
@@ -86,17 +96,17 @@ class Incident:
     """How loud it is."""
     xid: Natural | None = None
     """The driver's XID, on incidents of kind `xid`."""
-    mnemonic: str | None = None
+    mnemonic: Word | None = None
     """NVIDIA's name of the XID, such as `GSP_RPC_TIMEOUT`."""
-    category: str | None = None
+    category: Word | None = None
     """The class of the XID: `app`, `reset`, `hardware`, `node`, `nvlink`, `info`, …"""
-    action: str | None = None
+    action: Word | None = None
     """NVIDIA's immediate action, such as `RESET_GPU`."""
-    message: str
+    message: Sentence
     """One sentence for people."""
-    processes: list[IncidentProcess]
+    processes: Annotated[list[IncidentProcess], at_most(MAX_INCIDENT_PROCESSES)]
     """The processes on the GPU at that time."""
-    allocations: list[DeviceAllocation] | None = None
+    allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)] | None = None
     """What the kubelet had given to whom of that GPU, or of that instance; absent where nobody held
     it, or where the kubelet did not answer."""
 
@@ -107,6 +117,6 @@ class AttributedIncident:
 
     incident: Incident
     """What happened."""
-    pods: list[PodDescription]
+    pods: Annotated[list[PodDescription], at_most(MAX_INCIDENT_PODS)]
     """The pods of the incident's processes, then those that held the GPU without one. A holder of
     which no record of this node is known has neither UID nor name here, and state `pending`."""

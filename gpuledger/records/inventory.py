@@ -3,19 +3,29 @@
 Here lives the record of `gpuledger.inventory.v1`, a compacted topic keyed by node.
 """
 
+from typing import Annotated
+
 from gpuledger.records.base import BootId, Natural, NodeName, SmallNatural, record
+from gpuledger.records.bounds import (
+    MAX_CAPABILITIES,
+    MAX_GPUS,
+    Id,
+    Sentence,
+    Word,
+    at_most,
+)
 
 
 @record
 class Capability:
     """Whether a GPU's driver answers one call, found by asking it."""
 
-    call: str
+    call: Word
     """NVML's name of the function, with its argument behind a colon where one function has many
     answers, such as `nvmlDeviceGetFieldValues:82`."""
     supported: bool
     """Whether it answers."""
-    reason: str | None = None
+    reason: Sentence | None = None
     """Where it does not: the driver's error, such as `NotSupported` or `NoPermission`."""
 
 
@@ -23,13 +33,13 @@ class Capability:
 class MigInstance:
     """One MIG instance of a GPU, as its layout is now."""
 
-    uuid: str
+    uuid: Id
     """The driver's UUID of it, `MIG-…`."""
     gpu_instance: SmallNatural
     """The driver's id of the GPU instance."""
     compute_instance: SmallNatural
     """The driver's id of the compute instance."""
-    profile: str | None = None
+    profile: Word | None = None
     """Its profile, such as `1g.10gb`."""
     gpu_slices: SmallNatural | None = None
     """Compute slices of the GPU instance."""
@@ -48,33 +58,33 @@ class MigInstance:
 class GpuFacts:
     """One GPU and what is built into it or set on it."""
 
-    uuid: str
+    uuid: Id
     """Its identity."""
     index: SmallNatural
     """The driver's index of it now."""
     minor_number: SmallNatural | None = None
     """The number in its device file, `/dev/nvidia<n>`."""
-    model: str | None = None
+    model: Word | None = None
     """The product name."""
-    brand: str | None = None
+    brand: Word | None = None
     """The product line, such as `Nvidia` or `Tesla`."""
-    architecture: str | None = None
+    architecture: Word | None = None
     """Such as `hopper`."""
-    compute_capability: str | None = None
+    compute_capability: Word | None = None
     """CUDA's version of the chip, such as `9.0`."""
-    serial: str | None = None
+    serial: Word | None = None
     """The board's serial number."""
-    pci_bus_id: str | None = None
+    pci_bus_id: Word | None = None
     """Where it is plugged in, such as `00000000:1B:00.0`."""
-    vbios_version: str | None = None
+    vbios_version: Word | None = None
     """The board's firmware."""
-    inforom_image_version: str | None = None
+    inforom_image_version: Word | None = None
     """The board's store of facts and errors."""
-    inforom_oem_version: str | None = None
+    inforom_oem_version: Word | None = None
     """The OEM object in it."""
-    inforom_ecc_version: str | None = None
+    inforom_ecc_version: Word | None = None
     """The ECC object in it."""
-    inforom_power_version: str | None = None
+    inforom_power_version: Word | None = None
     """The power object in it."""
     memory_total_bytes: Natural | None = None
     """Size of the device memory."""
@@ -88,15 +98,15 @@ class GpuFacts:
     """Whether the driver keeps the GPU up without users."""
     accounting_enabled: bool | None = None
     """Whether the driver keeps accounts of processes."""
-    compute_mode: str | None = None
+    compute_mode: Word | None = None
     """`default`, `exclusive_process` or `prohibited`."""
     mig_enabled: bool | None = None
     """Whether it is cut into instances; absent where it cannot be."""
-    instances: list[MigInstance]
+    instances: Annotated[list[MigInstance], at_most(MAX_GPUS)]
     """Its MIG instances."""
-    nvlink_peers: dict[str, str] | None = None
+    nvlink_peers: Annotated[dict[Id, Word], at_most(MAX_GPUS)] | None = None
     """Whether NVLink reaches each other GPU of the node, by its UUID: `ok` or NVML's reason."""
-    capabilities: list[Capability]
+    capabilities: Annotated[list[Capability], at_most(MAX_CAPABILITIES)]
     """What its driver answers and what not."""
 
 
@@ -110,11 +120,11 @@ class Inventory:
     """The kernel's id of this boot."""
     time_ns: Natural
     """When it was found so, nanoseconds since the epoch."""
-    driver_version: str | None = None
+    driver_version: Word | None = None
     """The kernel driver's version."""
-    nvml_version: str | None = None
+    nvml_version: Word | None = None
     """The library's version."""
-    cuda_driver_version: str | None = None
+    cuda_driver_version: Word | None = None
     """The newest CUDA that the driver can run, such as `13.0`."""
-    gpus: list[GpuFacts]
+    gpus: Annotated[list[GpuFacts], at_most(MAX_GPUS)]
     """The GPUs that answered."""

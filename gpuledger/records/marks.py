@@ -3,7 +3,13 @@
 Here lives the record of `gpuledger.marks.v1`, a compacted topic keyed by node.
 """
 
+from typing import Annotated
+
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, record
+from gpuledger.records.bounds import (
+    MAX_BOOTS,
+    at_most,
+)
 
 
 @record
@@ -36,5 +42,5 @@ class NodeMark:
     """When the boot began at the latest, nanoseconds since the epoch: by the `seq` of booked ticks
     and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
     by it; absent, none is."""
-    boots_before: list[BootMark] | None = None
+    boots_before: Annotated[list[BootMark], at_most(MAX_BOOTS)] | None = None
     """The few boots before that one, the newest first; absent where none is known."""

@@ -3,16 +3,30 @@
 Here lives the record of `gpuledger.pods.v1`, a compacted topic keyed by the pod's UID.
 """
 
+from typing import Annotated
+
 from gpuledger.records.base import Integer, Natural, NodeName, record
+from gpuledger.records.bounds import (
+    MAX_POD_CONTAINERS,
+    MAX_RESOURCES,
+    Annotations,
+    Id,
+    Label,
+    Labels,
+    QualifiedName,
+    Subdomain,
+    Word,
+    at_most,
+)
 
 
 @record
 class PodContainer:
     """A container of a pod as its status names it."""
 
-    name: str
+    name: Label
     """The container's name in the pod."""
-    container_id: str | None = None
+    container_id: Id | None = None
     """The runtime's id without its scheme; absent until the container was started."""
     restarts: Natural
     """How often it was started again; each time under another id."""
@@ -20,7 +34,7 @@ class PodContainer:
     """When it was started, where it runs or has run."""
     ended_time_ns: Natural | None = None
     """When it ended, where it has."""
-    previous_container_id: str | None = None
+    previous_container_id: Id | None = None
     """The id that it had before it was started again, where the status still names it."""
 
 
@@ -28,35 +42,35 @@ class PodContainer:
 class PodRecord:
     """A pod that has a node, at one version of its object in the API server."""
 
-    uid: str
+    uid: Id
     """The pod's UID: its identity, also where its name is used again."""
-    namespace: str
+    namespace: Label
     """The pod's namespace."""
-    name: str
+    name: Subdomain
     """The pod's name."""
     node: NodeName
     """The node on which it runs; its record's partition is that node's."""
-    owner_kind: str | None = None
+    owner_kind: Word | None = None
     """Kind of the workload that people know it by, such as `Deployment` or `Job`."""
-    owner_name: str | None = None
+    owner_name: Subdomain | None = None
     """Name of that workload."""
-    labels: dict[str, str]
+    labels: Labels
     """The labels that the settings ask for."""
-    annotations: dict[str, str] | None = None
+    annotations: Annotations | None = None
     """The annotations that the settings ask for; absent where none of them is there."""
-    containers: list[PodContainer]
+    containers: Annotated[list[PodContainer], at_most(MAX_POD_CONTAINERS)]
     """All containers, init and ephemeral ones included."""
-    config_hash: str | None = None
+    config_hash: Id | None = None
     """A static pod's hash, by which cgroup paths call it instead of its UID."""
-    gpus_requested: dict[str, Natural]
+    gpus_requested: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]
     """GPU resources asked for, by resource name, summed over the containers."""
-    phase: str
+    phase: Word
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
-    qos_class: str | None = None
+    qos_class: Word | None = None
     """`Guaranteed`, `Burstable` or `BestEffort`."""
     priority: Integer | None = None
     """The scheduler's priority."""
-    priority_class: str | None = None
+    priority_class: Subdomain | None = None
     """Name of the class that the priority comes from."""
     created_time_ns: Natural
     """When the API server made the object, nanoseconds since the epoch."""
@@ -68,5 +82,5 @@ class PodRecord:
     """When its deletion was asked for, its grace included: `metadata.deletionTimestamp`."""
     deleted_time_ns: Natural | None = None
     """When it left the API server, as far as the pod watch could see."""
-    resource_version: str
+    resource_version: Word
     """The version of the object; of a pod that a list did not have any more, that of the list."""

@@ -4,13 +4,19 @@ Here lives the record of `gpuledger.processes.v1`. What a process used in a tick
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from gpuledger.records.base import BootId, Natural, NodeName, record
 from gpuledger.records.bounds import (
+    MAX_GPUS,
     BoottimeNs,
     GpuSeconds,
+    Id,
     MemoryBytes,
+    Path,
     Seconds,
+    Word,
+    at_most,
 )
 
 
@@ -26,7 +32,7 @@ class ProcessChange(StrEnum):
 class GpuTotals:
     """What a process used of one GPU over its whole life, by the driver's accounting."""
 
-    gpu_uuid: str
+    gpu_uuid: Id
     """The GPU."""
     busy_seconds: Seconds | None = None
     """Time in which its kernels ran."""
@@ -56,17 +62,17 @@ class ProcessRecord:
     """When the agent saw the change, nanoseconds since the epoch."""
     change: ProcessChange
     """Whether the process was first seen, changed, or ended."""
-    gpu_uuids: list[str]
+    gpu_uuids: Annotated[list[Id], at_most(MAX_GPUS)]
     """The GPUs it uses, or used last."""
-    command: str | None = None
+    command: Word | None = None
     """The kernel's name of the program (`/proc/<pid>/comm`, at most 15 characters)."""
-    cgroup_path: str | None = None
+    cgroup_path: Path | None = None
     """The line of `/proc/<pid>/cgroup` that named the container, or the first one."""
-    container_id: str | None = None
+    container_id: Id | None = None
     """The container's id as the path shows it."""
-    pod_uid: str | None = None
+    pod_uid: Id | None = None
     """The pod's UID as the path shows it."""
-    totals: list[GpuTotals] | None = None
+    totals: Annotated[list[GpuTotals], at_most(MAX_GPUS)] | None = None
     """At the end: what it used of each GPU, where the driver's accounting is on."""
     busy_seconds: GpuSeconds | None = None
     """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,

@@ -7,17 +7,24 @@ tick, health and limits every few seconds. Totals count since the driver was loa
 is named in `resets`.
 """
 
+from typing import Annotated
+
 from gpuledger.records.base import Natural, SmallNatural, array_record, record
 from gpuledger.records.bounds import (
+    MAX_COUNTERS,
+    MAX_LINKS,
     BytesPerSecond,
     Celsius,
     Hertz,
+    Id,
     Joules,
     MemoryBytes,
     PerformanceState,
     Ratio,
     TickJoules,
     Watts,
+    Word,
+    at_most,
 )
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 
@@ -62,11 +69,11 @@ class GpuProfiling:
     """From the GPU to the CPU it is built with."""
     c2c_received_bytes_per_second: BytesPerSecond | None = None
     """To the GPU from the CPU it is built with."""
-    nvdec_active_ratios: list[Ratio] | None = None
+    nvdec_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
     """Share of time in which each video decoder was busy, by its number."""
-    nvjpg_active_ratios: list[Ratio] | None = None
+    nvjpg_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
     """The same of the JPEG decoders."""
-    nvofa_active_ratios: list[Ratio] | None = None
+    nvofa_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
     """The same of the optical flow engines."""
 
 
@@ -88,19 +95,19 @@ class GpuTraffic:
 class GpuReading:
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 
-    uuid: str
+    uuid: Id
     """The UUID as the driver gives it, `GPU-…` or `MIG-…`: the device's identity."""
     index: SmallNatural
     """The driver's index of the GPU at this tick: a label for people, never a key."""
-    model: str | None = None
+    model: Word | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""
-    parent_uuid: str | None = None
+    parent_uuid: Id | None = None
     """On a MIG instance: the GPU's UUID."""
     gpu_instance: SmallNatural | None = None
     """On a MIG instance: the driver's id of the GPU instance."""
     compute_instance: SmallNatural | None = None
     """On a MIG instance: the driver's id of the compute instance."""
-    mig_profile: str | None = None
+    mig_profile: Word | None = None
     """On a MIG instance: its profile, such as `1g.10gb`."""
     mig_enabled: bool | None = None
     """On a GPU: true where it is cut into instances, whose rows follow it in the tick."""
@@ -140,7 +147,7 @@ class GpuReading:
 class GpuDetails:
     """What else one GPU or MIG instance read in a tick: what nothing is booked from."""
 
-    uuid: str
+    uuid: Id
     """The UUID as the driver gives it, `GPU-…` or `MIG-…`: that of the tick's `GpuReading`."""
     encoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video encoders were busy."""
@@ -162,6 +169,6 @@ class GpuDetails:
     """Errors and wear, in ticks in which they were asked."""
     limits: GpuLimits | None = None
     """Limits, in ticks in which they were asked."""
-    resets: list[str] | None = None
+    resets: Annotated[list[Word], at_most(MAX_COUNTERS)] | None = None
     """Counters that fell since the tick before, by field name: they have begun again. That of one
     link has its number behind the name, as in `nvlink_link_sent_bytes_totals.3`."""

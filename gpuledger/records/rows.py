@@ -5,6 +5,13 @@ inside anything else: names and units are those of the store's columns.
 """
 
 from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
+from gpuledger.records.bounds import (
+    Id,
+    Label,
+    Labels,
+    Subdomain,
+    Word,
+)
 from gpuledger.records.events import Account, HolderState, Method, PodState
 
 
@@ -20,38 +27,38 @@ class EntryRow:
     """The tick's number within the boot, as in the event."""
     row: Natural
     """The row's number within its event, from 0."""
-    time: str
+    time: Word
     """End of the covered interval in UTC, to the microsecond: `2026-11-21T17:04:05.250000Z`."""
     interval_seconds: float
     """Length of the covered interval; with method `accounting`, of all ticks that it settles."""
-    gpu_uuid: str
+    gpu_uuid: Id
     """The GPU's or MIG instance's UUID."""
     gpu_index: SmallNatural
     """The driver's index of the GPU at this tick: a label for people, never a key."""
-    model: str | None = None
+    model: Word | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""
     account: Account
     """The kind of account."""
     method: Method
     """How the busy seconds were found."""
-    pod_uid: str | None = None
+    pod_uid: Id | None = None
     """On a pod's account: its UID, where it is known."""
-    container_id: str | None = None
+    container_id: Id | None = None
     """On a pod's account: the container's id, where the cgroup path names it."""
     pod_state: PodState | None = None
     """On a pod's account: `known` by a pod record that names this node, `foreign` where the record
     names another node, `pending` where none has come. Names stand beside `known` alone."""
-    container: str | None = None
+    container: Label | None = None
     """Name of the container, once known."""
-    namespace: str | None = None
+    namespace: Label | None = None
     """The pod's namespace, once known."""
-    pod: str | None = None
+    pod: Subdomain | None = None
     """The pod's name, once known."""
-    owner_kind: str | None = None
+    owner_kind: Word | None = None
     """Kind of the pod's workload, such as `Deployment`."""
-    owner_name: str | None = None
+    owner_name: Subdomain | None = None
     """Name of the pod's workload."""
-    labels: dict[str, str] | None = None
+    labels: Labels | None = None
     """The pod's labels that the pod watch was asked to keep."""
     busy_seconds: float | None = None
     """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
@@ -63,13 +70,13 @@ class EntryRow:
     holder_state: HolderState | None = None
     """On `idle`: `known` where a pod of this node has the name of who held this part unused,
     `unknown` where none is known to; absent where nobody held it. Names stand beside `known`."""
-    holder_uid: str | None = None
+    holder_uid: Id | None = None
     """On `idle`: the UID of the pod that held this part unused."""
-    holder_namespace: str | None = None
+    holder_namespace: Label | None = None
     """On `idle`: the namespace of who held this part unused."""
-    holder_pod: str | None = None
+    holder_pod: Subdomain | None = None
     """On `idle`: the pod that held this part unused."""
-    holder_container: str | None = None
+    holder_container: Label | None = None
     """On `idle`: the container that held this part unused."""
     sm_active_seconds: float | None = None
     """The GPU's time with work on its multiprocessors, apportioned by busy seconds; absent on

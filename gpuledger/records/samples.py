@@ -6,6 +6,7 @@ path, names are the join's business.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from gpuledger.records.base import (
     BootId,
@@ -17,11 +18,21 @@ from gpuledger.records.base import (
     record,
 )
 from gpuledger.records.bounds import (
+    MAX_ALLOCATIONS,
+    MAX_CONTAINERS,
+    MAX_ENDED_PROCESSES,
+    MAX_GPUS,
+    MAX_PROCESSES,
     BoottimeNs,
+    Id,
     IntervalNs,
+    Label,
     MemoryBytes,
     Pid,
+    QualifiedName,
     Ratio,
+    Subdomain,
+    at_most,
 )
 from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.readings import GpuDetails, GpuReading
@@ -39,9 +50,9 @@ class ProcessKind(StrEnum):
 class ContainerRef:
     """A container as a cgroup path shows it; processes of the tick point to it."""
 
-    container_id: str | None = None
+    container_id: Id | None = None
     """The runtime's id, 64 hexadecimal digits; absent where the path shows only a pod."""
-    pod_uid: str | None = None
+    pod_uid: Id | None = None
     """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
 
 
@@ -72,23 +83,23 @@ class GpuProcess:
 class DeviceAllocation:
     """A device, or a part of one, that the kubelet has given to a container."""
 
-    gpu_uuid: str
+    gpu_uuid: Id
     """The GPU on which the device is."""
-    device_id: str
+    device_id: Id
     """The id under which the device plugin knows it, such as a UUID, a MIG id or `UUID::2`."""
-    resource_name: str
+    resource_name: QualifiedName
     """The resource under which the pod asked for it, such as `nvidia.com/gpu`."""
-    namespace: str
+    namespace: Label
     """Namespace of the pod."""
-    pod: str
+    pod: Subdomain
     """Name of the pod: the kubelet's pod-resources interface gives no UID."""
-    container: str
+    container: Label
     """Name of the container in the pod."""
     gpu_instance: SmallNatural | None = None
     """Where the device is a MIG instance: the driver's id of the GPU instance."""
-    replica: str | None = None
+    replica: Id | None = None
     """Where the device is one of several shares of a GPU or an instance: the share's name."""
-    claim: str | None = None
+    claim: QualifiedName | None = None
     """Where it was given by a resource claim: the claim, as `namespace/name`."""
 
 
@@ -108,16 +119,16 @@ class NodeSample:
     """Length of the covered interval by the monotonic clock: what the shares are shares of."""
     late: bool | None = None
     """True where the tick began more than half a tick after its time."""
-    gpus: list[GpuReading]
+    gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
     """The readings, one for each GPU that answered; behind a GPU its MIG instances."""
-    containers: list[ContainerRef]
+    containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """The containers of the tick's processes, of those that have ended too, each once."""
-    processes: list[GpuProcess]
+    processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]
     """The processes on the GPUs, one entry for each GPU that a process uses; empty where the agent
     sees another pid namespace than the driver's, as its pids would name other processes."""
-    allocations: list[DeviceAllocation]
+    allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """What the kubelet has given to whom; empty where the kubelet does not answer."""
-    ended_processes: list[ProcessEnd] | None = None
+    ended_processes: Annotated[list[ProcessEnd], at_most(MAX_ENDED_PROCESSES)] | None = None
     """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
 
 
@@ -135,5 +146,5 @@ class NodeReadings:
     """End of the interval that the tick covers, nanoseconds since the epoch."""
     interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock."""
-    gpus: list[GpuDetails]
+    gpus: Annotated[list[GpuDetails], at_most(MAX_GPUS)]
     """One for each GPU, and each MIG instance, of which there is something to say."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
 from sinks.alerts.standing import Labels, Now, StandingAlerts
-from sinks.recent import Recent
 from sinks.timelines import Place, Timelines
 
 _Key = tuple[str, str, str]
@@ -143,7 +143,7 @@ class Watch:
         """Drop alerts that are over; return how many of them were still firing.
 
         A condition that has not fired, of a GPU of which nothing comes any more, goes by the rule
-        of `sinks.recent`.
+        of `gpuledger.recent`.
         """
         self._conditions.go_on(now.monotonic_ns)
         over = self.alerts.forget(now=now, silent_ns=silent_ns)

@@ -6,6 +6,7 @@ alone, so that an event that is read again gives the same bytes.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from math import ceil
 from typing import Final
 
 from google.protobuf.json_format import MessageToJson
@@ -31,8 +32,11 @@ from sinks.remote_write.values import Group, Values, values_of
 
 Names = tuple[tuple[str, str], ...]
 _SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
+_MOST_IN_MESSAGE: Final = 2_048
+"""Groups that are encoded at once: so many have more bytes than a message, whatever their names."""
 _MOST_KNOWN: Final = 16_384
-"""How many groups are remembered, at some 2 KB each; what is forgotten is made again."""
+"""How many groups are remembered, at some 2 KB each, and 5 KB at most, as names and ids are bounded
+(`gpuledger.records.bounds`): 80 MB. What is forgotten is made again."""
 
 
 class Requests:
@@ -54,13 +58,17 @@ class Requests:
     def _cut(
         self, event: GpuEvent, groups: Sequence[tuple[Group, Values]], most_bytes: int
     ) -> list[bytes]:
-        value = self._encode(self._request(event, groups))
-        if len(value) <= most_bytes or len(groups) == 1:
-            return [value]
-        half = len(groups) // 2
+        parts = ceil(len(groups) / _MOST_IN_MESSAGE)
+        if parts <= 1:
+            value = self._encode(self._request(event, groups))
+            if len(value) <= most_bytes or len(groups) == 1:
+                return [value]
+            parts = min(len(groups), len(value) // most_bytes + 1)
+        size = ceil(len(groups) / parts)
         return [
-            *self._cut(event, groups[:half], most_bytes),
-            *self._cut(event, groups[half:], most_bytes),
+            value
+            for begin in range(0, len(groups), size)
+            for value in self._cut(event, groups[begin : begin + size], most_bytes)
         ]
 
     def _request(

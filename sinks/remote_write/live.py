@@ -9,14 +9,23 @@ is sent.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
+from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
-from sinks.recent import Recent
 from sinks.remote_write.values import Group, Values, values_of
 from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix
 
 _MS_NS: Final = 1_000_000
+MAX_SERIES_BYTES: Final = 128 * 2**20
+_GROUP_BYTES: Final = 500
+"""Bytes of a group in memory beside its labels, which are there twice, and its prefixes."""
+
+
+def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
+    """Return the bytes that the series of all partitions may take together."""
+    return Budget(max_bytes=max_bytes)
 
 
 @dataclass(slots=True)
@@ -24,6 +33,8 @@ class _Live:
     """The series of one group: a prefix for each metric, and which of them had a value last."""
 
     prefixes: tuple[bytes, ...]
+    size_bytes: int = 0
+    """What it takes of memory."""
     had: int = 0
     """Bit n is set where metric n had a value in the last tick."""
 
@@ -35,6 +46,8 @@ class _Node:
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[Group, _Live] = field(default_factory=dict)
+    size_bytes: int = 0
+    """What its groups take of memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +61,21 @@ class EncodedTick:
 
 
 class LiveSeries:
-    """The series of the nodes of one partition."""
+    """The series of the nodes of one partition; `budget` is what those of all may take."""
 
-    def __init__(self) -> None:
-        self._nodes: Recent[str, _Node] = Recent()
+    def __init__(self, *, budget: Budget | None = None) -> None:
+        self._nodes: Recent[str, _Node] = Recent(
+            budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
+        )
+
+    @property
+    def forgotten(self) -> int:
+        """How many nodes were forgotten for want of room."""
+        return self._nodes.forgotten
+
+    def clear(self) -> None:
+        """Forget all series without ending them."""
+        self._nodes.clear()
 
     def encode(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
         """Encode the samples of a node's next tick, and the ends of series.
@@ -64,13 +88,19 @@ class LiveSeries:
         node = self._node(event.node, now_ns)
         node.seen_ns = now_ns
         parts: list[bytes] = []
+        before_bytes = node.size_bytes
         for group, of_group in values.items():
             live = node.groups.get(group)
             if live is None:
-                live = node.groups[group] = _Live(prefixes=_prefixes(event.node, group))
+                live = node.groups[group] = _begin(event.node, group)
+                node.size_bytes += live.size_bytes
             _append(parts, live, of_group, suffix)
         for group in node.groups.keys() - values.keys():
-            _end(parts, node.groups.pop(group), suffix)
+            ended = node.groups.pop(group)
+            node.size_bytes -= ended.size_bytes
+            _end(parts, ended, suffix)
+        if node.size_bytes != before_bytes:
+            self._nodes.grow(node.size_bytes - before_bytes)
         return _put_together(parts, is_behind=_is_behind(node, event))
 
     def encode_past(self, event: GpuEvent, *, now_ns: int = 0) -> EncodedTick:
@@ -98,6 +128,8 @@ class LiveSeries:
                 for live in node.groups.values():
                     _end(parts, live, suffix)
                 node.groups.clear()
+                self._nodes.grow(-node.size_bytes)
+                node.size_bytes = 0
                 yield _put_together(parts)
 
     def _node(self, name: str, now_ns: int) -> _Node:
@@ -110,6 +142,14 @@ class LiveSeries:
         """Count the series that are alive."""
         groups = (live for node in self._nodes.values() for live in node.groups.values())
         return sum(live.had.bit_count() for live in groups)
+
+
+def _begin(node: str, group: Group) -> _Live:
+    prefixes = _prefixes(node, group)
+    labels_bytes = sum(map(len, group.label_values))
+    return _Live(
+        prefixes=prefixes, size_bytes=_GROUP_BYTES + labels_bytes + sum(map(len, prefixes))
+    )
 
 
 def _is_behind(node: _Node, event: GpuEvent) -> bool:

@@ -23,15 +23,16 @@ from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.errors import RejectedError
-from sinks.metrics import SENT_TOTAL, count_dropped
+from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
-from sinks.remote_write.live import EncodedTick, LiveSeries
+from sinks.remote_write.live import EncodedTick, LiveSeries, series_budget
 from sinks.remote_write.requests import Request, Tick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
 from sinks.timelines import Place, Timelines
+from sinks.turns import LargeTurns
 
 GROUP: Final = "gpuledger-remote-write"
 NAME: Final = "remote_write"
@@ -86,15 +87,18 @@ class RemoteWriteSink:
         check: Check,
     ) -> None:
         self._client, self._settings, self._clock, self._check = client, settings, clock, check
+        self._budget = series_budget(settings.max_series_bytes)
         self._series: dict[TopicPartition, LiveSeries] = {}
         self._timelines: dict[TopicPartition, Timelines] = {}
         self._repeated_before: dict[TopicPartition, int] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._turns = LargeTurns()
 
     async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
         """Begin without any series: who held these before us has not told us his."""
         for partition in partitions:
-            self._series[partition] = LiveSeries()
+            self._forget_series(partition)
+            self._series[partition] = LiveSeries(budget=self._budget)
             self._timelines[partition] = Timelines()
             self._repeated_before.pop(partition, None)
 
@@ -109,7 +113,7 @@ class RemoteWriteSink:
         """Send what was polled; partitions go side by side, each in its order."""
         async with asyncio.TaskGroup() as group:
             for batch in batches:
-                self._sending[batch.partition] = group.create_task(self._send_all(batch, desk))
+                self._sending[batch.partition] = group.create_task(self._send_in_turn(batch, desk))
         await self._end_silent(desk)
 
     async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
@@ -120,10 +124,18 @@ class RemoteWriteSink:
             for task in late:
                 task.cancel()
         for partition in partitions:
-            self._series.pop(partition, None)
+            self._forget_series(partition)
             self._timelines.pop(partition, None)
             self._repeated_before.pop(partition, None)
             self._sending.pop(partition, None)
+
+    def _forget_series(self, partition: TopicPartition) -> None:
+        if (series := self._series.pop(partition, None)) is not None:
+            series.clear()
+
+    async def _send_in_turn(self, batch: Batch, desk: Desk) -> None:
+        async with self._turns.take(batch):
+            await self._send_all(batch, desk)
 
     async def _send_all(self, batch: Batch, desk: Desk) -> None:
         partition = batch.partition
@@ -162,7 +174,8 @@ class RemoteWriteSink:
             SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
     def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
-        series = self._series.setdefault(batch.partition, LiveSeries())
+        series = self._series.setdefault(batch.partition, LiveSeries(budget=self._budget))
+        forgotten_before = series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         for record, event, place, refusal in admit(
             batch.items,
@@ -189,6 +202,7 @@ class RemoteWriteSink:
                 continue
             if encoded.samples:
                 yield Tick(node=event.node, time_ns=event.time_ns, record=record, encoded=encoded)
+        SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 
     async def _send(self, request: Request, desk: Desk) -> None:
         try:

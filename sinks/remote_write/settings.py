@@ -35,6 +35,10 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     are those of a clock that leapt ahead less than a minute before, from 10 s on."""
     silent_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
+    max_series_bytes: Count = 134_217_728
+    """How much memory the labels of the series that are alive may take: some 400 bytes a series.
+    Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
+    receiver ends what it hears no more of."""
     poll_records: Count = 500
     """The most events that one poll brings."""
 

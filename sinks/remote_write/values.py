@@ -3,7 +3,7 @@
 Here lives that transformation. Pure; nothing is remembered from one tick to the next.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpuledger.activity import Activity, split_activity
 from gpuledger.records import (
@@ -21,6 +21,11 @@ _Memory = tuple[str | None, int | str]
 """A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
 
 
+MAX_GROUPS: Final = 16_384
+"""Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
+40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
+
+
 class Group(NamedTuple):
     """The series of one thing: a family and the values of its labels."""
 
@@ -33,7 +38,7 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
 
     Entries with the same labels, as of two containers whose names are not known yet, are summed:
     a series has one sample a tick. Raises ValueError where an entry names a holder that the event
-    does not list.
+    does not list, and where there are more than `MAX_GROUPS`.
     """
     values: dict[Group, Values] = {}
     if event.uncovered_seconds is not None:
@@ -57,6 +62,8 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
                 group = _account_group(entry, gpu, holder_of(entry, event))
             found = _of_entry(entry, active, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
+        if len(values) > MAX_GROUPS:
+            raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
     return values
 
 

@@ -80,7 +80,12 @@ def _damaged(uri: str) -> str:
     return f"its log is damaged ({files}): repair it as docs/store.md says under Repair"
 
 
-def first_line_of(error: Exception) -> str:
+def is_panic(error: BaseException) -> bool:
+    """Return whether Rust has panicked: each of its libraries has a class of its own for that."""
+    return type(error).__name__ == "PanicException"
+
+
+def first_line_of(error: BaseException) -> str:
     """Return the first line of an error: what follows it is a backtrace of Rust's."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from gpuledger.addresses import shown_url
-from gpuledger.bus.protocol import Bus, Gap
+from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
@@ -147,11 +147,10 @@ class StoreSink:
                 )
             settled = self._resuming.settled(desk.consumer)
             for batch in batches:
-                if batch.partition in settled:
-                    self._collect(batch, desk)
+                if batch.partition in settled and not self._resuming.is_needed(batch.partition):
+                    await self._collect(batch, desk)
                 else:
-                    # Given up or set back meanwhile: it is read again behind what is stored.
-                    desk.office.drop(batch.partition.partition, topic=batch.partition.topic)
+                    _leave(batch, desk)
             if self._is_due():
                 await self._flush(desk)
 
@@ -173,22 +172,39 @@ class StoreSink:
     def _gaps_to_record(self, desk: Desk) -> list[Gap]:
         return self._recording.of(self._resuming.settled(desk.consumer))
 
-    def _collect(self, batch: Batch, desk: Desk) -> None:
-        pending = self._pending
+    async def _collect(self, batch: Batch, desk: Desk) -> None:
+        """Collect the rows of a batch, and write in its midst where they are too many."""
         for record, event in batch.items:
-            if not self._seen.is_new(batch.partition, event):
-                count_dropped(NAME, "duplicate")
-                continue
-            try:
-                rows = list(rows_of(event, record))
-            except ValueError as error:
-                desk.office.bury(record, reason="invalid", detail=str(error))
-            else:
-                pending.add(rows, time_ns=event.time_ns)
-        pending.read_to(batch.partition, batch.next_offset - 1, now_ns=self._clock.monotonic_ns())
+            if self._is_full():
+                await self._flush(desk)
+                if batch.partition not in self._resuming.settled(desk.consumer):
+                    _leave(batch, desk)
+                    return
+            self._take_event(batch.partition, record, event, desk)
+            self._read_to(batch.partition, record.offset)
+        self._read_to(batch.partition, batch.next_offset - 1)
+
+    def _take_event(
+        self, partition: TopicPartition, record: Record, event: GpuEvent, desk: Desk
+    ) -> None:
+        if not self._seen.is_new(partition, event):
+            count_dropped(NAME, "duplicate")
+            return
+        try:
+            rows = list(rows_of(event, record))
+        except ValueError as error:
+            desk.office.bury(record, reason="invalid", detail=str(error))
+        else:
+            self._pending.add(rows, time_ns=event.time_ns)
+
+    def _read_to(self, partition: TopicPartition, offset: int) -> None:
+        self._pending.read_to(partition, offset, now_ns=self._clock.monotonic_ns())
+
+    def _is_full(self) -> bool:
+        return self._pending.is_full(most_bytes=self._settings.flush_bytes)
 
     def _is_due(self) -> bool:
-        return self._pending.is_due(
+        return self._is_full() or self._pending.is_due(
             now_ns=self._clock.monotonic_ns(),
             after_ns=round(self._settings.flush_seconds * 1e9),
             most_rows=self._settings.flush_rows,
@@ -234,6 +250,11 @@ class StoreSink:
         # Nothing of it is written: no row tells which topic it is of.
         read, self._pending = self._pending.last_offsets, Pending()
         await self._resuming.refuse_rows(read, topic_id=topic_id)
+
+
+def _leave(batch: Batch, desk: Desk) -> None:
+    """Leave what is given up or set back meanwhile: it is read again behind what is stored."""
+    desk.office.drop(batch.partition.partition, topic=batch.partition.topic)
 
 
 def _acknowledge(pending: Pending, desk: Desk) -> None:

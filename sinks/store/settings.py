@@ -16,7 +16,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     flush_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long rows wait at most before they are written."""
     flush_rows: Annotated[int, msgspec.Meta(ge=1)] = 100_000
-    """How many rows are written at the latest: the bound on memory."""
+    """How many rows are written at the latest."""
+    flush_bytes: Annotated[int, msgspec.Meta(ge=1)] = 268_435_456
+    """How many bytes the rows take in memory when they are written at the latest, about: the bound
+    on memory. One event may be beyond it, by a few hundred megabytes where somebody makes it so."""
     generation: str = ""
     """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
     maintenance_interval_seconds: Annotated[float, msgspec.Meta(ge=0)] = 86_400.0

@@ -35,6 +35,7 @@ from sinks.store.damage import (
     explain_incomplete,
     first_line_of,
     is_complete,
+    is_panic,
 )
 
 _log = structlog.get_logger(__name__)
@@ -99,8 +100,8 @@ class StreamTable:
         transactions = [
             Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
         ]
-        data = self._shape.table_of(rows)
         with self._answering():
+            data = self._shape.table_of(rows)
             try:
                 write_deltalake(
                     table,
@@ -142,12 +143,18 @@ class StreamTable:
         """Raise ReceiverUnavailableError for what deltalake says of a storage or of damage.
 
         Whatever asks the table belongs in here: it may read the log, also where it only looks up
-        a number.
+        a number. So does what makes columns: a panic of Rust's, there or in a write, is no
+        `Exception`, and would end whoever does not wait for it.
         """
         try:
             yield
         except (DeltaError, OSError) as error:
             message = f"store {self.uri}: {explain(error, self.uri)}"
+            raise ReceiverUnavailableError(message) from error
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            message = f"store {self.uri}: the writer failed: {first_line_of(error)[:300]}"
             raise ReceiverUnavailableError(message) from error
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:

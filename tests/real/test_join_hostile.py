@@ -233,7 +233,7 @@ async def write_long_key(scene: Scene) -> Letter:
 
 
 async def write_large_incidents(scene: Scene) -> list[Letter]:
-    """One whose error quotes it, and one of which more is made than a message may hold."""
+    """One whose error quotes it, and one of more bytes than a message may hold."""
     incident = Incident(
         node=NODE,
         boot_id="a-boot",
@@ -242,11 +242,12 @@ async def write_large_incidents(scene: Scene) -> list[Letter]:
         kind="xid",
         source="kmsg",
         severity=Severity.CRITICAL,
-        message="x" * 1_500_000,
+        message="m",
         processes=[],
     )
-    large = encode(incident)
-    quoted = large.replace(b'"critical"', b'"' + b"\x7f" * 250_000 + b'"')
+    small = encode(incident)
+    large = small[:-1] + b" " * 1_500_000 + b"}"
+    quoted = small.replace(b'"critical"', b'"' + b"\x7f" * 250_000 + b'"')
     key = NODE.encode()
     at = place(INCIDENTS.name)
     first, _ = await write(scene.kafka, at, PLAIN, [Raw(key, large)])

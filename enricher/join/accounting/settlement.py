@@ -18,6 +18,9 @@ from gpuledger.records import (
 )
 from gpuledger.twins import twin_of
 
+MAX_BEHIND_NS: Final = 25 * 3_600 * 10**9
+"""How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
+and no tick covers more than a day."""
 LEAST_RATIO: Final = 0.005
 """The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
 _Settlement: Final = twin_of(Settlement)
@@ -56,16 +59,30 @@ def settled_seconds(settlements: Iterable[Settlement]) -> float:
 def _settle(end: ProcessEnd, seconds: float, sample: NodeSample) -> Settlement:
     # Looked up for its error alone: who counts rows counts on it that the GPU is there.
     _ = sample.gpus[end.gpu]
+    from_time_ns, until_time_ns = _times(end, sample)
     return _Settlement(
         gpu=end.gpu,
         pid=end.pid,
         started_boottime_ns=end.started_boottime_ns,
         from_seq=end.from_seq,
-        from_time_ns=end.from_time_ns,
+        from_time_ns=from_time_ns,
         until_seq=end.until_seq,
-        until_time_ns=end.until_time_ns,
+        until_time_ns=until_time_ns,
         entries=[_owed(end, seconds, sample.containers), _written_off(seconds)],
     )
+
+
+def _times(end: ProcessEnd, sample: NodeSample) -> tuple[int, int]:
+    """Give where the ticks begin and end in which it was used, by the clock of the tick that tells.
+
+    An end that is not within a day before its tick was stamped by a clock that has been set since,
+    or by nobody's: it is told as of the tick, as long as it was. Otherwise one tick could name as
+    many days as it has ends, of which the store makes a folder each.
+    """
+    if 0 <= sample.time_ns - end.until_time_ns <= MAX_BEHIND_NS:
+        return end.from_time_ns, end.until_time_ns
+    length_ns = max(0, end.until_time_ns - end.from_time_ns)
+    return max(0, sample.time_ns - length_ns), sample.time_ns
 
 
 def _owed(end: ProcessEnd, seconds: float, containers: Sequence[ContainerRef]) -> Entry:

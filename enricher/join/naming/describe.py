@@ -15,6 +15,7 @@ import msgspec
 
 from enricher.join.naming.holders import Holders, find_holders
 from enricher.join.naming.pods import KnownPod, PodCache
+from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -26,6 +27,12 @@ from gpuledger.records import (
 )
 from gpuledger.twins import encode_twin, twin_of
 
+MAX_SAID_BYTES: Final = 128 * 2**20
+"""What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
+pods on its GPUs, so that it is enough for 20,000 of them."""
+_CONTAINER_BYTES: Final = 250
+_ALLOCATION_BYTES: Final = 850
+"""Bytes of a container and of an allocation in memory, beside their texts."""
 _PodDescription: Final = twin_of(PodDescription)
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
@@ -61,12 +68,15 @@ class DescriptionCache:
     """Remembers what was said of a node's pods until one of them, or who is there, changes.
 
     From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
-    third of the join's work. Memory is bounded by the nodes.
+    third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
+    goes that were heard of longest ago, as of those whose names somebody makes up.
     """
 
-    def __init__(self, pods: PodCache) -> None:
+    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_SAID_BYTES) -> None:
         self._pods = pods
-        self._said: dict[str, Said] = {}
+        self._said: Recent[str, Said] = Recent(
+            budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._said)
@@ -77,7 +87,7 @@ class DescriptionCache:
 
     def forget(self, node: str) -> None:
         """Forget what was said of a node."""
-        self._said.pop(node, None)
+        self._said.pop(node)
 
     def describe(self, sample: NodeSample) -> Said:
         """Describe the pods of a tick's containers."""
@@ -118,6 +128,24 @@ class DescriptionCache:
             ],
             foreign=_each_once(foreign.values()),
         )
+
+
+def _size_bytes(said: Said) -> int:
+    """Return about how much memory it takes."""
+    texts = sum(len(one.container_id or "") + len(one.pod_uid or "") for one in said.containers)
+    texts += sum(
+        len(one.gpu_uuid)
+        + len(one.device_id)
+        + len(one.resource_name)
+        + len(one.namespace)
+        + len(one.pod)
+        + len(one.container)
+        + len(one.replica or "")
+        + len(one.claim or "")
+        for one in said.allocations
+    )
+    rows = _CONTAINER_BYTES * len(said.containers) + _ALLOCATION_BYTES * len(said.allocations)
+    return rows + 2 * texts + len(memoryview(said.pods))
 
 
 def _encoded(holders: Holders) -> msgspec.Raw | None:

@@ -30,7 +30,9 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type ann
     return _plain(hint)
 
 
-def _bounded(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+def _bounded(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any type annotation
+    if get_origin(kind) in (list, dict):
+        return _values(kind)
     if kind is float:
         return st.floats(min_value=cast("float", limits.ge), max_value=cast("float", limits.le))
     if kind is int:

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, refuse_too_large
 from gpuledger.bus.protocol import (
     Message,
     Record,
@@ -420,6 +420,23 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
     (letter,) = letters(producer)
     assert letter.detail.startswith(detail[:1000])
     assert (letter.value_base64 is None) == (letter.key_base64 is None)
+
+
+async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_next_is_read() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    huge = GOOD[:-1] + b" " * MAX_MESSAGE_BYTES + b"]"
+    DECODER.decode(huge)
+
+    decoded = list(deadly.decode(DECODER, [record(huge), record(GOOD, offset=1)]))
+    await deadly.flush()
+
+    assert [read.offset for read, _ in decoded] == [1]
+    (letter,) = letters(producer)
+    assert (letter.offset, letter.reason, letter.value_base64) == (0, "too_large", None)
+    assert letter.detail.startswith(
+        f"a.topic: {len(huge) + len(b'a-key')} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+    )
 
 
 async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
 from sinks.alerts.engine import Watch
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import Now
 from sinks.duplicates import SeenTicks
-from sinks.recent import Recent
 from sinks.remote_write.live import LiveSeries
 from sinks.timelines import Timelines
 from tests.unit.sinks.given import START_NS, HandClock, entry, event, place_of

@@ -18,7 +18,7 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.service import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
-from sinks.republishing import Republishing, run_republishing
+from sinks.republishing import MAX_TRANSACTION_BYTES, Republishing, run_republishing
 from tests.unit.sinks.given import (
     BUS_TOPICS,
     NODE,
@@ -424,3 +424,19 @@ async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:
         await eventually(lambda: clock.slept)
 
     assert clock.slept == [0.25]
+
+
+async def test_what_is_much_is_written_in_several_transactions_each_with_its_offset() -> None:
+    """Nothing is held of what comes behind it."""
+    on = bus()
+    events = [event(tick) for tick in range(5)]
+    value = b"x" * 900_000
+    each = MAX_TRANSACTION_BYTES // len(value) + 1
+    sent = REGISTRY.get_sample_value("gpuledger_sink_sent_total", {"sink": "rows"}) or 0.0
+    await publish(on, *events[:3], b"{", *events[3:])
+    async with running(republishing(on, values_of=lambda _: [value] * each)):
+        await eventually(lambda: committed(on, GROUP, AT) == 6)
+
+    now = REGISTRY.get_sample_value("gpuledger_sink_sent_total", {"sink": "rows"})
+    assert now == sent + 5 * each
+    assert [letter.offset for letter in await dead_letters(on)] == [3]

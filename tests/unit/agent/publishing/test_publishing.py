@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from agent.metrics import (
@@ -31,6 +32,7 @@ from gpuledger.errors import (
 )
 from gpuledger.records import (
     GpuDetails,
+    GpuReading,
     Incident,
     Inventory,
     NodeReadings,
@@ -39,6 +41,7 @@ from gpuledger.records import (
     ProcessRecord,
     Severity,
 )
+from gpuledger.records.bounds import MAX_WORD_LENGTH
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import (
     BY_NAME,
@@ -397,3 +400,21 @@ async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same
     outbox.put((("gpuledger.tomorrow.v1", message),))
     await publish_all(bus, outbox)
     assert bus.values("gpuledger.tomorrow.v1") == [message.value]
+
+
+def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
+    """A driver may answer with anything, and the join would refuse all of the tick."""
+    name = "gpuledger_agent_values_cut_total"
+    before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
+    identity: dict[str, Any] = {
+        "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1
+    }  # fmt: skip
+    gpus = [GpuReading(uuid="GPU-0", index=0, model="H" * 10_000)]
+    sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
+    readings = NodeReadings(**identity, gpus=[])
+
+    ((_, message),) = pack(Tick(sample=sample, readings=readings, processes=[]))
+
+    sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
+    assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH
+    assert REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) == before + 1

@@ -20,7 +20,7 @@ from gpuledger.records import (
     PodState,
     Severity,
 )
-from gpuledger.records.bounds import MAX_INTERVAL_NS
+from gpuledger.records.bounds import MAX_CONTAINERS, MAX_INTERVAL_NS
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     EVENTS,
@@ -164,7 +164,7 @@ def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> N
     assert len(stage.take_samples([record(USED)])) == 1
 
 
-MANY_CONTAINERS = [ContainerRef(container_id=f"{number:064}") for number in range(12_000)]
+MANY_CONTAINERS = [ContainerRef(container_id=f"{number:0150}") for number in range(MAX_CONTAINERS)]
 
 
 def altered(**fields: object) -> bytes:
@@ -183,6 +183,8 @@ BROKEN = [
     (None, "undecodable"),
     (sample(seq=1, interval_ns=0), "invalid"),
     (sample(seq=1, containers=MANY_CONTAINERS), "too_large"),
+    (altered(containers=[["c"]] * (MAX_CONTAINERS + 1)), "undecodable"),
+    (encode(sample(seq=1))[:-1] + b" " * MAX_MESSAGE_BYTES + b"}", "too_large"),
     (sample(seq=1, processes=[process(gpu=1)]), "invalid"),
     (encode(sample(processes=[process(pid=77)])).replace(b"[0,77,", b"[-1,77,"), "undecodable"),
     (sample(seq=1, processes=[process(container=8)]), "invalid"),
@@ -263,7 +265,8 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
 async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
     producer = KeepingProducer()
     office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
-    large, small = incident(message="x" * MAX_MESSAGE_BYTES), incident()
+    processes = [IncidentProcess(pid=pid, container_id=f"{pid:0150}") for pid in range(4_000)]
+    large, small = incident(processes=processes), incident()
     told = JoinStage(office=office, is_placed=anywhere).take_incidents(
         [incident_record(large), incident_record(small)._replace(offset=1)]
     )

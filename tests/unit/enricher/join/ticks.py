@@ -57,9 +57,9 @@ def process_end(**changes: object) -> ProcessEnd:
         "ticked_busy_seconds": 0.25,
         "unclaimed_busy_seconds": 1.0,
         "from_seq": 998,
-        "from_time_ns": 10 * SECOND_NS,
+        "from_time_ns": 1_789_999_997 * SECOND_NS,
         "until_seq": 1000,
-        "until_time_ns": 13 * SECOND_NS,
+        "until_time_ns": 1_790_000_000 * SECOND_NS,
     }
     return ProcessEnd(**(values | changes))  # type: ignore[arg-type]  # the names are a ProcessEnd's
 

@@ -10,13 +10,13 @@ from typing_extensions import override
 
 from enricher.podwatch.publish import Publisher
 from enricher.podwatch.table import PodTable
-from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.clock import SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
+from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
 from gpuledger.service import Readiness
 from gpuledger.service.readiness import Check
 from gpuledger.topics import PODS
@@ -117,7 +117,8 @@ async def test_brokers_that_are_away_fail_the_check_while_no_pod_changes() -> No
 async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_so() -> None:
     """Who it is can be told all the same; the other pods of its batch are whole."""
     bus, table = MemoryBus(), table_of("a", "b")
-    table.see(pod_record("large", annotations={"a": "x" * MAX_MESSAGE_BYTES}), time_ns=2)
+    annotations = {f"a{number}": "x" * 250_000 for number in range(5)}
+    table.see(pod_record("large", annotations=annotations), time_ns=2)
     before = value_of("gpuledger_podwatch_pods_cut_total")
     with capture_logs() as lines:
         async with publishing(bus, table):
@@ -128,6 +129,19 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     assert pods["a"].containers
     assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["pod_shortened"]
+
+
+async def test_a_pod_with_more_than_a_record_may_carry_is_published_with_that_cut() -> None:
+    """A status is written by the kubelet, and an owner's kind by anybody."""
+    bus, table = MemoryBus(), table_of("a")
+    table.see(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)
+    before = value_of("gpuledger_podwatch_pods_cut_total")
+    async with publishing(bus, table):
+        await has(bus, {"a": ["Running"], "odd": ["Running"]})
+    pods = {pod.uid: pod for pod in await published(bus)}
+    assert pods["odd"].owner_kind == "K" * MAX_WORD_LENGTH
+    assert pods["odd"].config_hash == "h" * MAX_ID_LENGTH
+    assert value_of("gpuledger_podwatch_pods_cut_total") == before + 1
 
 
 async def published(bus: MemoryBus) -> list[PodRecord]:

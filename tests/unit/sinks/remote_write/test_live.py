@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
 from sinks.remote_write.families import FAMILIES
-from sinks.remote_write.live import EncodedTick, LiveSeries
+from sinks.remote_write.live import EncodedTick, LiveSeries, series_budget
 from sinks.remote_write.requests import Tick, cut
+from sinks.remote_write.values import MAX_GROUPS
+from sinks.remote_write.wire import STALE_VALUE
 from tests.unit.sinks.given import GPU, SECOND_NS, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.remote_write.oracle import Series, parse
 
@@ -284,3 +286,45 @@ def test_parts_put_together_are_one_request() -> None:
     body = b"".join(one.body for one in bodies)
 
     assert {one.label("node") for one in parse(body)} == {"node-a", "node-b"}
+
+
+def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_are_kept() -> None:
+    """Partitions share what there is."""
+    budget = series_budget(100_000)
+    here, there = LiveSeries(budget=budget), LiveSeries(budget=budget)
+    encode(here, event(node="node-a"))
+
+    for number in range(300):
+        here.encode(event(node=f"made-up-{number}"))
+        there.encode(event(node=f"others-{number}"))
+        here.encode(event(number + 1, node="node-a", entries=[entry(Account.HOST)]))
+        assert budget.held_bytes <= 2 * budget.max_bytes
+
+    ended = here.encode(event(400, node="node-a", entries=[]))
+    assert STALE_VALUE in ended.body
+    assert here.forgotten > 0
+    for series in (here, there):
+        series.clear()
+    assert budget.held_bytes == 0
+
+
+def test_the_bytes_of_series_that_ended_are_given_back() -> None:
+    budget = series_budget()
+    series = LiveSeries(budget=budget)
+    series.encode(event(node="node-a"), now_ns=1)
+
+    list(series.end_silent(before_ns=2))
+
+    assert (len(series), budget.held_bytes) == (0, 0)
+
+
+def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
+    """What a node says in a few bytes is a hundred times as much in labels."""
+    entries = [entry(Account.HOST), entry(Account.IDLE)]
+    gpus = [
+        GpuBooks(reading=reading(uuid=f"GPU-{number}"), entries=entries)
+        for number in range(MAX_GROUPS // 3 + 1)
+    ]
+
+    with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
+        LiveSeries().encode(event(gpus=gpus))

@@ -5,7 +5,7 @@ import base64
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -34,11 +34,13 @@ from gpuledger.records import Account, GpuEvent
 from gpuledger.service import Readiness, Severity
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
+from sinks.store.columns import ENTRIES, Shape
+from sinks.store.pending import MAX_DAYS
 from sinks.store.reading import entries_sql, gaps_sql
 from sinks.store.rows import Row, rows_of
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
-from sinks.store.table import EntriesTable, StaleTableError
+from sinks.store.table import EntriesTable, StaleTableError, StreamTable
 from tests.unit.sinks.given import (
     NODE,
     PARTITIONS,
@@ -703,3 +705,56 @@ async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are
 
     assert offsets(tmp_path) == [0, 2, 3, 4]
     assert [letter.offset for letter in await dead_letters(on)] == [1]
+
+
+async def test_rows_are_written_at_the_latest_when_they_take_so_many_bytes(tmp_path: Path) -> None:
+    """In the midst of a poll too; each write goes with the offsets that it has."""
+    on = bus()
+    await publish(on, *(event(tick, entries=[entry()]) for tick in range(5)))
+
+    async with running(store(tmp_path, on, flush_seconds=3600.0, flush_bytes=1_500)):
+        await eventually(is_committed(on, 4))
+
+    assert offsets(tmp_path) == [0, 1, 2, 3, 4]
+    assert commits_of_rows(tmp_path) == [2, 2, 1]
+
+
+async def test_one_write_has_rows_of_a_few_days_only(tmp_path: Path) -> None:
+    """Each day is a folder, and a file that is held open."""
+    on = bus()
+    day = 86_400
+    await publish(on, *(event(tick * day, entries=[entry()]) for tick in range(2 * MAX_DAYS + 1)))
+
+    async with running(store(tmp_path, on, flush_seconds=3600.0)):
+        await eventually(is_committed(on, 2 * MAX_DAYS))
+
+    assert commits_of_rows(tmp_path) == [MAX_DAYS, MAX_DAYS, 1]
+
+
+def commits_of_rows(uri: Path) -> list[int]:
+    """Return how many rows each commit has added, the oldest first."""
+    history = DeltaTable(str(uri / "entries")).history()
+    added = [one.get("operationMetrics", {}).get("num_added_rows") for one in reversed(history)]
+    return [int(count) for count in added if count]
+
+
+class PanicException(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
+class Panicking(Shape):
+    """A table of whose rows no columns can be made."""
+
+    @override
+    def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
+        raise PanicException("byte array offset overflow")
+
+
+def test_a_panic_of_the_writer_is_a_storage_that_does_not_answer(tmp_path: Path) -> None:
+    """It ends no sink, as what is no `Exception` would."""
+    shape = Panicking(**{one.name: getattr(ENTRIES, one.name) for one in fields(ENTRIES)})
+    table = StreamTable(shape, store_uri=str(tmp_path))
+    table.load([STREAM])
+
+    with pytest.raises(ReceiverUnavailableError, match="writer failed: byte array offset overflow"):
+        table.append([row for one in range(2) for row in a_row(one)], {STREAM: 1}, time_ms=1)

@@ -25,8 +25,22 @@ def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
 def test_it_names_process_and_ticks() -> None:
     (made,) = settled(process_end())
     assert (made.gpu, made.pid, made.started_boottime_ns) == (0, 7, SECOND_NS)
-    assert (made.from_seq, made.from_time_ns) == (998, 10 * SECOND_NS)
-    assert (made.until_seq, made.until_time_ns) == (1000, 13 * SECOND_NS)
+    assert (made.from_seq, made.from_time_ns) == (998, 1_789_999_997 * SECOND_NS)
+    assert (made.until_seq, made.until_time_ns) == (1000, 1_790_000_000 * SECOND_NS)
+
+
+@pytest.mark.parametrize("until_time_ns", [0, 1_700_000_000 * SECOND_NS, 2**63 - 1])
+def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
+    until_time_ns: int,
+) -> None:
+    """A clock that was set costs no tick; and no tick names more days than two."""
+    length_ns = min(3 * SECOND_NS, until_time_ns)
+    (made,) = settled(
+        process_end(from_time_ns=until_time_ns - length_ns, until_time_ns=until_time_ns)
+    )
+    assert made.until_time_ns == sample().time_ns
+    assert made.until_time_ns - made.from_time_ns == length_ns
+    assert made.until_seq == 1000
 
 
 @pytest.mark.parametrize(

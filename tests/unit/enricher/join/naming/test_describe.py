@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from enricher.join.naming.describe import DescriptionCache
 from enricher.join.naming.pods import MOST_FORMER_CONTAINERS, MOST_PAST_VERSIONS, PodCache
 from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
 from tests.unit.enricher.join.given import T_NS, Given
-from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
 
 HASH = "a" * 32
 FIRST = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
@@ -167,3 +168,17 @@ def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> Non
     assert cache.version_of("node-a") == before
     cache.put(pod(0), partition=0)
     assert cache.version_of("node-a") != before
+
+
+def test_what_is_remembered_is_bounded_by_bytes_and_of_nodes_that_are_there_it_stays() -> None:
+    """Names of nodes that are made up come once each."""
+    cache = DescriptionCache(PodCache(), max_bytes=200_000)
+    honest = sample(processes=[process(container=0)])
+    said = cache.describe(honest)
+
+    for number in range(500):
+        made_up = [ContainerRef(pod_uid="u" * 250, container_id=f"{each}") for each in range(50)]
+        cache.describe(sample(node=f"made-up-{number}", containers=made_up))
+        assert cache.describe(honest) is said
+
+    assert len(cache) < 10

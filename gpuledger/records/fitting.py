@@ -1,0 +1,134 @@
+"""Cutting a record to the bounds of its fields, for who makes one of what others told it.
+
+A driver, a kubelet or an API server may say more than a record can carry. What is over is cut off:
+the end of a text, the last of a list. Pure; counting and telling it is the caller's business. Costs
+a walk over all of the record, so it is for records that were refused, not for each.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from functools import cache
+from itertools import islice
+from operator import is_
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from gpuledger.records.endings import ProcessEnd
+from gpuledger.records.samples import GpuProcess, NodeSample
+
+T = TypeVar("T")
+P = TypeVar("P", GpuProcess, ProcessEnd)
+Cut = Counter[str]
+"""How much was cut of each field, as `GpuReading.model`: texts, or what was over of lists."""
+
+
+def fit(record: T) -> tuple[T, Cut]:
+    """Return the record, or its twin, with no text and no list beyond its bound, and what was cut.
+
+    Of a tick, processes go with the device or the container that they point to.
+    """
+    fitting = _Fitting()
+    fitted: Any = fitting.record(record)
+    if isinstance(fitted, NodeSample):
+        fitted = fitting.keep_placed(fitted)
+    return fitted, +fitting.cut
+
+
+class _Fitting:
+    """One record's walk; each step returns the value itself where it fits."""
+
+    def __init__(self) -> None:
+        self.cut: Cut = Counter()
+
+    def record(self, record: Any) -> Any:  # noqa: ANN401  # any record
+        changed = {
+            name: fitted
+            for name, hint in _hints(cast("Any", type(record))).items()
+            if (value := getattr(record, name)) is not None
+            and (fitted := self._value(value, hint, f"{type(record).__name__}.{name}")) is not value
+        }
+        if not changed:
+            return record
+        if isinstance(record, msgspec.Struct):
+            return msgspec.structs.replace(record, **changed)
+        return replace(record, **changed)
+
+    def keep_placed(self, sample: NodeSample) -> NodeSample:
+        """Return a tick without the processes whose device or container was cut off."""
+        return replace(
+            sample,
+            processes=self._placed(sample.processes, sample, "NodeSample.processes"),
+            ended_processes=sample.ended_processes
+            and self._placed(sample.ended_processes, sample, "NodeSample.ended_processes"),
+        )
+
+    def _value(self, value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401  # any value and type
+        kind, most = _bound_of(hint)
+        if isinstance(value, str | list | dict):
+            self.cut[name] += _over(value, most)
+        if isinstance(value, str):
+            return value if most is None else value[:most]
+        if isinstance(value, list):
+            return self._list(value, kind, most, name)
+        if isinstance(value, dict):
+            return self._mapping(value, kind, most, name)
+        is_record = is_dataclass(value) or isinstance(value, msgspec.Struct)
+        return self.record(value) if is_record else value
+
+    def _list(self, value: list[Any], kind: Any, most: int | None, name: str) -> list[Any]:  # noqa: ANN401  # any type
+        (inner,) = get_args(kind)
+        fitted = [self._value(one, inner, name) for one in value[:most]]
+        is_same = len(fitted) == len(value) and all(map(is_, fitted, value))
+        return value if is_same else fitted
+
+    def _mapping(
+        self,
+        value: dict[str, Any],
+        kind: Any,  # noqa: ANN401  # any type
+        most: int | None,
+        name: str,
+    ) -> dict[str, Any]:
+        of_key, of_value = get_args(kind)
+        fitted = {
+            self._value(key, of_key, name): self._value(one, of_value, name)
+            for key, one in islice(value.items(), most)
+        }
+        return value if fitted == value else fitted
+
+    def _placed(self, processes: list[P], sample: NodeSample, name: str) -> list[P]:
+        gpus, containers = len(sample.gpus), len(sample.containers)
+        placed = [
+            one
+            for one in processes
+            if one.gpu < gpus and (one.container is None or one.container < containers)
+        ]
+        self.cut[name] += len(processes) - len(placed)
+        return placed
+
+
+def _over(value: str | list[Any] | dict[str, Any], most: int | None) -> int:
+    """Return what is to be counted: a text that is too long once, of a list what is over."""
+    over = 0 if most is None else max(0, len(value) - most)
+    return min(1, over) if isinstance(value, str) else over
+
+
+@cache
+def _hints(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401  # mypy takes a class for unhashable
+    """Return the types of a record's, or a twin's, fields."""
+    if issubclass(cls, msgspec.Struct):
+        return {field.name: field.type for field in msgspec.structs.fields(cls)}
+    return get_type_hints(cls, include_extras=True)
+
+
+def _bound_of(hint: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # any type annotation
+    """Return the type without what bounds it, and how long its values may be."""
+    if get_origin(hint) in (Union, UnionType):
+        (present,) = (part for part in get_args(hint) if part is not NoneType)
+        return _bound_of(present)
+    if get_origin(hint) is Annotated:
+        kind, *limits = get_args(hint)
+        return kind, next((one.max_length for one in limits if one.max_length), None)
+    return hint, None

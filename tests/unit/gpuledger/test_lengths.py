@@ -1,0 +1,232 @@
+"""No text, list or mapping of a record is longer than its bound, and the error names its field."""
+
+import dataclasses
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from gpuledger import records
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.codec import Decoder, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.records import (
+    ContainerRef,
+    Incident,
+    NodeSample,
+    PodRecord,
+    Severity,
+)
+from gpuledger.records.base import is_array
+from gpuledger.records.bounds import MAX_CONTAINERS, MAX_GPUS, MAX_SENTENCE_LENGTH, MAX_WORD_LENGTH
+from gpuledger.records.fitting import fit
+from gpuledger.twins import encode_twin, twin_of
+from tests.unit.enricher.join.ticks import pod, process, process_end, reading, sample
+
+RECORDS = [
+    one for name in records.__all__ if dataclasses.is_dataclass(one := getattr(records, name))
+]
+each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+
+
+class Bounded(NamedTuple):
+    """A field, and how to make a value of it that is so long."""
+
+    record: type
+    field: str
+    kind: Any
+    limits: msgspec.Meta
+
+    def value(self, length: int) -> Any:  # noqa: ANN401 - any type annotation
+        if self.kind is str:
+            return "x" * length
+        inner = get_args(self.kind)
+        if get_origin(self.kind) is dict:
+            return {f"{number}": any_of(inner[1]) for number in range(length)}
+        return [any_of(inner[0])] * length
+
+
+def any_of(hint: Any) -> Any:  # noqa: ANN401 - any type annotation
+    """Return a short value of a type."""
+    if get_origin(hint) in (Union, UnionType):
+        return None
+    if get_origin(hint) is Annotated:
+        kind, limits = get_args(hint)
+        return any_of(kind) if limits.pattern is None else "a"
+    if dataclasses.is_dataclass(hint):
+        return least(hint)  # type: ignore[arg-type]  # a class, not an instance
+    if isinstance(hint, type) and issubclass(hint, str) and hint is not str:
+        return next(iter(hint))  # type: ignore[call-overload]  # an enumeration
+    return {str: "x", int: 0, float: 0.0, bool: True, list: [], dict: {}}[get_origin(hint) or hint]
+
+
+def least(record: type, **given: object) -> dict[str, Any] | list[Any]:
+    """Return the JSON of a record with what must be there, and what is given."""
+    hints = get_type_hints(record, include_extras=True)
+    every: list[Any] = [
+        given.get(field.name, any_of(hints[field.name])) for field in dataclasses.fields(record)
+    ]
+    names = [field.name for field in dataclasses.fields(record)]
+    if is_array(record):
+        return every
+    return {name: value for name, value in zip(names, every, strict=True) if value is not None}
+
+
+def lengths_in(record: type) -> Iterator[tuple[str, Any, msgspec.Meta | None]]:
+    """Yield each text, list and mapping of a record's fields with its limits."""
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        for kind, limits in _lengths(hint):
+            yield name, kind, limits
+
+
+def _lengths(hint: Any, limits: msgspec.Meta | None = None) -> Iterator[Any]:  # noqa: ANN401 - any type annotation
+    origin = get_origin(hint)
+    if origin is Annotated:
+        kind, limits = get_args(hint)
+        yield from _lengths(kind, limits)
+    elif origin in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _lengths(part)
+    elif origin in (list, dict):
+        yield hint, limits
+        for part in get_args(hint):
+            yield from _lengths(part)
+    elif hint is str:
+        yield hint, limits
+
+
+def bounded_fields() -> Iterator[Bounded]:
+    for record in RECORDS:
+        for name, hint in get_type_hints(record, include_extras=True).items():
+            found = next(_lengths(hint), None)
+            if found and found[1] and found[1].pattern is None:
+                yield Bounded(record, name, *found)  # type: ignore[arg-type]  # a class, not an instance
+
+
+each_field = pytest.mark.parametrize(
+    "bounded", list(bounded_fields()), ids=lambda one: f"{one.record.__name__}.{one.field}"
+)
+
+
+@each_record
+def test_every_text_list_and_mapping_of_every_record_has_a_bound(record: type) -> None:
+    unbounded = [
+        name
+        for name, _, limits in lengths_in(record)
+        if limits is None or limits.max_length is None
+    ]
+
+    assert unbounded == []
+
+
+@each_field
+def test_a_value_at_its_bound_is_decoded_and_one_beyond_is_refused_by_name(
+    bounded: Bounded,
+) -> None:
+    decoder: Decoder[Any] = Decoder(topic="t", record=bounded.record)
+    most = bounded.limits.max_length
+    assert most is not None
+
+    written = [
+        msgspec.json.encode(least(bounded.record, **{bounded.field: bounded.value(length)}))
+        for length in (most, most + 1)
+    ]
+
+    decoder.decode(written[0])
+    with pytest.raises(UndecodableError, match=rf"field \S*{bounded.field}\b.* length <= {most}"):
+        decoder.decode(written[1])
+
+
+@pytest.mark.parametrize("labels", [{"k" * 318: "v"}, {"k": "v" * 64}])
+def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_mapping_it_is_in(
+    labels: dict[str, str],
+) -> None:
+    decoder = Decoder(topic="t", record=PodRecord)
+
+    with pytest.raises(UndecodableError, match=r"field labels\S*: Expected `str` of length"):
+        decoder.decode(msgspec.json.encode(least(PodRecord, labels=labels)))
+
+
+@each_field
+def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Bounded) -> None:
+    """As a dataclass and as a twin."""
+    most = bounded.limits.max_length
+    assert most is not None
+    made: Any = msgspec.convert(least(bounded.record), twin_of(bounded.record))
+    long = _twins_of(bounded, most + 3)
+    expected = 1 if bounded.kind is str else 3
+    made = msgspec.structs.replace(made, **{bounded.field: long})
+
+    fitted, cut = fit(made)
+
+    assert cut == {f"{bounded.record.__name__}.{bounded.field}": expected}
+    assert len(getattr(fitted, bounded.field)) == most
+    Decoder(topic="t", record=twin_of(bounded.record)).decode(encode_twin(fitted))
+
+
+def _twins_of(bounded: Bounded, length: int) -> Any:  # noqa: ANN401 - any type annotation
+    """Return a value of so many twins, which what it is converted to would not take."""
+    hint = get_type_hints(twin_of(bounded.record), include_extras=True)[bounded.field]
+    return msgspec.convert(bounded.value(length), next(_lengths(hint))[0])
+
+
+def test_a_record_that_fits_is_left_as_it_is() -> None:
+    tick = sample(processes=[process()], ended_processes=[process_end()])
+
+    fitted, cut = fit(tick)
+
+    assert fitted == tick
+    assert not cut
+    assert fit(pod())[0] == pod()
+
+
+def test_processes_go_with_the_device_or_the_container_that_was_cut() -> None:
+    containers = [ContainerRef(container_id=f"{number}") for number in range(MAX_CONTAINERS + 2)]
+    gpus = [reading(uuid=f"GPU-{number}") for number in range(MAX_GPUS + 1)]
+    tick = sample(
+        gpus=gpus,
+        containers=containers,
+        processes=[
+            process(container=0),
+            process(container=MAX_CONTAINERS - 1),
+            process(container=MAX_CONTAINERS),
+            process(gpu=MAX_GPUS),
+        ],
+        ended_processes=[process_end(container=MAX_CONTAINERS + 1)],
+    )
+
+    fitted, cut = fit(tick)
+
+    assert [one.container for one in fitted.processes] == [0, MAX_CONTAINERS - 1]
+    assert cut == {
+        "NodeSample.gpus": 1,
+        "NodeSample.containers": 2,
+        "NodeSample.processes": 2,
+        "NodeSample.ended_processes": 1,
+    }
+    Decoder(topic="t", record=NodeSample).decode(encode(fitted))
+
+
+def test_what_is_deep_in_a_record_is_cut_too() -> None:
+    fitted, cut = fit(sample(gpus=[reading(model="H" * 1_000_000)]))
+
+    assert fitted.gpus[0].model == "H" * MAX_WORD_LENGTH
+    assert cut == {"GpuReading.model": 1}
+
+
+def test_a_long_message_of_an_incident_is_cut() -> None:
+    incident = Incident(
+        node="n",
+        boot_id="b",
+        gpu_uuid="G",
+        time_ns=1,
+        kind="xid",
+        source="kmsg",
+        severity=Severity.INFO,
+        message="m" * MAX_MESSAGE_BYTES,
+        processes=[],
+    )
+
+    assert len(encode(fit(incident)[0])) < MAX_SENTENCE_LENGTH + 300

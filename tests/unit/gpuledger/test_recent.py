@@ -1,0 +1,62 @@
+"""What is remembered stays within its budget, and what is used on stays in it."""
+
+from gpuledger.recent import Budget, Recent
+
+KEEP = 100
+
+
+def sized(budget: Budget) -> Recent[str, list[int]]:
+    """Return a mapping whose values count as many bytes as they say first."""
+    return Recent(budget=budget, size_bytes=lambda value: value[0])
+
+
+def test_values_that_come_once_go_where_the_budget_is_spent_and_what_is_used_on_stays() -> None:
+    budget = Budget(max_bytes=1_000)
+    recent = sized(budget)
+    recent["node"] = [10]
+
+    for number in range(1_000):
+        recent[f"made-up-{number}"] = [100]
+        assert recent.get("node") == [10]
+        assert budget.held_bytes <= budget.max_bytes
+        assert budget.held_bytes == sum(value[0] for value in recent.values())
+
+    assert recent.forgotten > KEEP
+
+
+def test_mappings_share_a_budget_and_give_it_back() -> None:
+    budget = Budget(max_bytes=1_000)
+    one, other = sized(budget), sized(budget)
+    one["a"], other["b"] = [400], [400]
+    assert budget.held_bytes == 800
+
+    one.clear()
+    assert (len(one), budget.held_bytes) == (0, 400)
+    assert other.pop("b") == [400]
+    assert budget.held_bytes == 0
+
+
+def test_a_value_that_grows_counts_with_what_it_has_grown_by() -> None:
+    budget = Budget(max_bytes=1_000)
+    recent = sized(budget)
+    value = [100]
+    recent["old"], recent["growing"] = [400], value
+
+    for _ in range(20):
+        value[0] += 40
+        recent.grow(40)
+        assert recent.get("growing") is value
+
+    assert recent.get("old") is None
+    assert budget.held_bytes == 900
+
+
+def test_a_value_that_is_set_again_counts_once() -> None:
+    budget = Budget(max_bytes=1_000)
+    recent = sized(budget)
+
+    for size in (300, 200, 100):
+        recent["a"] = [size]
+
+    del recent["a"]
+    assert (budget.held_bytes, recent.forgotten) == (0, 0)
