@@ -38,8 +38,11 @@ def numbers_in(record: type) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type annotation
-    if get_origin(hint) is None or get_origin(hint) is Annotated:
+    origin = get_origin(hint)
+    if origin is None or (origin is Annotated and get_origin(get_args(hint)[0]) is None):
         yield hint
+    elif origin is Annotated:  # a list, with its length
+        yield from _parts(get_args(hint)[0])
     else:
         for part in get_args(hint):
             yield from _parts(part)
