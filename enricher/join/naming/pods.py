@@ -176,10 +176,6 @@ class PodCache:
         )
         return known.record if known else None
 
-    def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
-        """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
-        return nearest(self.named_on(node).get((namespace, name), ()), time_ns=time_ns)
-
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
         """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
