@@ -10,21 +10,17 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Protocol
 
-from gpuledger.bus.history import History
-from gpuledger.bus.protocol import Message, Subscription, TopicPartition, TransactionalBus
+from gpuledger.bus.protocol import IsolationLevel, Message, Subscription, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from gpuledger.bus.history import WholeBus
     from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
 DEADLINE_SECONDS = 30.0
 IDLE_SECONDS = 0.05
-
-
-class WholeBus(TransactionalBus, History, Protocol):
-    """A bus that can be followed and looked back on."""
 
 
 class Harness(Protocol):

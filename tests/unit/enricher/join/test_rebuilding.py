@@ -9,6 +9,7 @@ from enricher.join.delivery import Delivery
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import Rebuilding
 from enricher.join.settings import JoinTuning
+from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Record, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.service import Backoff, Check
@@ -70,6 +71,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=backoff,
+        history=MemoryBus(),
     )
     consumer.rebuilding.need([0])
 
@@ -149,6 +151,7 @@ def rebuilding(
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=Backoff(first_seconds=0.001, most_seconds=0.001),
+        history=MemoryBus(),
     )
     consumer.rebuilding = made
     made.need([0, 1])
