@@ -27,6 +27,9 @@ from gpuledger.records import (
 from gpuledger.twins import encode_twin, twin_of
 
 _PodDescription: Final = twin_of(PodDescription)
+MAX_WEIGHT: Final = 400_000
+"""What was said of so many nodes, containers and allocations is remembered: 10,000 nodes with 20 of
+each."""
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
@@ -61,12 +64,13 @@ class DescriptionCache:
     """Remembers what was said of a node's pods until one of them, or who is there, changes.
 
     From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
-    third of the join's work. Memory is bounded by the nodes.
+    third of the join's work. Memory is bounded: of too many, the eldest are forgotten.
     """
 
     def __init__(self, pods: PodCache) -> None:
         self._pods = pods
         self._said: dict[str, Said] = {}
+        self._weight = 0
 
     def __len__(self) -> int:
         return len(self._said)
@@ -74,10 +78,13 @@ class DescriptionCache:
     def clear(self) -> None:
         """Forget everything: after a partition was given up, only its own nodes are asked again."""
         self._said.clear()
+        self._weight = 0
 
     def forget(self, node: str) -> None:
         """Forget what was said of a node."""
-        self._said.pop(node, None)
+        said = self._said.pop(node, None)
+        if said is not None:
+            self._weight -= _weight_of(said)
 
     def describe(self, sample: NodeSample) -> Said:
         """Describe the pods of a tick's containers."""
@@ -91,8 +98,15 @@ class DescriptionCache:
         ):
             said = self._say(sample)
             if not said.foreign:  # what becomes of another node's pod does not show in ours
-                self._said[sample.node] = said
+                self._remember(sample.node, said)
         return said
+
+    def _remember(self, node: str, said: Said) -> None:
+        self.forget(node)
+        self._said[node] = said
+        self._weight += _weight_of(said)
+        while self._weight > MAX_WEIGHT and len(self._said) > 1:
+            self.forget(next(iter(self._said)))
 
     def _say(self, sample: NodeSample) -> Said:
         identities = list(map(identity_of, sample.containers))
@@ -118,6 +132,10 @@ class DescriptionCache:
             ],
             foreign=_each_once(foreign.values()),
         )
+
+
+def _weight_of(said: Said) -> int:
+    return 1 + len(said.containers) + len(said.allocations)
 
 
 def _encoded(holders: Holders) -> msgspec.Raw | None:
