@@ -29,7 +29,7 @@ RECORDS_UNREADABLE_TOTAL: Final = Counter(
 )
 RECORDS_WITHHELD_SECONDS: Final = Gauge(
     "gpuledger_records_withheld_seconds",
-    "For how long a consumer group has been kept from records that are there, because a transaction"
+    "Time for which a consumer group has been kept from records that are there, as a transaction"
     " before them is open: of a topic's partitions that this process reads, the longest.",
     ["topic", "consumer"],
 )
