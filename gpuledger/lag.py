@@ -16,8 +16,8 @@ class Lag:
 
     `seconds` is the age of the oldest record that was polled and is not done. Between two polls of
     which the last one brought something it is the age of the newest record that is done: more is
-    likely to wait on the bus. After a poll that brought nothing it is 0. It is never less than for how
-    long the bus has withheld records that are there.
+    likely to wait on the bus. After a poll that brought nothing it is 0. It is never less than
+    the time for which the bus has withheld records that are there.
     """
 
     def __init__(self, *, clock: Clock) -> None:

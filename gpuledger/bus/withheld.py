@@ -7,8 +7,8 @@ same, by two offsets. Pure but for the clock, and one gauge.
 """
 
 import time
-from functools import partial
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from gpuledger.bus import metrics
 from gpuledger.bus.protocol import Subscription, TopicPartition

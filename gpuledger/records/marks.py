@@ -41,8 +41,8 @@ class NodeMark:
     and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
     by it; absent, none is."""
     first_booked_time_ns: Natural | None = None
-    """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the epoch:
-    of many boots, those that have been booked for longest are kept."""
+    """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the
+    epoch: of many boots, those that have been booked for longest are kept."""
     boots_before: list[BootMark] | None = None
-    """The few boots before that one, the newest first, and those that were booked for longest; absent
-    where none is known."""
+    """The few boots before that one, the newest first, and those that were booked for longest;
+    absent where none is known."""

@@ -26,6 +26,7 @@ from tests.bus_contract.harness import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuledger.bus.protocol import Record
     from tests.bus_contract.harness import Harness
 
 

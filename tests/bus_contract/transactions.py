@@ -226,7 +226,5 @@ class TransactionLaws:
             harness.bus.consumer(asked) as consumer,
         ):
             for text in ("a", "b"):
-                await transactions.commit(
-                    {place: messages(text)}, offsets={}, group=harness.group
-                )
+                await transactions.commit({place: messages(text)}, offsets={}, group=harness.group)
             assert texts(await read(2, consumer)) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Whose hash podwatch believes: pods that a real API server takes from kubelets and from tenants."""
+"""Whose hash podwatch believes, of pods that a real API server takes."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ async def scene(kube_api: KubeApiClient) -> Scene:
     await made.cluster.prepare()
     # The API server gives every pod but a mirror the account of its namespace.
     accounts = f"/api/v1/namespaces/{made.cluster.namespace}/serviceaccounts"
-    await asyncio.to_thread(
-        kube_api.request, "POST", accounts, {"metadata": {"name": "default"}}
-    )
+    await asyncio.to_thread(kube_api.request, "POST", accounts, {"metadata": {"name": "default"}})
     return made
 
 
@@ -77,7 +75,8 @@ async def test_no_pod_of_a_tenant_gets_the_name_of_a_static_pods_use(scene: Scen
         "hash": {"annotations": {CONFIG_HASH: HASH}},
         "other-node": MIRROR | {"ownerReferences": [OWNER | {"name": "node-b"}]},
         "no-owner": {"annotations": MIRROR["annotations"]},
-        "long": MIRROR | {"annotations": {CONFIG_HASH: "a" * 100_000, CONFIG_MIRROR: "a" * 100_000}},
+        "long": MIRROR
+        | {"annotations": {CONFIG_HASH: "a" * 100_000, CONFIG_MIRROR: "a" * 100_000}},
     }.items():
         record = await scene.make(name, metadata)
         assert (name, record.config_hash) == (name, None)

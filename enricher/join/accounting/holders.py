@@ -135,9 +135,7 @@ def _both(one: _Held, other: _Held) -> _Held:
     return dict(sorted(both.items(), key=lambda item: item[1]))
 
 
-def _share_out(
-    reading: GpuReading, held: _Held, allocations: Sequence[DeviceAllocation]
-) -> Parts:
+def _share_out(reading: GpuReading, held: _Held, allocations: Sequence[DeviceAllocation]) -> Parts:
     """Share a device out by the number of devices that a container has of it."""
     count = sum([number for _, number in held.values()])
     whole = max(count, _units(reading, [allocations[place] for place, _ in held.values()]))

@@ -208,9 +208,7 @@ def _kept(newest: Mark, *told: Iterable[Booked], now_ns: int) -> tuple[Booked, .
         older = sorted(left[NEWEST_BOOTS:], key=lambda one: _booked_for_ns(one, now_ns=now_ns))
         longest = {one.boot_id for one in older[-LONGEST_BOOTS:]}
         left = [
-            one
-            for place, one in enumerate(left)
-            if place < NEWEST_BOOTS or one.boot_id in longest
+            one for place, one in enumerate(left) if place < NEWEST_BOOTS or one.boot_id in longest
         ]
     return tuple(left)
 

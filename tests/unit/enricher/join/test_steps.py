@@ -49,7 +49,7 @@ async def test_between_two_steps_everything_else_has_a_turn() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    async for step in step_through(records(900_000, 900_000, 900_000)):
-        turns.append(f"step {step[0].offset}")
+    async for (record,) in step_through(records(900_000, 900_000, 900_000)):
+        turns += [f"step {record.offset}"]
     task.cancel()
     assert turns == ["step 0", "other", "step 1", "other", "step 2", "other"]

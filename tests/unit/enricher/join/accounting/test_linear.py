@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.conservation import conservation_error
@@ -34,6 +35,7 @@ class Name(str):
 
     __slots__ = ()
 
+    @override
     def __eq__(self, other: object) -> bool:
         global _reads  # noqa: PLW0603  # counted wherever it is looked at
         _reads += 1
@@ -170,7 +172,8 @@ class CountedPods(PodCache):
 
     rounds = 0
 
-    def named_on(self, node: str) -> Any:  # noqa: ANN401  # as of the cache
+    @override
+    def named_on(self, node: str) -> Any:  # as of the cache
         """Count, and return them."""
         self.rounds += 1
         return super().named_on(node)

@@ -1,9 +1,9 @@
 """Boots that somebody makes up push none out that a node is really in.
 
 The attack model: whoever may write ticks writes any number of them under the node's name, of any
-boots, the node's own among them, with any `seq`, stamped as he likes; he begins once the node's boot
-has been booked. What he can do all the same is left out here, and said in docs/operations.md: of the
-node's own boot a `seq` that is ahead by less than two days makes duplicates of its ticks until then.
+boots, the node's own among them, with any `seq`, stamped as he likes; he begins once the node's
+boot has been booked. What he can do all the same is left out here, and said in docs/operations.md:
+of the node's own boot a `seq` that is ahead by less than two days makes duplicates of its ticks.
 """
 
 from dataclasses import dataclass
