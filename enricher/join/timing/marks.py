@@ -116,9 +116,10 @@ class NodeMarks:
         known = self._marks.get(written.node)
         if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
             told = _boots_of(known) if known else ()
-            its_own = [one for one in told if one.boot_id == mark.boot_id]
-            mark.begun_ns = max([mark.begun_ns, *(one.begun_ns for one in its_own)])
-            mark.first_ns = min([mark.first_ns, *(one.first_ns for one in its_own)])
+            for one in told:
+                if one.boot_id == mark.boot_id:
+                    mark.begun_ns = max(mark.begun_ns, one.begun_ns)
+                    mark.first_ns = min(mark.first_ns, one.first_ns)
             mark.before = _kept(mark, before, told, now_ns=heard_ns)
             self._marks[written.node] = mark
             self._left_of_round = 0
