@@ -83,8 +83,8 @@ def stable_offsets(
 ) -> dict[Any, tuple[int, int, int]]:
     """Return of each partition the position, and the last stable and the end offset last heard of.
 
-    Of those alone of which a broker has told them. `last_stable_offset` and `highwater` say the
-    same in public, and raise in the moment of a rebalance.
+    Of those alone of which a broker has told them, and is asked still. `last_stable_offset` and
+    `highwater` say the same in public, and raise in the moment of a rebalance.
     """
     assignment = client._subscription.subscription and client._subscription.subscription.assignment
     found = {}
@@ -92,6 +92,8 @@ def stable_offsets(
         if partition not in assignment.tps:
             continue
         state = assignment.state_value(partition)
+        if state.paused:
+            continue  # nothing is asked of the broker: what it said is of then
         if state.has_valid_position and state.lso is not None and state.highwater is not None:
             found[partition] = state.position, state.lso, state.highwater
     return found
