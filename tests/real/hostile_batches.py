@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.real.parts.kafka import Kafka
 
 GIBIBYTE = 1 << 30
-NOTHING = Raw(None, None)
+NOTHING = Raw(b"k", None)
 MOST_AND_ONE = MAX_BATCH_RECORDS + 1
 NAMELESS = [(b"\xff\xfe", b"anything")]
 
