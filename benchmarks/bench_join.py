@@ -24,8 +24,9 @@ from enricher.join.naming.describe import DescriptionCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
 from gpuledger.bus.administration import create_topics
+from gpuledger.bus.history import WholeBus
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, Message, Record, Subscription, TransactionalBus
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.service import Check, Readiness
@@ -149,7 +150,7 @@ class _PodsRead(Check):
         self.at_cpu_seconds = time.process_time()
 
 
-async def _join_all(bus: TransactionalBus, settings: JoinSettings) -> float:
+async def _join_all(bus: WholeBus, settings: JoinSettings) -> float:
     """Join until all events are acknowledged, and committed where that goes along.
 
     Gives the CPU seconds from when the pods are read.

@@ -5,7 +5,7 @@ while nothing moves; and it is 0 where there is nothing to do, however long ago 
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import Clock
@@ -16,11 +16,13 @@ class Lag:
 
     `seconds` is the age of the oldest record that was polled and is not done. Between two polls of
     which the last one brought something it is the age of the newest record that is done: more is
-    likely to wait on the bus. After a poll that brought nothing it is 0.
+    likely to wait on the bus. After a poll that brought nothing it is 0. It is never less than
+    the time for which the bus has withheld records that are there.
     """
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
+        self._withheld_seconds: Callable[[], float] = float
         self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
         """For each batch that is not done: the offset behind it, and its first record's time."""
         self._newest_ms: int | None = None
@@ -56,6 +58,13 @@ class Lag:
         for partition in [at for at in self._open if at not in partitions]:
             del self._open[partition]
 
+    def follow(self, withheld_seconds: Callable[[], float]) -> None:
+        """Have asked for how long the consumer has been kept from records that are there.
+
+        They were not polled, and so are no part of what is known of here.
+        """
+        self._withheld_seconds = withheld_seconds
+
     def newest_seconds(self) -> float:
         """Return the time of the newest event that is done, since the epoch; 0 before the first."""
         return (self._newest_ms or 0) / 1e3
@@ -65,6 +74,7 @@ class Lag:
         oldest_ms = min((each[0][1] for each in self._open.values() if each), default=None)
         if oldest_ms is None and not self._is_idle:
             oldest_ms = self._newest_ms
+        withheld_seconds = self._withheld_seconds()
         if oldest_ms is None:
-            return 0.0
-        return max(0.0, self._clock.time_ns() / 1e9 - oldest_ms / 1e3)
+            return withheld_seconds
+        return max(withheld_seconds, self._clock.time_ns() / 1e9 - oldest_ms / 1e3)

@@ -136,6 +136,7 @@ class _Session:
                 count=partial(count_dropped, self._sink.name),
             )
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
+            self._lag.follow(self.consumer.withheld_seconds)
             while True:
                 await self._take(await self._poll(self._how.poll_records))
                 await self._settle()

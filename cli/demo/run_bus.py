@@ -10,14 +10,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from typing import Final
 
-from gpuledger.bus.history import History
+from gpuledger.bus.history import History, HistoryReader, WholeBus
 from gpuledger.bus.protocol import (
     Consumer,
     Producer,
     Record,
     Subscription,
     TopicPartition,
-    TransactionalBus,
     Transactions,
     is_other_topic,
 )
@@ -49,7 +48,7 @@ async def find_beginning(bus: History) -> dict[TopicPartition, int]:
 class RunBus:
     """One stage's view: records since the beginning, and how far the stage is with them."""
 
-    def __init__(self, bus: TransactionalBus, *, beginning: Offsets, once: bool = False) -> None:
+    def __init__(self, bus: WholeBus, *, beginning: Offsets, once: bool = False) -> None:
         """Take the bus; with `once` no record is given twice, whatever becomes of the group."""
         self.taken: dict[TopicPartition, int] = {}
         """For each partition the offset behind the last record that was polled."""
@@ -84,6 +83,10 @@ class RunBus:
     def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
         """Open transactions."""
         return self._bus.transactions(transactional_id)
+
+    def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
+        """Open a reader, of states, which are read whole."""
+        return self._bus.reader()
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions; `TopicsError` where the topic does not exist."""
@@ -202,3 +205,7 @@ class _RunConsumer:
     ) -> Mapping[TopicPartition, int]:
         """Give the offsets behind the last records."""
         return await self.inner.end_offsets(partitions)
+
+    def withheld_seconds(self) -> float:
+        """Return for how long records have been withheld."""
+        return self.inner.withheld_seconds()

@@ -19,11 +19,15 @@ from enricher.join.timing.recent import RecentMost
 from enricher.join.timing.skew import ClockSkew
 from enricher.join.timing.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
+from gpuledger.explaining import shorten
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.service.repeats import Repeats
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200
+NAMES_SHOWN: Final = 4
+"""Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
+NAME_CHARACTERS: Final = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -128,7 +132,8 @@ class Audit:
         if expired:
             metrics.UNKNOWN_TOTAL.inc(len(expired))
             first = expired[0]
-            _log.warning("pods_not_found", count=len(expired), node=first.node, example=first.names)
+            shown = [shorten(name, NAME_CHARACTERS) for name in first.names[:NAMES_SHOWN]]
+            _log.warning("pods_not_found", count=len(expired), node=first.node, example=shown)
 
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""

@@ -1,8 +1,11 @@
 """Reads back what a worker must know of a partition before it books the first tick of it.
 
-Here lives the order of a take-over: shut out who had the partition, go to what is committed, read
-pods and marks to their end, and only then let ticks through. What the records mean is the stage's
-business.
+Here lives the order of a take-over: shut out who had the partition, read its marks, go to what is
+committed, read pods to their end, and only then let ticks through. What the records mean is the
+stage's business.
+
+Marks are written in transactions and read as they are committed, by a reader of their own: the
+worker's consumer reads what others write without any, to the end, whatever transaction is open.
 
 The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
 at any moment of it: the callbacks within the poll then change what is needed, and the read-back
@@ -23,6 +26,8 @@ from enricher.join.delivery import Delivery
 from enricher.join.insistence import Insistence
 from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
+from enricher.join.steps import step_through
+from gpuledger.bus.history import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
 from gpuledger.collector import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
@@ -32,8 +37,8 @@ from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
 
 INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
 """What is worked through once, from the committed offset on."""
-STATE: Final = (PODS.name, MARKS.name)
-"""What is read from the beginning at each take-over, and never committed."""
+STATE: Final = (PODS.name,)
+"""What is read from the beginning at each take-over, followed from there, and never committed."""
 # What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
@@ -68,6 +73,7 @@ class Rebuilding:
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
+        history: History,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
@@ -76,6 +82,7 @@ class Rebuilding:
         self._tuning = tuning
         self._check = check
         self._backoff = backoff
+        self._history = history
         self._seconds = seconds
         self._unknown: set[int] = set()
         self._changes = 0
@@ -109,13 +116,12 @@ class Rebuilding:
                 done |= numbers
         return frozenset(done)
 
-    def take_state(self, batch: Polled) -> None:
+    async def take_state(self, batch: Polled) -> None:
         """Take in what a poll brought of the state."""
         for place, records in batch.items():
-            if place.topic == PODS.name:
-                self._stage.take_pods(records)
-            elif place.topic == MARKS.name:
-                self._stage.take_marks(records)
+            if place.topic in STATE:
+                async for step in step_through(records):
+                    self._stage.take_pods(step)
         metrics.PODS.set(len(self._stage.pods))
 
     async def _attempt(self, consumer: Consumer, numbers: frozenset[int]) -> bool:
@@ -159,7 +165,7 @@ class Rebuilding:
                 raise StalledError(said)
             batch = await self._poll(consumer)
             if changes == self._changes:
-                self.take_state(batch)
+                await self.take_state(batch)
 
     async def _set_out_beside_polls(
         self, consumer: Consumer, numbers: frozenset[int], *, changes: int
@@ -174,7 +180,7 @@ class Rebuilding:
             while not task.done() and changes == self._changes:
                 batch = await self._poll(consumer)
                 if changes == self._changes:
-                    self.take_state(batch)
+                    await self.take_state(batch)
             return {} if task.cancelled() or changes != self._changes else task.result()
         finally:
             self._setting_out = None
@@ -185,6 +191,7 @@ class Rebuilding:
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and go to where each is read from; return the ends of the state."""
         await self._delivery.take_over(numbers)
+        await self._read_marks(numbers)
         held = {place for place in consumer.assignment() if place.partition in numbers}
         state = {place for place in held if place.topic in STATE}
         for place in held:
@@ -193,6 +200,14 @@ class Rebuilding:
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
         return ends
+
+    async def _read_marks(self, numbers: frozenset[int]) -> None:
+        """Take in how far the nodes are booked; nobody else writes marks of them any more."""
+        async with self._history.reader() as reader:
+            for place, span in (await reader.spans(MARKS.name)).items():
+                if place.partition in numbers and span.first < span.end:
+                    async for records in reader.read(place, span):
+                        self._stage.take_marks(records)
 
     async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
         """Return how many offsets are left; infinity where a position is not known in time."""
@@ -214,10 +229,6 @@ class Rebuilding:
             await self._poll(consumer, most=left)
 
     def _let_through(self, consumer: Consumer) -> None:
-        """Let everything through but marks, of which a worker knows more than the topic."""
-        held = consumer.assignment()
-        marks = {place for place in held if place.topic == MARKS.name}
-        consumer.pause(marks)
-        consumer.resume(held - marks)
+        consumer.resume(consumer.assignment())
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))

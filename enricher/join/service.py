@@ -20,11 +20,14 @@ from enricher.join.rebuilding import INPUTS, STATE, Rebuilding, StalledError, po
 from enricher.join.settings import JoinSettings, JoinTuning
 from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
+from enricher.join.steps import step_through
 from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.history import WholeBus
 from gpuledger.bus.protocol import (
     Bus,
     Consumer,
     Gap,
+    IsolationLevel,
     Message,
     Polled,
     Record,
@@ -43,6 +46,7 @@ from gpuledger.topics import (
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
+    MARKS,
     PROCESSES,
     SAMPLES,
 )
@@ -52,7 +56,7 @@ _FINISH_SECONDS: Final = 0.0
 _log = structlog.get_logger(__name__)
 
 
-async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: Readiness) -> None:
+async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
     Raises `FreshStartError` where nothing has gone round for ten minutes. The checks are `bus`, ok
@@ -102,6 +106,7 @@ async def run_join(*, bus: TransactionalBus, settings: JoinSettings, readiness: 
                         tuning=settings.join,
                         check=stage_check,
                         backoff=_backoff(),
+                        history=bus,
                     ),
                     insist=insist,
                     tuning=settings.join,
@@ -142,7 +147,7 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
 
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
     """
-    by_node = (*INPUTS, *STATE, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    by_node = (*INPUTS, *STATE, MARKS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
     counts = {name: await bus.partitions(name) for name in by_node}
     if len(set(counts.values())) != 1:
         raise TopicsError(
@@ -185,6 +190,9 @@ class JoinWorker:
             group=self._tuning.group,
             topics=(*INPUTS, *STATE),
             member=member,
+            # Agents and podwatch write no transactions: one that is open there is somebody else's,
+            # and would withhold from us what lies behind it for as long as it pleases him.
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
             on_gap=self._on_gap,
@@ -210,7 +218,7 @@ class JoinWorker:
             for place, records in batch.items()
             if place in held and place.partition not in rebuilt
         }
-        self._rebuilding.take_state(known)  # pods come before the ticks of the same batch
+        await self._rebuilding.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
 
     async def _on_gap(self, gap: Gap) -> None:
@@ -239,16 +247,17 @@ class JoinWorker:
             self._office.drop(number)
 
     async def _work(self, batch: Polled) -> None:
-        """Work through what was polled, a partition at a time, so that heartbeats live."""
+        """Work through what was polled, step by step, so that heartbeats and pages live."""
         now = time.monotonic()
         self._lag.polled({at: each for at, each in batch.items() if at.topic == SAMPLES.name})
         for place, records in batch.items():
-            if place.topic in INPUTS and records:
+            if place.topic not in INPUTS:
+                continue
+            async for step in step_through(records):
                 into = self._slices.at(place.partition, now=now)
-                topic, messages = self._make(place, records)
+                topic, messages = self._make(place, step)
                 into.add(TopicPartition(topic, place.partition), messages)
-                into.count(place, records)
-                await asyncio.sleep(0)
+                into.count(place, step)
         for number in self._office.waiting():
             self._slices.at(number, now=now)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from enricher.join import metrics
+from enricher.join.accounting.holders import TooManyEntriesError
 from enricher.join.audit import Audit
 from enricher.join.checks import InvalidTickError, book_valid_tick, settle_valid_ends
 from enricher.join.event import make_event
@@ -133,6 +134,9 @@ class JoinStage:
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
                 self._office.bury(record, reason="invalid", detail=detail)
+            except TooManyEntriesError as error:
+                detail = f"{record.topic}: its event would be too large: {error}"
+                self._office.bury(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
         self._audit.tell(now_ns)
         return events

@@ -14,6 +14,7 @@ from msgspec import Raw
 from enricher.podwatch.annotations import ChosenAnnotations
 from enricher.podwatch.containers import containers_of, last_end_ns
 from enricher.podwatch.depth import decode_cut
+from enricher.podwatch.mirrors import mirrored_hash
 from enricher.podwatch.objects import Annotations, Pod, PodEvent, PodSpec, PodStatus
 from enricher.podwatch.owners import known_owner
 from enricher.podwatch.requests import gpus_requested
@@ -105,7 +106,7 @@ class PodReader:
             labels=self._shared_labels.of(self._chosen(labels)),
             annotations=self._noted(notes) if notes else None,
             containers=containers,
-            config_hash=(notes.config_hash or notes.config_mirror) if notes else None,
+            config_hash=mirrored_hash(notes, spec, meta.owner_references) if notes else None,
             gpus_requested=self._shared_requests.of(gpus_requested(spec, self._prefixes)),
             phase=intern(status.phase or "Unknown"),
             qos_class=intern(status.qos_class) if status.qos_class else None,

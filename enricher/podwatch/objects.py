@@ -27,11 +27,15 @@ class OwnerReference(_Object):
 
     kind: str
     name: str
+    api_version: str = ""
     controller: bool | None = None
 
 
 class Annotations(_Object):
-    """The two annotations of a static pod's mirror; others can be long and are not read."""
+    """The two annotations of a static pod's mirror; others can be long and are not read.
+
+    What a mirror is stands in `mirrors`: these two alone anybody may write.
+    """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
     config_mirror: str | None = field(default=None, name="kubernetes.io/config.mirror")
@@ -73,6 +77,7 @@ class PodSpec(_Object):
     """What a pod asks for."""
 
     node_name: NodeOrNone | None = None
+    service_account_name: str | None = None
     priority: int | None = None
     priority_class_name: str | None = None
     containers: list[Container] | None = None

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol
 
-from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.bus.protocol import Record, TopicPartition, TransactionalBus
 
 
 class Span(NamedTuple):
@@ -44,3 +44,7 @@ class History(Protocol):
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         """Open a reader; leaving the context closes it."""
+
+
+class WholeBus(TransactionalBus, History, Protocol):
+    """A bus that can be followed, written to at once, and looked back on."""

@@ -10,7 +10,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
 from gpuledger.bus.kafka_internals import pack_at_least_cost, send_batch, stop_producer
-from gpuledger.bus.limits import MAX_BATCH_BYTES
+from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import TopicsError
 from gpuledger.tasks import end_tasks
@@ -121,7 +121,9 @@ async def send_all(
 def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:
     """Put the messages into as few batches as hold them."""
     batch = client.create_batch()
-    for key, value, timestamp_ms in messages:
+    for number, (key, value, timestamp_ms) in enumerate(messages):
+        if number and number % MAX_BATCH_RECORDS == 0:
+            batch.close()
         if batch.append(timestamp=timestamp_ms, key=key, value=value) is None:
             yield batch
             batch = client.create_batch()

@@ -17,7 +17,8 @@ from gpuledger.bus.kafka_positions import Positions
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.kafka_unpacking import read_any_batch
-from gpuledger.bus.protocol import Polled, Subscription, TopicPartition
+from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
+from gpuledger.bus.withheld import Withheld
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 
 _log = structlog.get_logger(__name__)
@@ -43,6 +44,8 @@ class KafkaConsumer:
         self._subscription = subscription
         self._rebalances = Rebalances(subscription, begin=self._begin)
         self._positions = Positions(connection=connection, subscription=subscription)
+        is_committed = subscription.isolation_level is IsolationLevel.READ_COMMITTED
+        self._withheld = Withheld(subscription=subscription) if is_committed else None
         self._client: AIOKafkaConsumer | None = None
         self._opening = asyncio.Lock()
         self._heard_at = 0.0
@@ -55,6 +58,8 @@ class KafkaConsumer:
         except TimeoutError:
             _log.warning("commit_skipped", group=self._subscription.group)
         finally:
+            if self._withheld:
+                self._withheld.observe({})
             client, self._client = self._client, None
             if client is not None:
                 await kafka_internals.stop_consumer(client)
@@ -77,6 +82,7 @@ class KafkaConsumer:
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)
+                    self._look_at_withheld(client)
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
@@ -155,6 +161,10 @@ class KafkaConsumer:
         async with self._connection.asking(self._doing("looking up end offsets")):
             found = await client.end_offsets(wanted)
         return {TopicPartition(*place): offset for place, offset in found.items()}
+
+    def withheld_seconds(self) -> float:
+        """Return for how long records have been withheld behind an open transaction."""
+        return self._withheld.seconds() if self._withheld else 0.0
 
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
@@ -252,8 +262,7 @@ class KafkaConsumer:
             "enable_auto_commit": False,
             "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
             "fetch_min_bytes": GATHER_BYTES,
-            # A topic without transactions is read to its end all the same.
-            "isolation_level": "read_committed",
+            "isolation_level": self._subscription.isolation_level.value,
             "session_timeout_ms": int(session_seconds * 1000),
             "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
             # How long the group waits for a member that works on what it polled.
@@ -280,6 +289,11 @@ class KafkaConsumer:
 
     def _held_of(self, partitions: Iterable[TopicPartition]) -> list[object]:
         return [named(place) for place in self._rebalances.held & set(partitions)]
+
+    def _look_at_withheld(self, client: AIOKafkaConsumer) -> None:
+        if self._withheld:
+            held = map(named, self._rebalances.held)
+            self._withheld.observe(kafka_internals.stable_offsets(client, held))
 
     def _doing(self, what: str) -> str:
         return f"{what} in the group {self._subscription.group!r}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 import aiokafka
 from aiokafka import AIOKafkaConsumer
 
-from gpuledger.bus.kafka_internals import raise_group_errors
+from gpuledger.bus.kafka_internals import raise_group_errors, serve_last
 from gpuledger.bus.kafka_rebalances import Rebalances
 from gpuledger.bus.protocol import Polled, Record, TopicPartition
 
@@ -18,7 +18,11 @@ GRACE_SECONDS: Final = 0.5
 async def fetch(
     client: AIOKafkaConsumer, rebalances: Rebalances, *, deadline: float, max_records: int
 ) -> Polled:
-    """Give what is there, or wait for it; nothing at the deadline or where a rebalance is due."""
+    """Return what is there, or wait for it; nothing at the deadline or where a rebalance is due.
+
+    Partitions take turns: whoever was served goes last, so that a backlog in one, whatever its
+    records are, keeps no other waiting for longer than one poll.
+    """
     places = [named(place) for place in rebalances.held]
     raise_group_errors(client)
     if places and not rebalances.changed.is_set():
@@ -28,6 +32,7 @@ async def fetch(
         except TimeoutError:
             return {}
         if found:
+            serve_last(client, found)
             return _records(found)
     left_seconds = deadline - asyncio.get_running_loop().time()
     if left_seconds <= 0 or rebalances.changed.is_set():
@@ -59,7 +64,11 @@ async def _first_of(
     finally:
         for task in waiting:
             task.cancel()
-    return _records(fetching.result()) if fetching is not None and fetching.done() else {}
+    if fetching is None or not fetching.done():
+        return {}
+    found = fetching.result()
+    serve_last(client, found)
+    return _records(found)
 
 
 def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Final
@@ -76,6 +76,39 @@ def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  #
         return None
     state = client._subscription.subscription.assignment.state_value(partition)
     return state.position if state.has_valid_position else None
+
+
+def stable_offsets(
+    client: AIOKafkaConsumer, partitions: Iterable[Any]
+) -> dict[Any, tuple[int, int, int]]:
+    """Return of each partition the position, and the last stable and the end offset last heard of.
+
+    Of those alone of which a broker has told them, and is asked still. `last_stable_offset` and
+    `highwater` say the same in public, and raise in the moment of a rebalance.
+    """
+    assignment = client._subscription.subscription and client._subscription.subscription.assignment
+    found = {}
+    for partition in partitions if assignment is not None else ():
+        if partition not in assignment.tps:
+            continue
+        state = assignment.state_value(partition)
+        if state.paused:
+            continue  # nothing is asked of the broker: what it said is of then
+        if state.has_valid_position and state.lso is not None and state.highwater is not None:
+            found[partition] = state.position, state.lso, state.highwater
+    return found
+
+
+def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
+    """Have what was fetched of these partitions handed out after that of all others.
+
+    `getmany` empties the answer for one partition before it comes to the next one's: with records
+    that are small, and many to a byte, that took minutes.
+    """
+    fetched = client._fetcher._records
+    for partition in partitions:
+        if partition in fetched:
+            fetched.move_to_end(partition)
 
 
 def is_dead(client: AIOKafkaConsumer) -> bool:

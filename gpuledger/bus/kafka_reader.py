@@ -20,6 +20,7 @@ from gpuledger.errors import BusUnavailableError
 
 MAX_RECORDS: Final = 500
 _POLL_MS: Final = 500
+_FETCH_WAIT_MS: Final = 20
 
 
 class KafkaReader:
@@ -105,6 +106,8 @@ class KafkaReader:
                 enable_auto_commit=False,
                 # What is removed while it is read is an error, not a jump.
                 auto_offset_reset="none",
+                # What is read is there: who goes on to the next partition waits for no more of it.
+                fetch_max_wait_ms=_FETCH_WAIT_MS,
                 isolation_level="read_committed",
             )
             try:

@@ -13,6 +13,7 @@ What is refused without being unpacked:
 
 - **A codec that none of ours writes**: gzip, snappy and lz4 have decoders of their own, in C, for
   bytes that anybody may have made. Ours write zstd, or nothing packed.
+- **More than `MAX_BATCH_RECORDS`**, by the batch's head: each would be a record to reject.
 - **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
 
 What a record says of its own offset is believed within its batch alone. Brokers give a batch its
@@ -44,7 +45,7 @@ from aiokafka.consumer.fetcher import READ_COMMITTED, PartitionRecords
 from typing_extensions import override
 
 from gpuledger.bus.kafka_internals import modules_of_records
-from gpuledger.bus.limits import MAX_UNPACKED_BYTES
+from gpuledger.bus.limits import MAX_BATCH_RECORDS, MAX_UNPACKED_BYTES
 from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, UnreadableReason
 from gpuledger.errors import GpuledgerError
 
@@ -212,6 +213,12 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
             raise _of_other_form(codec)
+        count = batch.last_offset_delta + 1  # as written: compaction leaves it as it was
+        if count > MAX_BATCH_RECORDS:
+            raise UnreadableError(
+                f"its {count} records are more than the {MAX_BATCH_RECORDS} that a batch may have",
+                reason=UnreadableReason.TOO_MANY,
+            )
         records: Iterable[Any] = batch
         return records
 

@@ -11,6 +11,10 @@ MAX_BATCH_BYTES: Final = 1_000_000
 """Uncompressed bytes in one batch; below the brokers' default `message.max.bytes` of 1,048,588."""
 OVERHEAD_BYTES: Final = 128
 """More than what Kafka's format adds to a batch of one record beside its key and its value."""
+MAX_BATCH_RECORDS: Final = 20_000
+"""Records in one batch. Of the smallest that are written in numbers, tombstones of pods under their
+UIDs (46 bytes in all), as many fit in `MAX_BATCH_BYTES`; of those of nodes with the shortest names
+more would, and go into another one. With nothing in them a batch of 727 kB holds 900,000."""
 MAX_MESSAGE_BYTES: Final = MAX_BATCH_BYTES - OVERHEAD_BYTES
 TOPIC_MESSAGE_BYTES: Final = topics.MAX_MESSAGE_BYTES
 """`max.message.bytes` of our topics, which bounds a batch as it is packed."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from gpuledger.bus.protocol import UnreadableReason
 from gpuledger.counters import count_from_zero
@@ -24,7 +24,13 @@ RECORDS_UNREADABLE_TOTAL: Final = Counter(
     "gpuledger_records_unreadable",
     "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
     " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
-    " `damaged`. The dead letters say of which topic.",
+    " `too_many` (more records than that), `damaged`. The dead letters say of which topic.",
     ["reason"],
+)
+RECORDS_WITHHELD_SECONDS: Final = Gauge(
+    "gpuledger_records_withheld_seconds",
+    "Time for which a consumer group has been kept from records that are there, as a transaction"
+    " before them is open: of a topic's partitions that this process reads, the longest.",
+    ["topic", "consumer"],
 )
 count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)

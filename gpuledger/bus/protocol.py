@@ -5,7 +5,7 @@ names; consuming is by poll, with offsets, so that the caller decides when a rec
 Errors: any method may raise a `BusError` (the brokers are away, lack a topic or refuse a right);
 whoever calls retries with a back-off. What is asked of a partition that is not assigned raises
 `NotAssignedError`: to ask again is of no use before the next poll, which alone assigns partitions.
-What a transaction has not committed yet, or never will, no consumer sees.
+What a transaction has not committed yet, or never will, no consumer sees, unless it asks for it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -39,6 +39,8 @@ class UnreadableReason(StrEnum):
     """Their batch is packed as none of ours is."""
     TOO_LARGE = "too_large"
     """Their batch is larger, unpacked, than one may be."""
+    TOO_MANY = "too_many"
+    """Their batch has more records than one may have."""
     DAMAGED = "damaged"
     """Their batch cannot be unpacked, or is no batch of records inside."""
 
@@ -136,6 +138,15 @@ async def ignore_gap(gap: Gap) -> None:
     """Do nothing about a gap, which is logged and counted without it: the default."""
 
 
+class IsolationLevel(StrEnum):
+    """Which records a consumer is given; Kafka's own names."""
+
+    READ_COMMITTED = "read_committed"
+    """Of transactions those that were committed, and nothing behind one that is still open."""
+    READ_UNCOMMITTED = "read_uncommitted"
+    """All of them, at once: also those of transactions that are open, or were aborted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subscription:
     """What a consumer asks for."""
@@ -146,6 +157,9 @@ class Subscription:
     """The topics; equally numbered partitions of them go to the same member (range assignment)."""
     member: str | None = None
     """The member's own name in the group (static membership): its partitions wait for it."""
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    """Whether what transactions write is given once it is committed. Of topics whose writers write
+    none it only matters who else may open one: it withholds all that is written behind it."""
     on_assigned: PartitionsCallback = ignore_partitions
     """Called with all partitions newly held, before any of their records is polled."""
     on_revoked: PartitionsCallback = ignore_partitions
@@ -243,6 +257,13 @@ class Consumer(Protocol):
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
         """Give, for each partition, the offset behind the last record that can be read by now."""
+
+    def withheld_seconds(self) -> float:
+        """Return for how long records that are there have been withheld, as of now.
+
+        They lie behind a transaction that is open: of all partitions, the longest; 0 where there
+        are none, and always where what is not committed is read as well.
+        """
 
 
 class Bus(Protocol):

@@ -22,6 +22,10 @@ class BootMark:
     """The number of its last tick that was booked."""
     begun_time_ns: Natural | None = None
     """When the boot began at the latest, as in `NodeMark`."""
+    first_booked_time_ns: Natural | None = None
+    """When the first of its ticks was booked, as in `NodeMark`."""
+    last_booked_time_ns: Natural | None = None
+    """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
 
 
 @record
@@ -42,5 +46,9 @@ class NodeMark:
     """When the boot began at the latest, nanoseconds since the epoch: by the `seq` of booked ticks
     and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
     by it; absent, none is."""
+    first_booked_time_ns: Natural | None = None
+    """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the
+    epoch: of many boots, those that have been booked for longest are kept."""
     boots_before: Annotated[list[BootMark], at_most(MAX_BOOTS)] | None = None
-    """The few boots before that one, the newest first; absent where none is known."""
+    """The few boots before that one, the newest first, and those that were booked for longest;
+    absent where none is known."""

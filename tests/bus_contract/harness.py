@@ -10,21 +10,18 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Protocol
 
-from gpuledger.bus.history import History
-from gpuledger.bus.protocol import Message, Subscription, TopicPartition, TransactionalBus
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
 
+    from gpuledger.bus.history import WholeBus
     from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
 DEADLINE_SECONDS = 30.0
 IDLE_SECONDS = 0.05
-
-
-class WholeBus(TransactionalBus, History, Protocol):
-    """A bus that can be followed and looked back on."""
 
 
 class Harness(Protocol):
@@ -44,6 +41,12 @@ class Harness(Protocol):
 
     async def remove_before(self, place: TopicPartition, offset: int) -> None:
         """Remove the records before an offset, as retention does."""
+
+    def open_transaction(self, place: TopicPartition) -> AbstractAsyncContextManager[None]:
+        """Have somebody's transaction, with a record in it, open on a partition while within.
+
+        On a bus where none is ever open, do nothing.
+        """
 
     async def recreate(self, topic: str) -> None:
         """Delete a topic with 4 partitions and make it anew."""

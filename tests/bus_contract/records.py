@@ -26,6 +26,7 @@ from tests.bus_contract.harness import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuledger.bus.protocol import Record
     from tests.bus_contract.harness import Harness
 
 
@@ -152,3 +153,20 @@ class RecordLaws:
         for name in "abc":
             of_one = [text for text in found if text.startswith(name)]
             assert of_one == [f"{name} {number}" for number in range(10)]
+
+    async def test_partitions_take_turns_whatever_backlog_one_of_them_has(
+        self, harness: Harness
+    ) -> None:
+        """Or a batch of many small records would keep all other partitions waiting for minutes."""
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(reading(harness)) as consumer,
+        ):
+            for partition in range(PARTITIONS):
+                await producer.publish(harness.readings, partition, messages(*"x" * 5_000))
+            first = await read(1, consumer)
+            polled: list[Record] = []
+            while len(polled) < 20 * 100:
+                polled += await poll_once(consumer, max_records=100)
+
+        assert len({record.partition for record in [*first[:100], *polled]}) == PARTITIONS

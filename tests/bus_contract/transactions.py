@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.bus.protocol import IsolationLevel, Message, TopicPartition
 from gpuledger.errors import FencedError, MessageTooLargeError, TopicsError
 from tests.bus_contract.harness import (
     incompressible,
@@ -200,3 +200,31 @@ class TransactionLaws:
             records = await poll_until(lambda found: len(found) >= 15, consumer)
 
         assert [each.value for each in records] == [each.value for each in large]
+
+    async def test_nobodys_open_transaction_stops_who_reads_what_is_not_committed(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 1)
+        asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        async with (
+            harness.bus.producer() as producer,
+            harness.bus.consumer(asked) as consumer,
+            harness.open_transaction(place),
+        ):
+            await producer.publish(*place, messages("behind it"))
+            records = await poll_until(lambda found: "behind it" in texts(found), consumer)
+            assert await consumer.end_offsets([place]) == {place: records[-1].offset + 1}
+            assert consumer.withheld_seconds() == 0
+
+    async def test_who_reads_what_is_not_committed_reads_what_is_committed_as_well(
+        self, harness: Harness
+    ) -> None:
+        place = TopicPartition(harness.readings, 1)
+        asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        async with (
+            harness.bus.transactions(f"{harness.group}-0") as transactions,
+            harness.bus.consumer(asked) as consumer,
+        ):
+            for text in ("a", "b"):
+                await transactions.commit({place: messages(text)}, offsets={}, group=harness.group)
+            assert texts(await read(2, consumer)) == ["a", "b"]

@@ -10,6 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
+from gpuledger.bus.limits import MAX_BATCH_RECORDS
 from tests import raw_batches
 from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tests.real.parts.kafka import Kafka
 
 GIBIBYTE = 1 << 30
+NOTHING = Raw(b"k", None)
+MOST_AND_ONE = MAX_BATCH_RECORDS + 1
 NAMELESS = [(b"\xff\xfe", b"anything")]
 
 
@@ -47,6 +50,11 @@ HOSTILE = {
     "gzip": Hostile(lambda data: raw_batches.pack(data, GZIP), GZIP),
     "snappy": Hostile(lambda data: raw_batches.pack(data, SNAPPY), SNAPPY),
     "lz4": Hostile(lambda data: raw_batches.pack(data, LZ4), LZ4),
+    "more records than any of ours": Hostile(
+        lambda _: raw_batches.pack(raw_batches.body([NOTHING] * MOST_AND_ONE), ZSTD),
+        ZSTD,
+        says=MOST_AND_ONE,
+    ),
     "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
     "a bomb that does not say so": Hostile(
         lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, says=1

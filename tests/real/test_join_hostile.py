@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
@@ -181,6 +181,31 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     assert f"compared {events} events" in again.stdout
     known = await read_known(bus=scene.bus, check=Check(), clock=SystemClock())
     assert known.undecodable == len(HOSTILE)
+
+
+async def test_nobodys_open_transaction_on_its_inputs_stops_the_join(scene: Scene) -> None:
+    """Where brokers have no access lists anybody may open one, and leave it open."""
+    await scene.make_topics()
+    worker = scene.worker
+    anybody = AIOKafkaProducer(
+        bootstrap_servers=scene.kafka.bootstrap_servers, transactional_id="anybody"
+    )
+    await anybody.start()
+    try:
+        await anybody.begin_transaction()
+        for topic in (SAMPLES.name, PODS.name):
+            at = place(topic)
+            await anybody.send_and_wait(topic, b"open", key=b"x", partition=at.partition)
+        await scene.publish_ticks(BEFORE)
+        worker.start()
+        await scene.await_committed({place(SAMPLES.name): 1 + len(BEFORE)})
+
+        assert scene.events() == sorted(
+            (node, number) for node in (NODE, OTHER) for number in BEFORE
+        )
+    finally:
+        await anybody.stop()
+        worker.kill()
 
 
 async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(scene: Scene) -> None:

@@ -5,6 +5,7 @@ each instance, what it drew beyond that by the compute slices that were busy.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -79,7 +80,8 @@ def _memory_ratios(board: GpuReading, parts: Sequence[GpuReading]) -> list[float
     if board.memory_total_bytes is None or None in totals:
         return None
     homes = [part.uuid if part.gpu_instance is None else part.gpu_instance for part in parts]
-    own = [(total or 0) / homes.count(home) for total, home in zip(totals, homes, strict=True)]
+    rows_of = Counter(homes)
+    own = [(total or 0) / rows_of[home] for total, home in zip(totals, homes, strict=True)]
     whole = max(board.memory_total_bytes, add_up(own))
     return [part / whole if whole else 0.0 for part in own]
 

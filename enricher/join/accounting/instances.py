@@ -37,11 +37,49 @@ def own_readings(
     own = list(readings)
     for rows in _compute_instances(readings):
         _share_memory(own, rows, claims)
+    parts_of = _sum_parts(own)
     for place, reading in enumerate(readings):
-        parts = [part for part in own if part.parent_uuid == reading.uuid]
-        if parts:
-            own[place] = _what_is_left(reading, parts)
+        parts = parts_of.get(reading.uuid)
+        if parts is not None:
+            left = _what_is_left(reading, parts)
+            if reading.parent_uuid is not None:  # a part that has parts: of no GPU that there is
+                parts_of[reading.parent_uuid].replace(own[place], left)
+            own[place] = left
     return own
+
+
+class _Parts:
+    """The memory of all rows that are parts of one: a sum, as a tick may have very many rows."""
+
+    __slots__ = ("reserved", "total", "used")
+
+    def __init__(self) -> None:
+        self.total = self.used = self.reserved = 0
+
+    def add(self, part: GpuReading) -> None:
+        """Add what a row has."""
+        self.total += part.memory_total_bytes or 0
+        self.used += part.memory_used_bytes or 0
+        self.reserved += part.memory_reserved_bytes or 0
+
+    def replace(self, part: GpuReading, left: GpuReading) -> None:
+        """Count what is left of a row in place of what it had."""
+        self.total -= part.memory_total_bytes or 0
+        self.used -= part.memory_used_bytes or 0
+        self.reserved -= part.memory_reserved_bytes or 0
+        self.add(left)
+
+
+def _sum_parts(rows: Sequence[GpuReading]) -> dict[str, _Parts]:
+    """Return the sum of the parts of each row that has some, by its UUID."""
+    found: dict[str, _Parts] = {}
+    for row in rows:
+        if row.parent_uuid is not None:
+            parts = found.get(row.parent_uuid)
+            if parts is None:
+                found[row.parent_uuid] = parts = _Parts()
+            parts.add(row)
+    return found
 
 
 def _compute_instances(readings: Sequence[GpuReading]) -> list[list[int]]:
@@ -73,20 +111,18 @@ def _share_memory(
     own[keeper] = _row(first, total=total, used=used, reserved=first.memory_reserved_bytes)
 
 
-def _what_is_left(reading: GpuReading, parts: Sequence[GpuReading]) -> GpuReading:
+def _what_is_left(reading: GpuReading, parts: _Parts) -> GpuReading:
     return _row(
         reading,
-        total=_less(reading.memory_total_bytes, [part.memory_total_bytes for part in parts]),
-        used=_less(reading.memory_used_bytes, [part.memory_used_bytes for part in parts]),
-        reserved=_less(
-            reading.memory_reserved_bytes, [part.memory_reserved_bytes for part in parts]
-        ),
+        total=_less(reading.memory_total_bytes, parts.total),
+        used=_less(reading.memory_used_bytes, parts.used),
+        reserved=_less(reading.memory_reserved_bytes, parts.reserved),
         is_busy_known=False,
     )
 
 
-def _less(whole: int | None, parts: Sequence[int | None]) -> int | None:
-    return None if whole is None else max(0, whole - sum(part or 0 for part in parts))
+def _less(whole: int | None, parts: int) -> int | None:
+    return None if whole is None else max(0, whole - parts)
 
 
 def _row(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from enricher.join.naming.describe import describe_known, describe_pods, identity_of
-from enricher.join.naming.pods import KnownPod, PodCache
+from enricher.join.naming.pods import KnownPod, PodCache, nearest
 from gpuledger.records import DeviceAllocation, Incident, PodDescription, PodState
 from gpuledger.twins import twin_of
 
@@ -36,13 +36,10 @@ def _describe_holders(
     containers: dict[tuple[str, str], set[str]] = {}
     for each in allocations:
         containers.setdefault((each.namespace, each.pod), set()).add(each.container)
+    named = pods.named_on(node) if containers else {}
     return [
-        _describe(
-            pods.find_named(namespace, name, node=node, time_ns=time_ns),
-            containers[namespace, name],
-            time_ns=time_ns,
-        )
-        for namespace, name in containers
+        _describe(nearest(named.get(name, ()), time_ns=time_ns), held, time_ns=time_ns)
+        for name, held in containers.items()
     ]
 
 

@@ -4,6 +4,7 @@ An event waits for nobody: it leaves with such a pod as pending. Here is only ke
 state; its times are the worker's own.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -41,7 +42,7 @@ class PendingPods:
     def __init__(self, *, pending_seconds: float, most: int = MOST_PENDING) -> None:
         self._pending_ns = round(pending_seconds * 1e9)
         self._most = most
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
         self._by_name: dict[str, Waiting] = {}
         self._unknown = 0
         self._swept_ns = 0

@@ -83,6 +83,8 @@ class PodCache:
     def __init__(self) -> None:
         self._pods: dict[str, KnownPod] = {}
         self._uid_of: dict[str, str] = {}
+        self._rivals: dict[str, set[str]] = {}
+        """The pods that claim a name, where they are several: the one that has it is among them."""
         self._nodes: dict[str, NodePods] = {}
         self._changes = 0
 
@@ -129,8 +131,7 @@ class PodCache:
             return
         for name in (*known.former, *_names_of(known.record)):
             for claimed in (name, _on_node(known.record.node, name)):
-                if self._uid_of.get(claimed) == uid:
-                    del self._uid_of[claimed]
+                self._disclaim(claimed, uid)
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
         self._touch(node)
@@ -176,10 +177,6 @@ class PodCache:
         )
         return known.record if known else None
 
-    def find_named(self, namespace: str, name: str, *, node: str, time_ns: int) -> KnownPod | None:
-        """Look a node's pod up by its name; of those that had it, the one that has it at a time."""
-        return nearest(self.named_on(node).get((namespace, name), ()), time_ns=time_ns)
-
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
         """Return the pods of a node by namespace and name, which several have one after another."""
         here = self._nodes.get(node)
@@ -189,18 +186,37 @@ class PodCache:
         return named
 
     def _claim(self, name: str, pod: PodRecord) -> None:
-        """Have a name lead to this pod.
+        """Have a name lead to this pod, unless another one has it by right.
 
-        A static pod keeps its hash when its object in the API server is made anew, so an old one
-        that is told of once more must not take it from the new one. A pod of one node takes no name
-        from one of another: a status is written by the pod's node, which may name any container.
+        A name that a pod has is not taken over by a younger one while the older one lives: who may
+        make pods could so put his name on another one's use. A static pod keeps its hash when its
+        object in the API server is made anew, and then the old object is gone. The order in which
+        records come changes nothing. A pod of one node takes no name from one of another: a
+        status is written by the pod's node, which may name any container.
         """
         holder = self._pods.get(self._uid_of.get(name, ""))
         if holder is not None and holder.record.node != pod.node:
             name = _on_node(pod.node, name)
             holder = self._pods.get(self._uid_of.get(name, ""))
-        if holder is None or holder.record.created_time_ns <= pod.created_time_ns:
+        if holder is None:
             self._uid_of[name] = pod.uid
+        elif holder.record.uid != pod.uid:
+            self._rivals.setdefault(name, {holder.record.uid}).add(pod.uid)
+            if _right_to_name(pod) < _right_to_name(holder.record):
+                self._uid_of[name] = pod.uid
+
+    def _disclaim(self, name: str, uid: str) -> None:
+        rivals = self._rivals.get(name)
+        if rivals is None:
+            if self._uid_of.get(name) == uid:
+                del self._uid_of[name]
+        elif uid in rivals:
+            rivals.remove(uid)
+            if self._uid_of[name] == uid:
+                left = (self._pods[each].record for each in rivals)
+                self._uid_of[name] = min(left, key=_right_to_name).uid
+            if len(rivals) == 1:
+                del self._rivals[name]
 
     def _touch(self, node: NodePods) -> None:
         self._changes += 1
@@ -227,6 +243,13 @@ def _names_of(pod: PodRecord) -> list[str]:
     """Give by what else than its UID the pod is found."""
     names = list(ids_of(pod))
     return names if pod.config_hash is None else [*names, _on_node(pod.node, pod.config_hash)]
+
+
+def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
+    """Rank the pods that claim a name: the oldest that lives, else the last one that did."""
+    if pod.deleted_time_ns is None:
+        return False, pod.created_time_ns, pod.uid
+    return True, -pod.created_time_ns, pod.uid
 
 
 def _on_node(node: str, name: str) -> str:

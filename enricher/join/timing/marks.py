@@ -5,7 +5,7 @@ back by who takes a partition over, and forgotten with the partition. It knows n
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Final
 
 from enricher.join.timing.passage import Booked, Mark, begin_of, time_reached
@@ -17,8 +17,14 @@ _BootMark: Final = twin_of(BootMark)
 _NS_PER_MS: Final = 1_000_000
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
-MOST_BOOTS_BEFORE: Final = 4
+NEWEST_BOOTS: Final = 4
 """A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
+LONGEST_BOOTS: Final = 4
+"""The boot that a node is really in is among those that have been booked for longest, however many
+were made up since."""
+_AWAY_NS: Final = 3_600 * 10**9
+MOST_NODES: Final = 20_000
+"""Nodes of one partition: several times those of the largest clusters in all of them."""
 
 
 class NodeMarks:
@@ -44,9 +50,13 @@ class NodeMarks:
         """Remember that this tick is booked, whose record bears the time `written_ms`."""
         node = sample.node
         begun_ns = begin_of(sample.seq, time_ns=min(written_ms * _NS_PER_MS, now_ns))
-        mark = Mark(sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns)
+        mark = Mark(
+            sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
+        )
         if known := self._marks.get(node):
             mark = _after(known, mark)
+        elif len(self._marks) >= MOST_NODES:
+            self._make_room()
         self._marks[node] = mark
         self._advanced[node] = None
         self._left_of_round -= 1
@@ -65,15 +75,32 @@ class NodeMarks:
             (mark.time_ns for mark in self._marks.values()), now_ns=now_ns
         )
         eldest_ns = now_ns - FORGOTTEN_AFTER_NS
-        for node in [one for one, mark in self._marks.items() if mark.heard_ns < eldest_ns]:
+        self._forget([one for one, mark in self._marks.items() if mark.heard_ns < eldest_ns])
+        self._left_of_round = len(self._marks)
+
+    def _make_room(self) -> None:
+        """Forget the tenth of the nodes that were not heard of for longest.
+
+        Nodes tick every second or so: what goes is made up, long before a node that is there.
+        """
+        by_age = sorted(self._marks, key=lambda node: self._marks[node].heard_ns)
+        self._forget(by_age[: MOST_NODES // 10])
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
             del self._marks[node]
             self._advanced[node] = None
-        self._left_of_round = len(self._marks)
 
     def take(self, written: NodeMark, *, heard_ns: int) -> None:
         """Take in what was written down before; what is known to be further stays."""
         before = tuple(
-            Booked(one.boot_id, one.seq, one.begun_time_ns or 0)
+            Booked(
+                one.boot_id,
+                one.seq,
+                one.begun_time_ns or 0,
+                one.first_booked_time_ns or heard_ns,
+                one.last_booked_time_ns or heard_ns,
+            )
             for one in written.boots_before or ()
         )
         mark = Mark(
@@ -83,12 +110,17 @@ class NodeMarks:
             written.offset,
             heard_ns,
             written.begun_time_ns or 0,
+            written.first_booked_time_ns or heard_ns,
+            heard_ns,
         )
         known = self._marks.get(written.node)
         if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
             told = _boots_of(known) if known else ()
-            mark.begun_ns = max(_begins_of(mark.boot_id, (_booked(mark), *told)))
-            mark.before = _furthest(mark, before, told)
+            for one in told:
+                if one.boot_id == mark.boot_id:
+                    mark.begun_ns = max(mark.begun_ns, one.begun_ns)
+                    mark.first_ns = min(mark.first_ns, one.first_ns)
+            mark.before = _kept(mark, before, told, now_ns=heard_ns)
             self._marks[written.node] = mark
             self._left_of_round = 0
 
@@ -113,8 +145,15 @@ class NodeMarks:
             time_ns=mark.time_ns,
             offset=mark.offset,
             begun_time_ns=mark.begun_ns,
+            first_booked_time_ns=mark.first_ns,
             boots_before=[
-                _BootMark(boot_id=one.boot_id, seq=one.seq, begun_time_ns=one.begun_ns)
+                _BootMark(
+                    boot_id=one.boot_id,
+                    seq=one.seq,
+                    begun_time_ns=one.begun_ns,
+                    first_booked_time_ns=one.first_ns,
+                    last_booked_time_ns=one.last_ns,
+                )
                 for one in mark.before
             ]
             or None,
@@ -127,11 +166,12 @@ def _after(known: Mark, tick: Mark) -> Mark:
         tick.before = known.before
         if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             tick.begun_ns = known.begun_ns
+        tick.first_ns = known.first_ns
         return tick
     if known.seq_of(tick.boot_id) is None:
-        tick.before = _furthest(tick, _boots_of(known))
+        tick.before = _kept(tick, _boots_of(known), now_ns=tick.heard_ns)
         return tick
-    known.before = _furthest(known, known.before, [_booked(tick)])
+    known.before = _kept(known, known.before, [_booked(tick)], now_ns=tick.heard_ns)
     known.heard_ns = tick.heard_ns
     return known
 
@@ -141,19 +181,39 @@ def _boots_of(mark: Mark) -> Sequence[Booked]:
 
 
 def _booked(mark: Mark) -> Booked:
-    return Booked(mark.boot_id, mark.seq, mark.begun_ns)
+    return Booked(mark.boot_id, mark.seq, mark.begun_ns, mark.first_ns, mark.last_ns)
 
 
-def _begins_of(boot_id: str, told: Iterable[Booked]) -> list[int]:
-    return [one.begun_ns for one in told if one.boot_id == boot_id]
+def _kept(newest: Mark, *told: Iterable[Booked], now_ns: int) -> tuple[Booked, ...]:
+    """Return how far boots before the newest are booked, by all that is told of them.
 
-
-def _furthest(newest: Mark, *told: Iterable[Booked]) -> tuple[Booked, ...]:
-    """Give how far the few boots before the newest are booked, by all that is told of them."""
+    Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
+    may write ticks may make up boots as he likes, and by then a small `seq` of a boot that nothing
+    is known of would be taken for its begin. What he cannot make up is for how long a boot has been
+    booked by our own clock: the boot that a node is in has a start over all that come after it.
+    """
     boots: dict[str, Booked] = {}
     for one in chain(*told):
         other = boots.get(one.boot_id, one)
-        furthest = max(one.seq, other.seq), max(one.begun_ns, other.begun_ns)
-        boots[one.boot_id] = Booked(one.boot_id, *furthest)
+        boots[one.boot_id] = Booked(
+            one.boot_id,
+            max(one.seq, other.seq),
+            max(one.begun_ns, other.begun_ns),
+            min(one.first_ns, other.first_ns),
+            max(one.last_ns, other.last_ns),
+        )
     boots.pop(newest.boot_id, None)
-    return tuple(islice(boots.values(), MOST_BOOTS_BEFORE))
+    eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+    left = [one for one in boots.values() if one.last_ns >= eldest_ns]
+    if len(left) > NEWEST_BOOTS + LONGEST_BOOTS:
+        older = sorted(left[NEWEST_BOOTS:], key=lambda one: _booked_for_ns(one, now_ns=now_ns))
+        longest = {one.boot_id for one in older[-LONGEST_BOOTS:]}
+        left = [
+            one for place, one in enumerate(left) if place < NEWEST_BOOTS or one.boot_id in longest
+        ]
+    return tuple(left)
+
+
+def _booked_for_ns(boot: Booked, *, now_ns: int) -> int:
+    """Return for how long a boot has been booked; a silence of up to an hour is part of it."""
+    return min(now_ns, boot.last_ns + _AWAY_NS) - boot.first_ns

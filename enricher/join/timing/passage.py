@@ -48,6 +48,10 @@ class Booked(NamedTuple):
     """The number of its last tick that was booked."""
     begun_ns: int
     """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    first_ns: int
+    """When the first of its ticks was booked, by the worker's clock."""
+    last_ns: int
+    """When the last of them was, by the worker's clock."""
 
 
 class Mark(msgspec.Struct, gc=False):
@@ -65,6 +69,10 @@ class Mark(msgspec.Struct, gc=False):
     """When a worker last heard of the node, by its own clock."""
     begun_ns: int
     """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    first_ns: int
+    """When the first tick of the boot was booked, by the worker's clock."""
+    last_ns: int
+    """When the last of them was, by the worker's clock."""
     before: tuple[Booked, ...] = ()
     """The few boots before, the newest first."""
 

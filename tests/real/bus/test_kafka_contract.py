@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -24,6 +26,8 @@ from tests.bus_contract.transactions import TransactionLaws
 from tests.real.changed_topics import recreate, remove_before
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gpuledger.bus.protocol import Message, Record, TopicPartition
     from tests.real.parts.kafka import KafkaBroker
 
@@ -67,6 +71,20 @@ class KafkaHarness:
 
     async def remove_before(self, place: TopicPartition, offset: int) -> None:
         await remove_before(self.settings, place, offset)
+
+    @asynccontextmanager
+    async def open_transaction(self, place: TopicPartition) -> AsyncIterator[None]:
+        anybody = AIOKafkaProducer(
+            bootstrap_servers=self.settings.bootstrap_servers, transactional_id=uuid4().hex
+        )
+        await anybody.start()
+        try:
+            await anybody.begin_transaction()
+            await anybody.send_and_wait(place.topic, b"open", partition=place.partition)
+            yield
+            await anybody.abort_transaction()
+        finally:
+            await anybody.stop()
 
     async def recreate(self, topic: str) -> None:
         again = Topic(name=topic, record=PodRecord, key="uid", partitions=PARTITIONS)

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import aiokafka
 import pytest
+from prometheus_client import REGISTRY
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
@@ -21,7 +22,7 @@ from gpuledger.bus.writers import Writers
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
-from tests.bus_contract.harness import poll_until, texts
+from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until, texts
 from tests.real.bus.given import numbered, settings_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,27 @@ async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
         await stuck.close()
 
         assert texts(await poll_until(bool, consumer)) == ["1"]
+
+
+async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what_is_behind_it(
+    settings: KafkaSettings, place: TopicPartition, stuck: KafkaTransactions
+) -> None:
+    """Or a consumer would stand still, and all that is shown of it say that it is at the end."""
+    asked = Subscription(group=f"g-{place.topic}", topics=[place.topic])
+    bus = KafkaBus(settings)
+    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+        await producer.publish(*place, [numbered(1)])
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while consumer.withheld_seconds() <= 1:
+                assert await poll_once(consumer) == []
+        labels = {"topic": place.topic, "consumer": asked.group}
+        shown = REGISTRY.get_sample_value("gpuledger_records_withheld_seconds", labels)
+        assert shown is not None
+        assert shown > 1
+        await stuck.close()
+
+        assert texts(await poll_until(bool, consumer)) == ["1"]
+        assert consumer.withheld_seconds() == 0
 
 
 async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(

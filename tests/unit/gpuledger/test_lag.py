@@ -63,3 +63,13 @@ def test_a_clock_behind_the_events_is_no_negative_lag() -> None:
     lag = Lag(clock=HandClock())
     lag.polled({AT: [record(0, age_seconds=-30)]})
     assert lag.seconds() == 0
+
+
+def test_records_that_the_bus_withholds_are_lag_though_none_was_polled() -> None:
+    """An open transaction before them is no reason to say that there is nothing to do."""
+    lag = Lag(clock=HandClock())
+    lag.follow(lambda: 40.0)
+    lag.polled({})
+    assert lag.seconds() == 40.0
+    lag.polled({AT: [record(0, age_seconds=90)]})
+    assert lag.seconds() == 90.0

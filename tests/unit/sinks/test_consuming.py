@@ -554,6 +554,9 @@ class ScriptedConsumer:
         assert offsets.keys() <= self._held
         self.commits.append(offsets)
 
+    def withheld_seconds(self) -> float:
+        return 0.0
+
     def assignment(self) -> Partitions:
         return self._held
 

@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
-from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
+from gpuledger.topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.test_service import (
     PLACE,
     joining,
@@ -23,7 +23,7 @@ from tests.unit.enricher.join.test_service import (
 from tests.unit.enricher.join.ticks import UIDS, pod
 
 GROUP = JoinTuning().group
-INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name, MARKS.name]
+INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name]
 
 
 class WatchedConsumer:

@@ -12,10 +12,11 @@ from enricher.join.delivery import Delivery
 from enricher.join.insistence import Insistence
 from enricher.join.rebuilding import Rebuilding, StalledError
 from enricher.join.settings import JoinTuning
+from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.service import Backoff, Check
-from gpuledger.topics import MARKS, PODS, SAMPLES
+from gpuledger.topics import PODS, SAMPLES
 from tests.unit.enricher.join.given import Given
 from tests.unit.enricher.join.ticks import pod, record
 
@@ -74,6 +75,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=backoff,
+        history=MemoryBus(),
     )
     consumer.rebuilding.need([0])
 
@@ -153,6 +155,7 @@ def rebuilding(
         tuning=JoinTuning(poll_timeout_seconds=0.01),
         check=check,
         backoff=Backoff(first_seconds=0.001, most_seconds=0.001),
+        history=MemoryBus(),
     )
     consumer.rebuilding = made
     made.need([0, 1])
@@ -192,9 +195,7 @@ async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back
     assert told == [(True, False), (False, False), (True, False)]
 
 
-POD_PLACE, MARK_PLACE, TICK_PLACE = (
-    TopicPartition(topic.name, 3) for topic in (PODS, MARKS, SAMPLES)
-)
+POD_PLACE, TICK_PLACE = (TopicPartition(topic.name, 3) for topic in (PODS, SAMPLES))
 PODS_POLLED: Polled = {POD_PLACE: [record(pod(), topic=PODS.name)]}
 
 
@@ -219,7 +220,7 @@ class OnePartition(TwoPartitions):
         brings: Polled | None = None,
     ) -> None:
         super().__init__()
-        self._held = {POD_PLACE, MARK_PLACE, TICK_PLACE}
+        self._held = {POD_PLACE, TICK_PLACE}
         self.paused: set[TopicPartition] = set()
         self.polls = 0
         self.is_mute = False
@@ -289,6 +290,7 @@ class Reading:
             check=self.check,
             backoff=Backoff(first_seconds=10, most_seconds=10, jitter=lambda: 1.0),
             seconds=clock,
+            history=MemoryBus(),
         )
         self.rebuilding.need([3])
         consumer.rebuilding = self.rebuilding
@@ -316,7 +318,7 @@ async def test_a_read_back_that_stands_still_for_a_minute_is_stalled() -> None:
     consumer = OnePartition(clock=(clock := Clock()), poll_seconds=25, per_poll=0)
     reading = Reading(consumer, clock=clock)
 
-    with pytest.raises(StalledError, match="nothing came for 60 s, 6 are left"):
+    with pytest.raises(StalledError, match="nothing came for 60 s, 3 are left"):
         await reading.run()
     assert reading.check.has_failed
     assert clock.seconds == 75
@@ -365,11 +367,11 @@ async def test_pods_that_come_with_the_loss_of_their_partition_are_left_to_its_n
     assert len(reading.given.stage.pods) == 0
 
 
-async def test_after_a_read_back_all_is_handed_out_but_marks() -> None:
+async def test_after_a_read_back_all_is_handed_out() -> None:
     consumer = OnePartition(clock=(clock := Clock()))
     await Reading(consumer, clock=clock).run()
 
-    assert consumer.paused == {MARK_PLACE}
+    assert consumer.paused == set()
 
 
 async def test_while_it_is_read_back_no_tick_of_a_partition_is_handed_out() -> None:

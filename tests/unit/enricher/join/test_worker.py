@@ -12,6 +12,7 @@ from enricher.join.service import JoinWorker
 from enricher.join.settings import JoinTuning
 from enricher.join.slices import Slice
 from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import SAMPLES
@@ -107,6 +108,7 @@ async def letters_after(*steps: str) -> int:
             tuning=tuning,
             check=Check(),
             backoff=Backoff(),
+            history=MemoryBus(),
         ),
         insist=insist,
         tuning=tuning,

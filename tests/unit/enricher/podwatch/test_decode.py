@@ -1,5 +1,6 @@
 """What podwatch reads in the API server's pods."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -112,18 +113,52 @@ def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("annotations", "expected"),
-    [
-        ({"kubernetes.io/config.hash": "h", "kubernetes.io/config.mirror": "m"}, "h"),
-        ({"kubernetes.io/config.mirror": "m"}, "m"),
-        ({"other": "x" * 1000}, None),
-    ],
-)
-def test_a_static_pod_is_known_by_its_hash(
-    annotations: dict[str, str], expected: str | None
-) -> None:
-    assert read(pod(metadata={"annotations": annotations})).config_hash == expected
+HASH = "6bfe5d2a8f1b4a33bd0c5e71f2a9c0de"
+NODE = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "n", "controller": True}
+
+
+def mirror(
+    *,
+    config_hash: str | None = HASH,
+    config_mirror: str | None = HASH,
+    owners: Sequence[Object] = (NODE,),
+    account: str | None = None,
+) -> Object:
+    """Give a static pod's mirror, as its kubelet makes it."""
+    notes = {"kubernetes.io/config.hash": config_hash, "kubernetes.io/config.mirror": config_mirror}
+    return pod(
+        metadata={
+            "annotations": {name: value for name, value in notes.items() if value is not None},
+            "ownerReferences": list(owners),
+        },
+        spec={"nodeName": "node-a", "serviceAccountName": account, "containers": []},
+    )
+
+
+def test_a_static_pod_is_known_by_its_hash() -> None:
+    assert read(mirror()).config_hash == HASH
+
+
+NO_MIRRORS: dict[str, Object] = {
+    "the hash alone": mirror(config_mirror=None),
+    "the mirror's annotation alone": mirror(config_hash=None),
+    "two that differ": mirror(config_mirror="f" * 32),
+    "nothing in both": mirror(config_hash="", config_mirror=""),
+    "no owner": mirror(owners=[]),
+    "another node as owner": mirror(owners=[NODE | {"name": "node-b"}]),
+    "an owner of another kind": mirror(owners=[NODE | {"kind": "ReplicaSet"}]),
+    "a Node of somebody's own API": mirror(owners=[NODE | {"apiVersion": "example.com/v1"}]),
+    "a second owner": mirror(owners=[NODE, NODE | {"kind": "ReplicaSet"}]),
+    "a service account, as any pod has": mirror(account="default"),
+    "a hash longer than any": mirror(config_hash="a" * 65, config_mirror="a" * 65),
+    "other annotations": pod(metadata={"annotations": {"other": "x" * 1000}}),
+}
+
+
+@pytest.mark.parametrize("item", NO_MIRRORS.values(), ids=NO_MIRRORS.keys())
+def test_a_pod_that_no_kubelet_made_has_no_hash(item: Object) -> None:
+    """Whoever may make pods may write both annotations, and names an owner as he likes."""
+    assert read(item).config_hash is None
 
 
 def gpu(name: str, amount: object, *, kind: str = "limits", always: bool = False) -> Object:

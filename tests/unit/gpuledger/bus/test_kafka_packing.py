@@ -2,15 +2,21 @@
 
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 import cramjam
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import CorruptRecordException
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from gpuledger.bus import kafka_internals
+from gpuledger.bus.kafka_batches import pack
 from gpuledger.bus.kafka_internals import pack_at_least_cost
 from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.limits import MAX_BATCH_RECORDS
+from gpuledger.bus.protocol import Message
 
 _ZSTD = 4
 # Levels differ on what repeats itself here and there, as ticks do.
@@ -81,3 +87,20 @@ def test_a_batch_that_ends_too_early_is_not_taken_for_a_short_one() -> None:
 
     with pytest.raises(CorruptRecordException):
         values_in(packed()[:-20])
+
+
+class Client:
+    """Makes batches as the producing client does."""
+
+    def create_batch(self) -> BatchBuilder:
+        return BatchBuilder(1_000_000, _ZSTD)
+
+
+def test_no_batch_has_more_records_than_its_readers_take() -> None:
+    """However small they are: tombstones of nodes have five bytes."""
+    tombstones = [Message(b"a", None, 0)] * (2 * MAX_BATCH_RECORDS + 5)
+    batches = list(pack(cast("AIOKafkaProducer", Client()), tombstones))
+
+    counts = [batch.record_count() for batch in batches]
+    assert sum(counts) == len(tombstones)
+    assert max(counts) == MAX_BATCH_RECORDS

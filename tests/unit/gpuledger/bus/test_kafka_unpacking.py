@@ -8,7 +8,7 @@ from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.record.memory_records import MemoryRecords
 
 from gpuledger.bus.kafka_unpacking import PartitionBatches, read_any_batch
-from gpuledger.bus.limits import MAX_UNPACKED_BYTES
+from gpuledger.bus.limits import MAX_BATCH_RECORDS, MAX_UNPACKED_BYTES
 from gpuledger.bus.protocol import Record, TopicPartition, UnreadableReason
 from tests import raw_batches
 from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
@@ -16,7 +16,7 @@ from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
 AT = TopicPartition("a.topic", 3)
 TIME_MS = 1_700_000_000_000
 DAMAGED, CODEC = UnreadableReason.DAMAGED, UnreadableReason.CODEC
-TOO_LARGE = UnreadableReason.TOO_LARGE
+TOO_LARGE, TOO_MANY = UnreadableReason.TOO_LARGE, UnreadableReason.TOO_MANY
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +139,23 @@ def test_the_position_is_exact_behind_each_record(
 
     for record in found:
         assert found.next_fetch_offset == record.offset + 1
+
+
+def test_a_batch_of_more_records_than_any_of_ours_is_one_record_of_all_of_them() -> None:
+    """Each of them would be a dead letter, and a batch of 727 kB holds 900,000."""
+    count = MAX_BATCH_RECORDS + 1
+    parts = [(0, batch([Raw(None, None)] * count, at=0)), (count, batch(values(0), at=count))]
+    (much, *after) = fetched(parts)
+
+    assert shown([much]) == [(0, count - 1, TOO_MANY)]
+    assert [record.offset for record in after] == [count, count + 1, count + 2]
+
+
+def test_a_batch_of_as_many_records_as_one_may_have_is_read() -> None:
+    found = fetched([(0, batch([Raw(b"k", b"")] * MAX_BATCH_RECORDS, at=0))])
+
+    assert len(found) == MAX_BATCH_RECORDS
+    assert not any(record.unreadable for record in found)
 
 
 def test_what_stands_for_a_batch_has_no_key_and_no_value_and_the_time_of_the_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,8 @@ from tests.bus_contract.records import RecordLaws
 from tests.bus_contract.transactions import TransactionLaws
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gpuledger.bus.protocol import Message, TopicPartition
 
 
@@ -40,6 +43,10 @@ class MemoryHarness:
 
     async def remove_before(self, place: TopicPartition, offset: int) -> None:
         self.bus.remove_before(place, offset)
+
+    @asynccontextmanager
+    async def open_transaction(self, place: TopicPartition) -> AsyncIterator[None]:
+        yield
 
     async def recreate(self, topic: str) -> None:
         self.bus.recreate(topic)

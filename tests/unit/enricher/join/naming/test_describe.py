@@ -128,18 +128,53 @@ def test_a_version_that_says_the_same_of_a_pod_costs_no_memory() -> None:
     assert found.record.phase == "Succeeded"
 
 
-MIRRORS = [pod(0, config_hash=HASH, created_time_ns=5), pod(1, config_hash=HASH, created_time_ns=9)]
-OLD, NEW = MIRRORS
+OLD = pod(0, config_hash=HASH, created_time_ns=5)
+GONE = pod(0, config_hash=HASH, created_time_ns=5, deleted_time_ns=8, resource_version="8")
+NEW = pod(1, config_hash=HASH, created_time_ns=9)
+NEW_GONE = pod(1, config_hash=HASH, created_time_ns=9, deleted_time_ns=11, resource_version="8")
 
 
-@pytest.mark.parametrize("order", [[OLD, NEW], [NEW, OLD], [OLD, NEW, OLD], [NEW, OLD, NEW]])
-def test_a_static_pods_hash_leads_to_its_newest_object(
-    given: Given, order: Sequence[PodRecord]
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ([GONE, NEW], NEW),
+        ([NEW, GONE], NEW),
+        ([OLD, NEW, GONE], NEW),
+        ([OLD, NEW, GONE, OLD], NEW),
+        ([GONE, NEW_GONE], NEW),
+        ([NEW_GONE, GONE], NEW),
+    ],
+)
+def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_gone(
+    given: Given, order: Sequence[PodRecord], expected: PodRecord
 ) -> None:
     """Its cgroup keeps the hash when its object in the API server is made anew."""
     for each in order:
         given.read_pod(each)
-    assert described(given, BY_HASH, 0).uid == NEW.uid
+    assert described(given, BY_HASH, 0).uid == expected.uid
+
+
+@pytest.mark.parametrize("order", [[OLD, NEW], [NEW, OLD], [OLD, NEW, OLD], [NEW, OLD, NEW]])
+def test_no_younger_pod_takes_the_name_of_one_that_lives(
+    given: Given, order: Sequence[PodRecord]
+) -> None:
+    """In whatever order their records come: who makes a pod later gets nobody's use by it."""
+    for each in order:
+        given.read_pod(each)
+    assert described(given, BY_HASH, 0).uid == OLD.uid
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_name_that_two_pods_claim_is_the_others_when_one_is_forgotten(
+    given: Given, gone: int
+) -> None:
+    """And with the last of them it is nobody's."""
+    for each in (OLD, NEW):
+        given.read_pod(each)
+    given.stage.pods.remove(UIDS[gone], partition=3)
+    assert described(given, BY_HASH, 0).uid == UIDS[1 - gone]
+    given.stage.pods.remove(UIDS[1 - gone], partition=3)
+    assert described(given, BY_HASH, 0).state is PodState.PENDING
 
 
 def test_nodes_that_share_a_static_pods_hash_have_each_their_own(given: Given) -> None:

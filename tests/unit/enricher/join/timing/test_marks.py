@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from enricher.join.stage import JoinStage
+from enricher.join.timing.marks import MOST_NODES, NodeMarks
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letters import DeadLetterOffice
@@ -14,6 +15,7 @@ from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record, sample
 
 PARTITION = 3
+NOW_NS = 1_795_000_000 * SECOND_NS
 USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 MARK = Decoder(topic=MARKS.name, record=NodeMark)
 EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
@@ -28,7 +30,7 @@ def office() -> DeadLetterOffice:
 @pytest.fixture
 def stage(office: DeadLetterOffice) -> JoinStage:
     """Give a worker's stage."""
-    return JoinStage(office=office, is_placed=anywhere)
+    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS)
 
 
 def written(messages: list[Message]) -> list[Record]:
@@ -62,6 +64,7 @@ def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
         time_ns=USED.time_ns,
         offset=5,
         begun_time_ns=USED.time_ns - SECOND_NS,
+        first_booked_time_ns=NOW_NS,
     )
 
 
@@ -136,14 +139,20 @@ def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinSta
 
 
 def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
-    """The newest of them, or a node that boots for ever would need ever more."""
-    stage.take_samples(boots(*(f"boot-{number}" for number in range(9))))
+    """Or a node that boots for ever would need ever more: the newest, and those booked longest."""
+    stage.take_samples(boots(*(f"boot-{number}" for number in range(13))))
     (message,) = stage.drain_marks(PARTITION)
     mark = MARK.decode(message.value)
-    assert mark.boot_id == "boot-8"
+    assert mark.boot_id == "boot-12"
     assert mark.boots_before == [
-        BootMark(boot_id=f"boot-{number}", seq=2000, begun_time_ns=USED.time_ns - SECOND_NS)
-        for number in (7, 6, 5, 4)
+        BootMark(
+            boot_id=f"boot-{number}",
+            seq=2000,
+            begun_time_ns=USED.time_ns - SECOND_NS,
+            first_booked_time_ns=NOW_NS,
+            last_booked_time_ns=NOW_NS,
+        )
+        for number in (11, 10, 9, 8, 3, 2, 1, 0)
     ]
 
 
@@ -184,3 +193,18 @@ def test_a_mark_that_cannot_be_read_is_put_aside(
     """As any record."""
     stage.take_marks([record(b"{", topic=MARKS.name)])
     assert office.buried == 1
+
+
+def test_more_nodes_than_a_partition_has_are_forgotten_the_longest_silent_first() -> None:
+    """Names are anybody's; who ticks is there still, and what he has booked stays booked."""
+    marks = NodeMarks()
+    honest = sample(node="honest", seq=1000)
+    for number in range(3 * MOST_NODES):
+        made_up = sample(node=f"made-up-{number}")
+        marks.advance(made_up, offset=number, written_ms=0, now_ns=number)
+        if number % 1000 == 0:
+            marks.advance(honest, offset=0, written_ms=0, now_ns=number)
+    assert len(marks) <= MOST_NODES
+    assert marks.of("honest") is not None
+    forgotten = [node for node, mark in marks.drain() if mark is None]
+    assert len(forgotten) >= 2 * MOST_NODES

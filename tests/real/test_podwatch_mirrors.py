@@ -1,0 +1,90 @@
+"""Whose hash podwatch believes, of pods that a real API server takes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from enricher.join.naming.pods import PodCache
+from tests.podwatch_cluster import following
+from tests.real.test_podwatch import RealCluster
+
+if TYPE_CHECKING:
+    from gpuledger.records import PodRecord
+    from tests.real.parts.kube_client import KubeApiClient
+
+HASH = "0123456789abcdef0123456789abcdef"
+NODE = "node-a"
+CONFIG_HASH, CONFIG_MIRROR = "kubernetes.io/config.hash", "kubernetes.io/config.mirror"
+OWNER = {
+    "apiVersion": "v1",
+    "kind": "Node",
+    "name": NODE,
+    "uid": "11111111-1111-4111-8111-111111111111",
+    "controller": True,
+}
+MIRROR: dict[str, Any] = {
+    "annotations": {CONFIG_HASH: HASH, CONFIG_MIRROR: HASH},
+    "ownerReferences": [OWNER],
+}
+"""What a kubelet makes the mirror of a static pod with."""
+
+
+class Scene:
+    """Pods of one node on a real API server, as podwatch reads them and the join keeps them."""
+
+    def __init__(self, server: KubeApiClient) -> None:
+        self._server = server
+        self.cluster = RealCluster(server)
+        self.pods = PodCache()
+
+    async def make(self, name: str, metadata: dict[str, Any]) -> PodRecord:
+        """Create a pod; give its record once podwatch has read it and the join has taken it."""
+        spec = {"nodeName": NODE, "containers": [{"name": "main", "image": "cuda"}]}
+        path = f"/api/v1/namespaces/{self.cluster.namespace}/pods"
+        body = {"metadata": {"name": name, **metadata}, "spec": spec}
+        made = await self.cluster.send("POST", path, body, content_type="application/json")
+        async with following(self.cluster) as found:
+            record = await found.until_seen(made["metadata"]["uid"])
+        self.pods.put(record, partition=0)
+        return record
+
+    def named(self) -> str | None:
+        """Return the pod whose name the use of the static pod gets."""
+        found = self.pods.find(HASH, "b" * 64, node=NODE)
+        return found.record.name if found else None
+
+
+@pytest.fixture
+async def scene(kube_api: KubeApiClient) -> Scene:
+    made = Scene(kube_api)
+    await made.cluster.prepare()
+    # The API server gives every pod but a mirror the account of its namespace.
+    accounts = f"/api/v1/namespaces/{made.cluster.namespace}/serviceaccounts"
+    await asyncio.to_thread(kube_api.request, "POST", accounts, {"metadata": {"name": "default"}})
+    return made
+
+
+async def test_no_pod_of_a_tenant_gets_the_name_of_a_static_pods_use(scene: Scene) -> None:
+    """Neither by the annotations, which anybody may write, nor as a mirror that came later."""
+    await scene.make("daemon", MIRROR)
+    assert scene.named() == "daemon"
+    for name, metadata in {
+        "hash": {"annotations": {CONFIG_HASH: HASH}},
+        "other-node": MIRROR | {"ownerReferences": [OWNER | {"name": "node-b"}]},
+        "no-owner": {"annotations": MIRROR["annotations"]},
+        "long": MIRROR
+        | {"annotations": {CONFIG_HASH: "a" * 100_000, CONFIG_MIRROR: "a" * 100_000}},
+    }.items():
+        record = await scene.make(name, metadata)
+        assert (name, record.config_hash) == (name, None)
+    # A kubelet deletes a mirror that it has not made; until then it looks like one.
+    assert (await scene.make("false-mirror", MIRROR)).config_hash == HASH
+    assert scene.named() == "daemon"
+
+
+async def test_without_a_static_pod_nobody_gets_its_name_by_the_hash_alone(scene: Scene) -> None:
+    await scene.make("hash", {"annotations": {CONFIG_HASH: HASH}})
+    assert scene.named() is None
