@@ -5,7 +5,8 @@ Producing and consuming stand in modules of their own.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any, Final
@@ -14,8 +15,8 @@ from aiokafka.client import AIOKafkaClient
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
-from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
+from gpuledger.bus.kafka_errors import FAILURES, name_refusals, translate
+from gpuledger.bus.kafka_logs import Refusals, demote_logs, remembering
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
@@ -34,6 +35,7 @@ class KafkaConnection:
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
+        self._refusals = Refusals()
         demote_logs()
 
     @cached_property
@@ -67,22 +69,29 @@ class KafkaConnection:
         An idempotent producer and a consumer's commit retry for ever by themselves.
         """
         limit_seconds = min(self.settings.request_timeout_seconds, at_most_seconds)
-        with remembered_refusals() as refusals, self.translating(doing, refusals=refusals):
+        with remembering(self._refusals), self.translating(doing):
             try:
                 async with asyncio.timeout(limit_seconds):
                     yield
             except TimeoutError as error:
                 raise BusUnavailableError(
                     f"{doing}: {self.servers} did not answer within {limit_seconds:g} s"
+                    f"{self.refused_within(limit_seconds)}"
                 ) from error
 
     @contextmanager
-    def translating(self, doing: str, *, refusals: Sequence[str] = ()) -> Iterator[None]:
+    def translating(self, doing: str) -> Iterator[None]:
         """Raise our own errors in the place of aiokafka's."""
+        begin_seconds = time.monotonic()
         try:
             yield
         except FAILURES as error:
+            refusals = self._refusals.of_last(time.monotonic() - begin_seconds)
             raise translate(error, doing=doing, servers=self.servers, refusals=refusals) from error
+
+    def refused_within(self, seconds: float) -> str:
+        """Return why connections failed in so many seconds, as a message's end; empty for none."""
+        return name_refusals(self._refusals.of_last(seconds))
 
     async def describe(self, topic: str) -> TopicDescription:
         """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
