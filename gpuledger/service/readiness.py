@@ -35,12 +35,14 @@ class Check:
         name: str = "",
         severity: Severity = Severity.CRITICAL,
         on_change: Callable[["Check"], None] | None = None,
+        on_still_failing: Callable[["Check"], None] | None = None,
     ) -> None:
         self.name = name
         self.severity = severity
         self.is_ok = False
         self._detail: Detail = "starting"
         self._on_change = on_change
+        self._on_still_failing = on_still_failing
         self.has_failed = False
         """Whether it was said to have failed; one that only starts has not."""
         self._has_ended = False
@@ -67,6 +69,8 @@ class Check:
         if not self.has_failed:
             self.has_failed = True
             self._report()
+        elif self._on_still_failing:
+            self._on_still_failing(self)
 
     def waits(self, detail: Detail) -> None:
         """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
@@ -98,7 +102,10 @@ class Readiness:
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
             self._checks[name] = Check(
-                name=name, severity=severity, on_change=lambda check: _report_change(check, log)
+                name=name,
+                severity=severity,
+                on_change=lambda check: _report_change(check, log),
+                on_still_failing=lambda check: log.still_fails(lambda: check.detail),
             )
             CHECK_OK.labels(check=name, severity=severity).set(0)
         return self._checks[name]
