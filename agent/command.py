@@ -100,7 +100,7 @@ def _log_swap(swap: Swap, settings: AgentSettings) -> None:
 async def _run(
     settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
 ) -> None:
-    bus = None if settings.no_kafka else _kafka(settings)
+    bus = None if settings.no_kafka else _kafka(settings, readiness)
     _spare_the_collector()
     await run_agent(
         machine=machine,
@@ -111,10 +111,10 @@ async def _run(
     )
 
 
-def _kafka(settings: AgentSettings) -> Bus:
+def _kafka(settings: AgentSettings, readiness: Readiness) -> Bus:
     from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
 
-    return KafkaBus(settings.kafka)
+    return KafkaBus(settings.kafka, readiness=readiness)
 
 
 def _spare_the_collector() -> None:

@@ -20,6 +20,7 @@ from gpuledger.bus.kafka_logs import Refusals, demote_logs, remembering
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2
@@ -30,13 +31,24 @@ may not have heard of it yet."""
 class KafkaConnection:
     """The settings of the brokers, as each client of them needs them."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
+        """Take the settings; where there are checks to report to, read the credentials at once.
+
+        Raises `SettingsError` naming a file of them that cannot be used.
+        """
         self.settings = settings
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
         self._refusals = Refusals()
         demote_logs()
+        if readiness and settings.security_protocol != "PLAINTEXT":
+            self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
+            readiness.look_each_second(self._credentials.look)
+
+    @cached_property
+    def _credentials(self) -> KafkaCredentials:
+        return KafkaCredentials(self.settings, check=_check_of(Readiness()))
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -50,7 +62,7 @@ class KafkaConnection:
         }
         if settings.security_protocol == "PLAINTEXT":
             return made
-        credentials = KafkaCredentials(settings)
+        credentials = self._credentials
         if settings.security_protocol.endswith("SSL"):
             made["ssl_context"] = CurrentContext(credentials.context)
         if settings.security_protocol.startswith("SASL"):
@@ -104,6 +116,10 @@ class KafkaConnection:
             finally:
                 await client.close()
         return TopicDescription(counts[topic], topic_ids.get(topic))
+
+
+def _check_of(readiness: Readiness) -> Check:
+    return readiness.check("kafka.credentials", severity=Severity.WARNING)
 
 
 async def count_partitions(

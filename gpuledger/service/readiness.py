@@ -5,12 +5,21 @@ A check is the one place where a lasting state is reported: `gpuledger_check_ok`
 again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
 """
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
+
+import structlog
 
 from gpuledger.service.check_log import CheckLog
 from gpuledger.service.metrics import CHECK_OK
+from gpuledger.service.repeats import Repeats
 from gpuledger.settings.secret import mask_addresses
+
+LOOK_SECONDS: Final = 1.0
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Severity(StrEnum):
@@ -92,10 +101,26 @@ class Check:
 
 
 class Readiness:
-    """The checks of a deployable; it is ready when there is one and no critical one fails."""
+    """The checks of a deployable; it is ready when there are critical ones and none fails."""
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
+        self._looks: list[Callable[[], None]] = []
+
+    def look_each_second(self, look: Callable[[], None]) -> None:
+        """Have something looked at that changes unasked, whether or not anybody is using it."""
+        self._looks.append(look)
+
+    async def keep_looking(self, *, every_seconds: float = LOOK_SECONDS) -> None:
+        """Look each second, until cancelled, at all that was asked for."""
+        while True:
+            await asyncio.sleep(every_seconds)
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
+                    if count := _repeats.count("look"):
+                        _log.exception("look_failed", count=count)
 
     def check(self, name: str, *, severity: Severity = Severity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""
@@ -116,9 +141,9 @@ class Readiness:
             check.end()
 
     def is_ready(self) -> bool:
-        """Return whether no critical check fails; without any check nothing is known to be."""
+        """Return whether no critical check fails; without any nothing is known of its own work."""
         critical = [c for c in self._checks.values() if c.severity is Severity.CRITICAL]
-        return bool(self._checks) and all(check.is_ok for check in critical)
+        return bool(critical) and all(check.is_ok for check in critical)
 
     def report(self) -> dict[str, object]:
         """Return what `/readyz` shows: `{ready, checks: {name: {ok, severity, detail}}}`."""
