@@ -65,6 +65,11 @@ def test_every_file_is_listed_by_a_kustomization() -> None:
             "kustomization.yaml",
             *manifests.kustomization(folder).get("resources", []),
             *(
+                patch["path"]
+                for patch in manifests.kustomization(folder).get("patches", [])
+                if "path" in patch
+            ),
+            *(
                 name
                 for generator in manifests.generators(folder)
                 for key in ("files", "envs")
