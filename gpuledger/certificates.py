@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuledger.errors import SettingsError
+from gpuledger.explaining import shorten_middle
 
 _CERTIFICATE: Final = b"CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
@@ -84,7 +85,7 @@ def load_own(
             said = _explain_password(key_file, prefix=prefix, password=password)
         else:
             said = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
-        raise SettingsError(said) from error
+        raise SettingsError(shorten_middle(said)) from error
     return [own, *_intermediates(cert_file, setting=certificate)]
 
 
@@ -127,20 +128,22 @@ def naming(setting: str, file: Path) -> Iterator[None]:
         yield
     except ssl.SSLError as error:
         said = f"{setting}: {file} cannot be used: a certificate in it is damaged ({error})"
-        raise SettingsError(said) from error
+        raise SettingsError(shorten_middle(said)) from error
     except (OSError, ValueError) as error:
         said = f"{setting}: cannot read {file}: {getattr(error, 'strerror', None) or error}"
-        raise SettingsError(said) from error
+        raise SettingsError(shorten_middle(said)) from error
 
 
 def _require_pem(file: Path, kind: bytes, *, setting: str, what: str) -> None:
     with naming(setting, file):
         content = file.read_bytes()
     if _BEGIN not in content:
-        raise SettingsError(f"{setting}: {file} is no PEM file: expected {what} in it")
+        said = f"{setting}: {file} is no PEM file: expected {what} in it"
+        raise SettingsError(shorten_middle(said))
     if kind not in content:
         block = kind.decode()
-        raise SettingsError(f"{setting}: there is no block {block} in {file}: expected {what}")
+        said = f"{setting}: there is no block {block} in {file}: expected {what}"
+        raise SettingsError(shorten_middle(said))
 
 
 def _explain_password(key_file: Path, *, prefix: str, password: str | None) -> str:

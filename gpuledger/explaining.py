@@ -111,6 +111,15 @@ def _shorten(value: object) -> str:
     return shorten(repr(value), _SHOWN_CHARACTERS)
 
 
+def shorten_middle(text: str, characters: int = 600) -> str:
+    """Return a text of about so many characters: its begin, which says where, and its end, the why.
+
+    Nothing may be looked for in what is left that is told by its two ends, such as an address.
+    """
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"
+
+
 def shorten(text: str, characters: int) -> str:
     """Return a text of at most so many characters, and a sign where more was there."""
     return text if len(text) <= characters else f"{text[:characters]}…"

@@ -120,35 +120,6 @@ async def test_a_placeholder_that_was_left_is_named(
         await KafkaBus(settings).partitions("any")
 
 
-RECEIVERS: Final = {
-    "remote_write": ("gpuledger-sink-remote-write", "/run/secrets/prometheus/password"),
-    "alerts": ("gpuledger-sink-alerts", "/run/secrets/alertmanager/password"),
-}
-
-
-@pytest.mark.parametrize("section", RECEIVERS)
-def test_a_receivers_password_is_mounted_by_its_own_sink_alone(
-    filled_in: Rendering, tmp_path: Path, section: str
-) -> None:
-    name, file = RECEIVERS[section]
-    workload = filled_in.workload(name)
-    laid_out = workload.lay_out(tmp_path)
-    kind = Option(name="kind", setting="kind", help="which")
-    loaded = load_settings(
-        SinkSettings,
-        prog=name,
-        description="",
-        options=[kind],
-        argv=laid_out.argv[1:],
-        environ=laid_out.environment,
-    )
-    settings = getattr(loaded, section)
-
-    assert settings.username == "gpuledger"
-    assert settings.password.read(name="password").startswith("PLACEHOLDER")
-    assert [each.name for each in filled_in.workloads() if file in each.files()] == [name]
-
-
 def test_the_documented_lines_give_the_agent_a_user_of_its_own(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
@@ -202,3 +173,32 @@ def test_password_and_authority_are_secrets_in_both_namespaces(filled_in: Render
         (namespace, frozenset({"password", "ca.crt"}))
         for namespace in ("gpuledger", "gpuledger-agent")
     }
+
+
+RECEIVERS: Final = {
+    "remote_write": ("gpuledger-sink-remote-write", "/run/secrets/prometheus/password"),
+    "alerts": ("gpuledger-sink-alerts", "/run/secrets/alertmanager/password"),
+}
+
+
+@pytest.mark.parametrize("section", RECEIVERS)
+def test_a_receivers_password_is_mounted_by_its_own_sink_alone(
+    filled_in: Rendering, tmp_path: Path, section: str
+) -> None:
+    name, file = RECEIVERS[section]
+    workload = filled_in.workload(name)
+    laid_out = workload.lay_out(tmp_path)
+    kind = Option(name="kind", setting="kind", help="which")
+    loaded = load_settings(
+        SinkSettings,
+        prog=name,
+        description="",
+        options=[kind],
+        argv=laid_out.argv[1:],
+        environ=laid_out.environment,
+    )
+    settings = getattr(loaded, section)
+
+    assert settings.username == "gpuledger"
+    assert settings.password.read(name="password").startswith("PLACEHOLDER")
+    assert [each.name for each in filled_in.workloads() if file in each.files()] == [name]

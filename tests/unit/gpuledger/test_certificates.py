@@ -113,6 +113,17 @@ def test_a_mistake_names_the_setting_that_has_it_and_the_file(files: Files, mist
     assert "wrong" not in said
 
 
+def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_screen(
+    files: Files,
+) -> None:
+    files.key = Path("x" * 30_000)
+    with pytest.raises(
+        SettingsError, match=r"^kafka\.ssl_key_file: .*File name too long$"
+    ) as raised:
+        files.load()
+    assert len(str(raised.value)) < 1000
+
+
 def test_a_key_is_opened_with_its_password(files: Files) -> None:
     files.encrypt(given=PASSWORD.decode())
     files.load()
