@@ -22,7 +22,7 @@ from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.service.basic_auth import BasicAuth
 from gpuledger.service.files_in_force import FilesInForce
 from gpuledger.service.http.messages import Handler, Request, Response
-from gpuledger.service.readiness import Check
+from gpuledger.service.readiness import Check, Readiness, Severity
 from gpuledger.service.tls import make_context
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config
 
@@ -41,14 +41,17 @@ class WebGuard:
         look_seconds: float = LOOK_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the file and what it names; raises `UserError` naming file and field."""
+        """Read the file and what it names; raises `UserError` naming file and field.
+
+        The check, `web_config` where none is given, tells of mistakes in what changes.
+        """
         self._file = file
         self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
         self._files = FilesInForce(
             lambda: self._change(read_web_config(file)),
             validities=self._take(read_web_config(file)),
             watch=self._watch,
-            check=check or Check(),
+            check=check or Readiness().check("web_config", severity=Severity.WARNING),
             on_read=lambda _: _log.info("web_config_read", file=str(file)),
         )
 
