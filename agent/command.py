@@ -102,7 +102,7 @@ def _log_swap(swap: Swap, settings: AgentSettings) -> None:
 async def _run(
     settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
 ) -> None:
-    bus = None if settings.no_kafka else _kafka(settings)
+    bus = None if settings.no_kafka else _kafka(settings, readiness)
     settle_collector(*_COLLECT_AFTER)
     await run_agent(
         machine=machine,
@@ -113,7 +113,7 @@ async def _run(
     )
 
 
-def _kafka(settings: AgentSettings) -> Bus:
+def _kafka(settings: AgentSettings, readiness: Readiness) -> Bus:
     from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
 
-    return KafkaBus(settings.kafka)
+    return KafkaBus(settings.kafka, readiness=readiness)

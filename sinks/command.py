@@ -47,7 +47,7 @@ async def run_sink(settings: SinkSettings, readiness: Readiness) -> None:
 
 def _work(settings: SinkSettings, readiness: Readiness) -> Awaitable[None]:
     # Imported here, so that a remote-write sink needs no Arrow and a store sink no protobuf.
-    bus = KafkaBus(settings.kafka)
+    bus = KafkaBus(settings.kafka, readiness=readiness)
     member = settings.kafka.group_member or None
     if settings.kind == "remote_write":
         from sinks.remote_write.service import run_remote_write  # noqa: PLC0415  # see above

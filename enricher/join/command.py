@@ -25,4 +25,5 @@ def main() -> int:
 
 
 async def _join(settings: JoinSettings, readiness: Readiness) -> None:
-    await run_join(bus=KafkaBus(settings.kafka), settings=settings, readiness=readiness)
+    bus = KafkaBus(settings.kafka, readiness=readiness)
+    await run_join(bus=bus, settings=settings, readiness=readiness)

@@ -36,7 +36,7 @@ async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
     async with open_api(settings.kubernetes, check=credentials) as api:
         await run_podwatch(
             api=api,
-            bus=KafkaBus(settings.kafka),
+            bus=KafkaBus(settings.kafka, readiness=readiness),
             settings=settings,
             readiness=readiness,
             clock=SystemClock(),

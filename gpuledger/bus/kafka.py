@@ -16,14 +16,19 @@ from gpuledger.bus.protocol import (
     TopicDescription,
     Transactions,
 )
+from gpuledger.service import Readiness
 from gpuledger.settings import KafkaSettings
 
 
 class KafkaBus:
     """Opens producers and consumers; nothing is asked of the brokers before the first use."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._connection = KafkaConnection(settings)
+    def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
+        """Take the settings, and where to report that changed credentials cannot be used.
+
+        Raises `SettingsError` where there is such a place and they cannot be used now.
+        """
+        self._connection = KafkaConnection(settings, readiness=readiness)
 
     async def partitions(self, topic: str) -> int:
         """Give the number of partitions; `TopicsError` where the topic does not exist."""

@@ -5,7 +5,8 @@ Producing and consuming stand in modules of their own.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from typing import Any, Final
@@ -14,11 +15,12 @@ from aiokafka.client import AIOKafkaClient
 
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
-from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import demote_logs, remembered_refusals
+from gpuledger.bus.kafka_errors import FAILURES, name_refusals, translate
+from gpuledger.bus.kafka_logs import Refusals, demote_logs, remembering
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2
@@ -29,12 +31,24 @@ may not have heard of it yet."""
 class KafkaConnection:
     """The settings of the brokers, as each client of them needs them."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
+        """Take the settings; where there are checks to report to, read the credentials at once.
+
+        Raises `SettingsError` naming a file of them that cannot be used.
+        """
         self.settings = settings
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
+        self._refusals = Refusals()
         demote_logs()
+        if readiness and settings.security_protocol != "PLAINTEXT":
+            self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
+            readiness.look_each_second(self._credentials.look)
+
+    @cached_property
+    def _credentials(self) -> KafkaCredentials:
+        return KafkaCredentials(self.settings, check=_check_of(Readiness()))
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
@@ -48,7 +62,7 @@ class KafkaConnection:
         }
         if settings.security_protocol == "PLAINTEXT":
             return made
-        credentials = KafkaCredentials(settings)
+        credentials = self._credentials
         if settings.security_protocol.endswith("SSL"):
             made["ssl_context"] = CurrentContext(credentials.context)
         if settings.security_protocol.startswith("SASL"):
@@ -67,22 +81,29 @@ class KafkaConnection:
         An idempotent producer and a consumer's commit retry for ever by themselves.
         """
         limit_seconds = min(self.settings.request_timeout_seconds, at_most_seconds)
-        with remembered_refusals() as refusals, self.translating(doing, refusals=refusals):
+        with remembering(self._refusals), self.translating(doing):
             try:
                 async with asyncio.timeout(limit_seconds):
                     yield
             except TimeoutError as error:
                 raise BusUnavailableError(
                     f"{doing}: {self.servers} did not answer within {limit_seconds:g} s"
+                    f"{self.refused_within(limit_seconds)}"
                 ) from error
 
     @contextmanager
-    def translating(self, doing: str, *, refusals: Sequence[str] = ()) -> Iterator[None]:
+    def translating(self, doing: str) -> Iterator[None]:
         """Raise our own errors in the place of aiokafka's."""
+        begin_seconds = time.monotonic()
         try:
             yield
         except FAILURES as error:
+            refusals = self._refusals.of_last(time.monotonic() - begin_seconds)
             raise translate(error, doing=doing, servers=self.servers, refusals=refusals) from error
+
+    def refused_within(self, seconds: float) -> str:
+        """Return why connections failed in so many seconds, as a message's end; empty for none."""
+        return name_refusals(self._refusals.of_last(seconds))
 
     async def describe(self, topic: str) -> TopicDescription:
         """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
@@ -95,6 +116,10 @@ class KafkaConnection:
             finally:
                 await client.close()
         return TopicDescription(counts[topic], topic_ids.get(topic))
+
+
+def _check_of(readiness: Readiness) -> Check:
+    return readiness.check("kafka.credentials", severity=Severity.WARNING)
 
 
 async def count_partitions(

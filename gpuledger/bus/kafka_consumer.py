@@ -278,6 +278,7 @@ class KafkaConsumer:
             raise BusUnavailableError(
                 f"{self._doing('polling')}: no broker of {self._connection.servers} "
                 f"has coordinated the group for {now - self._heard_at:.0f} s"
+                f"{self._connection.refused_within(now - self._heard_at)}"
             )
 
     def _must_hold(self, partitions: Iterable[TopicPartition]) -> None:

@@ -12,8 +12,10 @@ from typing import Any, Self
 import structlog
 from typing_extensions import override
 
-from gpuledger.errors import SettingsError
+from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.file_watch import LOOK_SECONDS, FileWatch
+from gpuledger.service import Check
+from gpuledger.service.files_in_force import FilesInForce
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
 
@@ -29,45 +31,49 @@ class KafkaCredentials:
         self,
         settings: KafkaSettings,
         *,
+        check: Check,
         look_seconds: float = LOOK_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
+        time_seconds: Callable[[], float] = time.time,
     ) -> None:
         """Read the files; raises `SettingsError` naming one that cannot be used."""
         self._settings = settings
         secrets = (settings.sasl_password, settings.ssl_key_password)
         files = (settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file)
         named = (*files, *(secret.file for secret in secrets if secret))
-        self._watch = FileWatch(
+        watch = FileWatch(
             (file for file in named if file), look_seconds=look_seconds, monotonic=monotonic
         )
-        self._take()
+        self._files = FilesInForce(
+            self._take,
+            validities=self._take(),
+            watch=watch,
+            check=check,
+            on_read=lambda files: _log.info("kafka_credentials_read", files=files),
+            time_seconds=time_seconds,
+        )
 
     def context(self) -> ssl.SSLContext:
         """Return the TLS context for a connection that is opened now."""
-        self._look()
+        self.look()
         return self._context
 
     def password(self) -> str:
         """Return the password for a login now; empty where there is none."""
-        self._look()
+        self.look()
         return self._password
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
-        if not self._watch.has_changed():
-            return
-        try:
-            self._take()
-        except SettingsError as error:
-            _log.error("kafka_credentials_refused", error=str(error))
-        else:
-            _log.info("kafka_credentials_read", files=[str(file) for file in self._watch.files])
+        self._files.look()
 
-    def _take(self) -> None:
+    def _take(self) -> list[Validity]:
         password = _current("sasl_password", self._settings.sasl_password)
+        validities: list[Validity] = []
         if self._settings.security_protocol.endswith("SSL"):
-            self._context = tls_context(self._settings)
+            self._context, validities = tls_context(self._settings)
         self._password = password
+        return validities
 
 
 class CurrentContext(ssl.SSLContext):
@@ -105,26 +111,28 @@ class CurrentPassword(str):
         return self._current().encode(encoding, errors)
 
 
-def tls_context(settings: KafkaSettings) -> ssl.SSLContext:
-    """Make the TLS context; `SettingsError` names the file that cannot be used."""
-    try:
-        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError(
-            f"kafka.ssl_ca_file: {settings.ssl_ca_file} cannot be used: {error}"
-        ) from error
+def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]]:
+    """Return the TLS context, and how long its certificates are valid.
+
+    Raises `SettingsError` naming the setting whose file cannot be used.
+    """
+    validities: list[Validity] = []
+    if settings.ssl_ca_file:
+        setting, file = "kafka.ssl_ca_file", settings.ssl_ca_file
+        context = trusting(setting=setting, file=file)
+        validities += authorities_of(context, setting=setting, file=file)
+    else:
+        context = ssl.create_default_context()
     context.check_hostname = settings.ssl_check_hostname
-    if settings.ssl_cert_file:
-        # Without a text OpenSSL would ask on the terminal.
-        password = _current("ssl_key_password", settings.ssl_key_password)
-        try:
-            context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, password)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(
-                f"kafka.ssl_cert_file: {settings.ssl_cert_file} with {settings.ssl_key_file} "
-                f"cannot be used: {error}"
-            ) from error
-    return context
+    if settings.ssl_cert_file and settings.ssl_key_file:
+        validities += load_own(
+            context,
+            prefix="kafka.ssl_",
+            cert_file=settings.ssl_cert_file,
+            key_file=settings.ssl_key_file,
+            password=_current("ssl_key_password", settings.ssl_key_password),
+        )
+    return context, validities
 
 
 def _current(name: str, secret: Secret | None) -> str:

@@ -81,9 +81,17 @@ def translate(
 ) -> GpuledgerError:
     """Give the error to raise instead, with what was being done."""
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
-        return BusUnavailableError(
-            f"no broker of {servers} can be used: it is unreachable, or refused the protocol, "
-            f"the certificate or the login ({'; '.join(refusals)})"
-        )
+        return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
-    return kind(f"{doing}: {servers} {meaning} ({type(error).__name__}: {error})")
+    refused = name_refusals(refusals) if kind is BusUnavailableError else ""
+    return kind(f"{doing}: {servers} {meaning} ({type(error).__name__}: {error}){refused}")
+
+
+def name_refusals(refusals: Sequence[str]) -> str:
+    """Return how a message ends that says why connections failed; empty where none did."""
+    if not refusals:
+        return ""
+    return (
+        ": it is unreachable, or refused the protocol, the certificate or the login "
+        f"({'; '.join(refusals)})"
+    )

@@ -1,12 +1,14 @@
 """What aiokafka may say: its retries are debug lines, refused connections are remembered.
 
 aiokafka keeps the reason of a failed connection to its log; here it is taken from there, so that
-our own error can name it.
+our own error can name it: also where a background task of a client connects, whose caller is only
+told that nobody answered.
 """
 
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,20 +24,55 @@ TOLD: Final = (
 )
 """What stays a warning or an error. All else is a retry of aiokafka's, or comes back to the caller
 as an exception and so to a check: it is of use to who looks for a mistake in the client."""
-REFUSED: Final = ('Unable connect to "%s:%s": %s', 'Unable to request metadata from "%s:%s": %s')
+REFUSED: Final = {
+    'Unable connect to "%s:%s": %s': "%s:%s",
+    'Unable to request metadata from "%s:%s": %s': "%s:%s",
+    "Unable connect to node with id %s: %s": "node %s",
+    "Unable to request metadata from node with id %s: %r": "node %s",
+}
+"""Lines whose last value is why a connection failed, and how those before name the broker."""
+MAX_BROKERS: Final = 16
+"""Of so many brokers the reason is remembered."""
 QUIET_SECONDS: Final = 3600.0
 """How long a line that stays is not written again."""
 
-_refusals: ContextVar[list[str] | None] = ContextVar("refusals", default=None)
+
+class Refusals:
+    """Why each broker refused its last connection that failed, and when that was."""
+
+    def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def note(self, broker: str, reason: str) -> None:
+        """Record a connection that failed now."""
+        self._reasons.pop(broker, None)
+        self._reasons[broker] = (self._seconds(), reason)
+        if len(self._reasons) > MAX_BROKERS:
+            self._reasons.popitem(last=False)
+
+    def of_last(self, seconds: float) -> list[str]:
+        """Return the brokers, each with its reason, that refused within so many seconds."""
+        since_seconds = self._seconds() - seconds
+        return [
+            f"{broker}: {reason}"
+            for broker, (at_seconds, reason) in self._reasons.items()
+            if at_seconds >= since_seconds
+        ]
+
+
+_refusals: ContextVar[Refusals | None] = ContextVar("refusals", default=None)
 
 
 @contextmanager
-def remembered_refusals() -> Iterator[list[str]]:
-    """Collect why brokers refused a connection, instead of logging it."""
-    refusals: list[str] = []
+def remembering(refusals: Refusals) -> Iterator[None]:
+    """Collect why brokers refuse connections, instead of logging it.
+
+    What a client begins meanwhile, as a task that goes on connecting, collects there from then on.
+    """
     token = _refusals.set(refusals)
     try:
-        yield refusals
+        yield
     finally:
         _refusals.reset(token)
 
@@ -77,9 +114,16 @@ def demote_logs() -> None:
 
 
 def _is_remembered(record: logging.LogRecord) -> bool:
-    refusals = _refusals.get()
-    if refusals is None or record.msg not in REFUSED:
+    refusals, name = _refusals.get(), REFUSED.get(record.msg)
+    if refusals is None or name is None or not isinstance(record.args, tuple):
         return False
-    host, port, reason = record.args if isinstance(record.args, tuple) else ("", "", "")
-    refusals.append(f"{host}:{port}: {str(reason) or type(reason).__name__}")
+    *broker, error = record.args
+    refusals.note(name % tuple(broker), _reason_of(error))
     return True
+
+
+def _reason_of(error: object) -> str:
+    """Return what an error says, and what is behind it: of a lost connection that is the reason."""
+    said = str(error) or type(error).__name__
+    cause = getattr(error, "__cause__", None)
+    return f"{said}: {cause}" if cause and str(cause) else said

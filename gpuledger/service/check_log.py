@@ -1,10 +1,13 @@
 """What the log says of a check: a line when a failure begins, and one when it has ended.
 
-Here lives what keeps a check that fails and recovers without end from writing without end.
+A failure whose reason turns out to be another one, as where a broker that was restarted refuses the
+login, is said in a further line. Here lives what keeps a check that fails and recovers without end
+from writing without end.
 """
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -13,6 +16,9 @@ import structlog
 
 CALM_SECONDS: Final = 60.0
 """How long a check must have held before a further failure is news of its own."""
+MAX_REASONS: Final = 10
+"""So many reasons are told of one failure."""
+_NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
 
 
@@ -50,6 +56,8 @@ class CheckLog:
         self._ended_seconds = -math.inf
         self._is_flapping = False
         self._failures = 0
+        self._reasons: set[str] = set()
+        self._told_seconds = -math.inf
         self._due: Cancellable | None = None
 
     def failed(self, detail: str) -> None:
@@ -62,7 +70,23 @@ class CheckLog:
             return
         self._began_seconds = self._seconds()
         self._is_flapping = self._began_seconds - self._ended_seconds < CALM_SECONDS
+        self._told_seconds = self._began_seconds
+        self._reasons = {_reason_of(detail)}
         _log.warning("check_failed", **self._facts, detail=detail)
+
+    def still_fails(self, detail: Callable[[], str]) -> None:
+        """Record that it fails yet: a reason that was not told is, once a minute at most.
+
+        Details that differ in numbers alone, as in how much waits, have the same reason.
+        """
+        now_seconds = self._seconds()
+        if now_seconds - self._told_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
+            return
+        said = detail()
+        if _reason_of(said) not in self._reasons:
+            self._told_seconds = now_seconds
+            self._reasons.add(_reason_of(said))
+            _log.warning("check_reason_changed", **self._facts, detail=said)
 
     def recovered(self) -> None:
         """Record that the check holds; without a failure before it that is no news.
@@ -88,6 +112,10 @@ class CheckLog:
         )
         self._due = self._began_seconds = None
         self._failures = 0
+
+
+def _reason_of(detail: str) -> str:
+    return _NUMBER.sub("0", detail)
 
 
 def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:

@@ -11,6 +11,13 @@ CHECK_OK: Final = Gauge(
     ["check", "severity"],
 )
 
+CERTIFICATE_NOT_AFTER: Final = Gauge(
+    "gpuledger_certificate_not_after_timestamp_seconds",
+    "Time (Unix) at which the certificates in this file expire: of an own one with its "
+    "chain the first, of authorities the last.",
+    ["file"],
+)
+
 
 class Dropped(StrEnum):
     """Why a connection to the health pages was ended before its client had what it came for."""

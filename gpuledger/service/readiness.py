@@ -5,12 +5,21 @@ A check is the one place where a lasting state is reported: `gpuledger_check_ok`
 again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
 """
 
+import asyncio
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
+
+import structlog
 
 from gpuledger.service.check_log import CheckLog
 from gpuledger.service.metrics import CHECK_OK
+from gpuledger.service.repeats import Repeats
 from gpuledger.settings.secret import mask_addresses
+
+LOOK_SECONDS: Final = 1.0
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 
 
 class Severity(StrEnum):
@@ -35,12 +44,14 @@ class Check:
         name: str = "",
         severity: Severity = Severity.CRITICAL,
         on_change: Callable[["Check"], None] | None = None,
+        on_still_failing: Callable[["Check"], None] | None = None,
     ) -> None:
         self.name = name
         self.severity = severity
         self.is_ok = False
         self._detail: Detail = "starting"
         self._on_change = on_change
+        self._on_still_failing = on_still_failing
         self.has_failed = False
         """Whether it was said to have failed; one that only starts has not."""
         self._has_ended = False
@@ -67,6 +78,8 @@ class Check:
         if not self.has_failed:
             self.has_failed = True
             self._report()
+        elif self._on_still_failing:
+            self._on_still_failing(self)
 
     def waits(self, detail: Detail) -> None:
         """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
@@ -88,17 +101,36 @@ class Check:
 
 
 class Readiness:
-    """The checks of a deployable; it is ready when there is one and no critical one fails."""
+    """The checks of a deployable; it is ready when there are critical ones and none fails."""
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
+        self._looks: list[Callable[[], None]] = []
+
+    def look_each_second(self, look: Callable[[], None]) -> None:
+        """Have something looked at that changes unasked, whether or not anybody is using it."""
+        self._looks.append(look)
+
+    async def keep_looking(self, *, every_seconds: float = LOOK_SECONDS) -> None:
+        """Look each second, until cancelled, at all that was asked for."""
+        while True:
+            await asyncio.sleep(every_seconds)
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
+                    if count := _repeats.count("look"):
+                        _log.exception("look_failed", count=count)
 
     def check(self, name: str, *, severity: Severity = Severity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
             self._checks[name] = Check(
-                name=name, severity=severity, on_change=lambda check: _report_change(check, log)
+                name=name,
+                severity=severity,
+                on_change=lambda check: _report_change(check, log),
+                on_still_failing=lambda check: log.still_fails(lambda: check.detail),
             )
             CHECK_OK.labels(check=name, severity=severity).set(0)
         return self._checks[name]
@@ -109,9 +141,9 @@ class Readiness:
             check.end()
 
     def is_ready(self) -> bool:
-        """Return whether no critical check fails; without any check nothing is known to be."""
+        """Return whether no critical check fails; without any nothing is known of its own work."""
         critical = [c for c in self._checks.values() if c.severity is Severity.CRITICAL]
-        return bool(self._checks) and all(check.is_ok for check in critical)
+        return bool(critical) and all(check.is_ok for check in critical)
 
     def report(self) -> dict[str, object]:
         """Return what `/readyz` shows: `{ready, checks: {name: {ok, severity, detail}}}`."""

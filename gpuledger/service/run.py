@@ -1,6 +1,8 @@
 """A deployable as a whole: logs, health pages, its work, its end."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
@@ -9,9 +11,10 @@ from gpuledger import __version__
 from gpuledger.service.health import Page, serve_health
 from gpuledger.service.lifecycle import run_until_signalled
 from gpuledger.service.logs import configure_logs
-from gpuledger.service.readiness import Readiness
+from gpuledger.service.readiness import Readiness, Severity
 from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings.groups import HttpSettings, LogSettings
+from gpuledger.tasks import end_tasks
 
 _log = structlog.get_logger(__name__)
 
@@ -46,16 +49,24 @@ def run_service(
     configure_logs(settings.log)
     readiness = Readiness()
     file = settings.http.web_config_file
-    guard = WebGuard(file) if file else None
+    guard = _guard(file, readiness) if file else None
 
     async def work() -> None:
         async with serve_health(
             listen=settings.http.listen, readiness=readiness, page=page, guard=guard
         ) as address:
             _log.info("service_started", version=__version__, http=address, **(about or {}))
+            looking = asyncio.create_task(readiness.keep_looking())
             try:
                 await main(settings, readiness)
             finally:
+                await end_tasks(looking)
                 _log.info("service_ended")
 
     return run_until_signalled(work, on_stop=readiness.end)
+
+
+def _guard(file: Path, readiness: Readiness) -> WebGuard:
+    guard = WebGuard(file, check=readiness.check("web_config", severity=Severity.WARNING))
+    readiness.look_each_second(guard.look)
+    return guard

@@ -5,9 +5,16 @@ Nothing here knows who may see which page.
 
 import re
 import ssl
-from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+from gpuledger.certificates import (
+    Validity,
+    authorities_of,
+    load_own,
+    naming,
+    require_authorities,
+)
 from gpuledger.errors import UserError
 from gpuledger.explaining import shorten_middle
 from gpuledger.service.web_config import TlsServerConfig
@@ -16,8 +23,11 @@ _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLS
 _SUITE: Final = re.compile(r"TLS_(?:(ECDHE|DHE)_)?(RSA|ECDSA)_WITH_(\w+)")
 
 
-def make_context(config: TlsServerConfig) -> ssl.SSLContext:
-    """Make a server's context; raises `UserError` naming the field whose file cannot be used."""
+def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity]]:
+    """Return a server's context, and how long its certificates are valid.
+
+    Raises `UserError` naming the field whose file cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.min_version]
     context.maximum_version = _VERSIONS[config.max_version]
@@ -26,28 +36,21 @@ def make_context(config: TlsServerConfig) -> ssl.SSLContext:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     if config.cipher_suites:
         _set_suites(context, config.cipher_suites)
-    _load("cert_file", config.cert_file, lambda: open(config.cert_file, "rb").close())  # noqa: PTH123  # only whether it can be read
-    _load(
-        "key_file",
-        config.key_file,
-        lambda: context.load_cert_chain(config.cert_file, config.key_file),
+    validities = load_own(
+        context,
+        prefix="tls_server_config.",
+        cert_file=Path(config.cert_file),
+        key_file=Path(config.key_file),
     )
     if config.asks_clients:
         # A client without one is refused page by page: the kubelet has none to show for its probes.
         context.verify_mode = ssl.CERT_OPTIONAL
-        file = config.client_ca_file
-        _load("client_ca_file", file, lambda: context.load_verify_locations(file))
-    return context
-
-
-def _load(field: str, file: str, load: Callable[[], None]) -> None:
-    try:
-        load()
-    except (OSError, ssl.SSLError) as error:
-        shown = shorten_middle(file)
-        raise UserError(
-            f"tls_server_config.{field}: cannot use {shown}: {error.strerror or error}"
-        ) from error
+        setting, file = "tls_server_config.client_ca_file", Path(config.client_ca_file)
+        require_authorities(setting=setting, file=file)
+        with naming(setting, file):
+            context.load_verify_locations(file)
+        validities += authorities_of(context, setting=setting, file=file)
+    return context, validities
 
 
 def _set_suites(context: ssl.SSLContext, names: list[str]) -> None:

@@ -16,10 +16,13 @@ from typing import Any, Final
 
 import structlog
 
+from gpuledger.certificates import Validity
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.service.basic_auth import BasicAuth
+from gpuledger.service.files_in_force import FilesInForce
 from gpuledger.service.http.messages import Handler, Request, Response
+from gpuledger.service.readiness import Check, Readiness, Severity
 from gpuledger.service.tls import make_context
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config, refuse_loss
 
@@ -34,13 +37,23 @@ class WebGuard:
         self,
         file: Path,
         *,
+        check: Check | None = None,
         look_seconds: float = LOOK_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the file and what it names; raises `UserError` naming file and field."""
+        """Read the file and what it names; raises `UserError` naming file and field.
+
+        The check, `web_config` where none is given, tells of mistakes in what changes.
+        """
         self._file = file
         self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
-        self._take(read_web_config(file))
+        self._files = FilesInForce(
+            lambda: self._change(read_web_config(file)),
+            validities=self._take(read_web_config(file)),
+            watch=self._watch,
+            check=check or Readiness().check("web_config", severity=Severity.WARNING),
+            on_read=lambda _: _log.info("web_config_read", file=str(file)),
+        )
 
     @property
     def has_tls(self) -> bool:
@@ -52,14 +65,14 @@ class WebGuard:
 
         Raises RuntimeError without TLS.
         """
-        self._look()
+        self.look()
         if self._context is None:
             raise RuntimeError("no TLS")
         return self._context
 
     async def answer(self, request: Request, handler: Handler) -> Response:
         """Let a request through, or answer 401, 403 or 503; add the configured headers."""
-        self._look()
+        self.look()
         refusal = None if request.path in OPEN_PAGES else await self._refusal(request)
         response = refusal or await handler(request)
         configured = self._config.http_server_config.headers
@@ -81,36 +94,30 @@ class WebGuard:
             return None
         return Response(status=401, headers={"WWW-Authenticate": "Basic"}, body=b"Unauthorized\n")
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read the files again where they changed; with a mistake in them the old ones stay."""
-        if not self._watch.has_changed():
-            return
-        try:
-            self._change(read_web_config(self._file))
-        except UserError as error:
-            _log.error("web_config_refused", error=str(error))
-        else:
-            _log.info("web_config_read", file=str(self._file))
+        self._files.look()
 
-    def _change(self, config: WebConfig) -> None:
+    def _change(self, config: WebConfig) -> list[Validity]:
         if (config.tls_server_config is None) != (self._context is None):
             raise UserError(f"{self._file}: TLS cannot be switched on or off without a restart")
         try:
             refuse_loss(self._config, config)
         except UserError as error:
             raise UserError(f"{self._file}: {error}") from error
-        self._take(config)
+        return self._take(config)
 
-    def _take(self, config: WebConfig) -> None:
+    def _take(self, config: WebConfig) -> list[Validity]:
         tls = config.tls_server_config
         named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
         self._watch.follow([self._file, *(Path(file) for file in named if file)])
         try:
-            context = make_context(tls) if tls else None
+            context, validities = make_context(tls) if tls else (None, [])
         except UserError as error:
             raise UserError(f"{self._file}: {error}") from error
         self._users = BasicAuth(config.basic_auth_users) if config.basic_auth_users else None
         self._config, self._context = config, context
+        return validities
 
 
 def _find_forbidden(shown: Mapping[str, Any], tls: TlsServerConfig) -> str | None:

@@ -14,20 +14,24 @@ import orjson
 
 from gpuledger import __version__
 from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError
+from sinks.credentials import Credentials, ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _JSON: Final = "application/json"
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
+_NO_CREDENTIALS: Final = Credentials(headers={}, trust=True)
 
 
 class AlertmanagerClient:
     """Posts alerts to one Alertmanager."""
 
-    def __init__(self, *, http: HttpClient, url: str) -> None:
+    def __init__(
+        self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
+    ) -> None:
         self.url = url
-        self._http = http
+        self._http, self._credentials = http, credentials
 
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Post alerts; return when the Alertmanager has taken them.
@@ -37,9 +41,13 @@ class AlertmanagerClient:
         they are to be sent again: no answer, or one that does not speak of them (401, 404, 503, a
         200 with a page for people).
         """
+        credentials = self._credentials.current() if self._credentials else _NO_CREDENTIALS
         try:
             answer = await self._http.post(
-                f"{self.url.rstrip('/')}/api/v2/alerts", data=orjson.dumps(list(alerts))
+                f"{self.url.rstrip('/')}/api/v2/alerts",
+                data=orjson.dumps(list(alerts)),
+                headers=credentials.headers,
+                trust=credentials.trust,
             )
         except NoAnswerError as error:
             raise ReceiverUnavailableError(str(error)) from error

@@ -28,6 +28,7 @@ from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
 from sinks.alerts.standing import Now
 from sinks.consuming import consume
+from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
 from sinks.protocol import Batch, Consuming, Desk, Partitions
 from sinks.timelines import Place
@@ -69,7 +70,7 @@ async def run_alerts(
     )
     gaps = readiness.check("alerts.gaps", severity=Severity.WARNING)
     check = readiness.check("alerts.bus")
-    async with _open_clients(settings) as clients:
+    async with _open_clients(settings, readiness) as clients:
         receivers = [
             Checked(client=client, check=_check_of(client.url, readiness)) for client in clients
         ]
@@ -81,9 +82,14 @@ async def run_alerts(
 
 
 @asynccontextmanager
-async def _open_clients(settings: AlertsSettings) -> AsyncIterator[list[AlertmanagerClient]]:
+async def _open_clients(
+    settings: AlertsSettings, readiness: Readiness
+) -> AsyncIterator[list[AlertmanagerClient]]:
+    credentials = watch_credentials(settings, section=NAME, readiness=readiness)
     async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
-        yield [AlertmanagerClient(http=http, url=url) for url in settings.urls]
+        yield [
+            AlertmanagerClient(http=http, url=url, credentials=credentials) for url in settings.urls
+        ]
 
 
 class AlertsSink:

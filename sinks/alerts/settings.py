@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from gpuledger.settings.address import require_http_url
+from sinks.login import LoginSettings, refuse_half_a_login
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -20,8 +21,8 @@ class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """How long it must last, by the events' own time, before the alert fires."""
 
 
-class AlertsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where alerts go, and when they fire."""
+class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where alerts go, by what login to each of them, and when they fire."""
 
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
     """Every Alertmanager of the cluster, each by itself: not a load balancer before them."""
@@ -50,3 +51,4 @@ class AlertsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 require_http_url(url)
             except ValueError as error:
                 raise ValueError(f"urls: {error}") from error
+        refuse_half_a_login(self, urls=self.urls)

@@ -12,10 +12,10 @@ from typing import Final
 import cramjam
 
 from gpuledger import __version__
-from gpuledger.service import Check
+from gpuledger.service import Readiness
 from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
+from sinks.credentials import ReceiverCredentials, watch_credentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.credentials import ReceiverCredentials
 from sinks.remote_write.settings import RemoteWriteSettings
 
 _PROTOCOL_HEADERS: Final = {
@@ -62,13 +62,15 @@ class RemoteWriteClient:
 
 @asynccontextmanager
 async def open_client(
-    settings: RemoteWriteSettings, *, check: Check | None = None
+    settings: RemoteWriteSettings, *, readiness: Readiness | None = None
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    The check tells of files that change and cannot be used then.
+    A check of `readiness` tells of files that change and cannot be used then.
     """
-    credentials = ReceiverCredentials(settings, check=check or Check())
+    credentials = watch_credentials(
+        settings, section="remote_write", readiness=readiness or Readiness()
+    )
     async with open_http(
         headers={**settings.headers, **_PROTOCOL_HEADERS}, timeout_seconds=settings.timeout_seconds
     ) as http:

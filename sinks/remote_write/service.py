@@ -67,8 +67,7 @@ async def run_remote_write(
     )
     gaps = readiness.check("remote_write.gaps", severity=Severity.WARNING)
     check = readiness.check("remote_write.bus")
-    credentials = readiness.check("remote_write.credentials", severity=Severity.WARNING)
-    async with open_client(settings, check=credentials) as client:
+    async with open_client(settings, readiness=readiness) as client:
         sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=receiver)
         await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
 

@@ -4,28 +4,20 @@ from typing import Annotated
 
 import msgspec
 
-from gpuledger.settings import Secret
 from gpuledger.settings.address import require_http_url
+from sinks.login import LoginSettings, refuse_half_a_login
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples go, and how the sender shows who it is."""
 
     url: str = "http://localhost:9090/api/v1/write"
     """The receiver's remote-write endpoint."""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
-    username: str = ""
-    """User for basic authentication; empty means none."""
-    password: Secret | None = None
-    """Password for basic authentication."""
-    bearer_token: Secret | None = None
-    """Token for `Authorization: Bearer`; not together with a username."""
-    ca_file: str = ""
-    """PEM file of the authority behind the receiver's certificate; empty means the system's."""
     timeout_seconds: Seconds = 30.0
     """How long one request may take."""
     samples_per_request: Count = 2000
@@ -48,10 +40,7 @@ class RemoteWriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             require_http_url(self.url)
         except ValueError as error:
             raise ValueError(f"url {error}") from error
-        if self.bearer_token is not None and self.username:
-            raise ValueError("bearer_token and username exclude each other: give one of them")
-        if bool(self.username) != (self.password is not None):
-            raise ValueError("username and password go together: give both or neither")
+        refuse_half_a_login(self, url=[self.url])
         refuse_reserved(self.headers)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 import pytest
 from typing_extensions import override
 
 from gpuledger.bus.administration import create_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import ROWS, SAMPLES
+from tests.real.bus.test_kafka_security import secured
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.parts.certificates import Authority
 from tests.real.parts.kafka import KafkaBroker
@@ -21,9 +26,10 @@ from tests.real.parts.secure_kafka import SecureKafka
 from tests.real.parts.starter import running
 from tests.real.sinks.running_sinks import publish, ticks
 from tests.real.test_agent import NODE, QUICKSTART
+from tests.unit.sinks.given import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.real.parts.kafka import KafkaDistribution
@@ -33,7 +39,9 @@ DEADLINE_SECONDS = 60.0
 NEW_PASSWORD = "another-horse-another-battery"
 SCRAM, PLAIN = "SCRAM-SHA-512", "PLAIN"
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-REFUSED, READ = "kafka_credentials_refused", "kafka_credentials_read"
+CHECK: Final = "kafka.credentials"
+REFUSED: Final = f"check_failed {CHECK}"
+READ: Final = (f"check_recovered {CHECK}", "kafka_credentials_read")
 
 
 class RotatedKafka(SecureKafka):
@@ -150,10 +158,18 @@ class Working:
 
     def said(self) -> list[list[str]]:
         """Give what each has said of its credentials."""
-        return [
-            [event for event in events_of(each) if "kafka_credentials" in event]
-            for each in self.both
-        ]
+        return [list(said_of_credentials(each)) for each in self.both]
+
+    async def say(self, *expected: str) -> None:
+        """Wait until each has said this of its credentials, and nothing else."""
+        await eventually(lambda: self.said() == [[*expected]] * 2, within_seconds=DEADLINE_SECONDS)
+
+    async def name(self, reason: str) -> None:
+        """Wait until the log of each names the reason of what fails."""
+        await eventually(
+            lambda: all(reason in each.log.read_text() for each in self.both),
+            within_seconds=2 * DEADLINE_SECONDS,
+        )
 
     def stop(self) -> None:
         """End both, which must be clean."""
@@ -202,20 +218,71 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
         try:
             await working.goes_on()
 
-            # Damaged files leave the old certificate in force, which the broker still takes.
+            # A mistake is told though nothing connects, and leaves the old certificate in force,
+            # which the broker still takes.
             mounted.key.write_text("no key")
+            await working.say(REFUSED)
             await asyncio.to_thread(restart, kafka)
             await working.goes_on()
-            assert working.said() == [[REFUSED], [REFUSED]]
 
             kafka.set_password(NEW_PASSWORD)
             kafka.take(second)
             mounted.write(second, password=NEW_PASSWORD)
             await asyncio.to_thread(restart, kafka)
             await working.goes_on()
-            assert working.said() == [[REFUSED, READ], [REFUSED, READ]]
+            await working.say(REFUSED, *READ)
         finally:
             working.stop()
+
+
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
+    kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
+) -> None:
+    authority = Authority(folder=tmp_path / "first")
+    mounted = Mounted(tmp_path / "mounted")
+    mounted.write(authority, password=SecureKafka.password)
+    part = RotatedKafka(
+        distribution=kafka_distribution,
+        folder=tmp_path / "kafka",
+        mechanism=mechanism,
+        authority=authority,
+    )
+    with running(part) as kafka:
+        await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
+        working = Working(kafka, kcat, mounted, folder=tmp_path)
+        for each in working.both:
+            each.start()
+        try:
+            await working.goes_on()
+            kafka.set_password(NEW_PASSWORD)
+            await asyncio.to_thread(restart, kafka)
+            await working.name("SaslAuthenticationFailed")
+        finally:
+            working.stop()
+
+
+async def test_a_client_certificate_that_is_refused_is_told_by_what_tls_says(
+    kafka_distribution: KafkaDistribution, tmp_path: Path
+) -> None:
+    authority = Authority(folder=tmp_path / "authority")
+    expired = authority.issue("expired", lifetime=dt.timedelta(minutes=-5))
+    part = RotatedKafka(
+        distribution=kafka_distribution,
+        folder=tmp_path / "kafka",
+        mechanism=SCRAM,
+        authority=authority,
+    )
+    with running(part) as kafka:
+        for own in ({}, {"ssl_cert_file": expired.certificate, "ssl_key_file": expired.key}):
+            readiness = Readiness()
+            bus = KafkaBus(secured(kafka, **own), readiness=readiness)
+            with pytest.raises(BusUnavailableError, match=r"\[SSL: \w*ALERT_\w*CERTIFICATE"):
+                await bus.partitions("any")
+            detail = readiness.check(CHECK).detail
+            assert ("the certificate of 'expired'" in detail) == bool(own)
+        # What the client leaves open after a failed start ends with a word to the peer.
+        await asyncio.sleep(0.2)
 
 
 def restart(kafka: RotatedKafka) -> None:
@@ -224,6 +291,9 @@ def restart(kafka: RotatedKafka) -> None:
     kafka.start()
 
 
-def events_of(deployable: Deployable) -> list[str]:
-    lines = map(orjson.loads, deployable.log.read_bytes().splitlines())
-    return [line["event"] for line in lines]
+def said_of_credentials(deployable: Deployable) -> Iterator[str]:
+    for line in map(orjson.loads, deployable.log.read_bytes().splitlines()):
+        if line["event"] in READ:
+            yield line["event"]
+        elif line.get("check") == CHECK:
+            yield f"{line['event']} {CHECK}"

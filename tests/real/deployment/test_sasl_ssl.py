@@ -183,6 +183,7 @@ def test_passwords_lie_where_their_workloads_run_and_the_authority_in_both_names
     secrets = {
         (made["metadata"]["namespace"], frozenset(made["data"]))
         for made in filled_in.of_kind("Secret")
+        if made["metadata"]["name"].startswith("gpuledger-kafka-")
     }
 
     assert secrets == {
@@ -190,3 +191,32 @@ def test_passwords_lie_where_their_workloads_run_and_the_authority_in_both_names
         for namespace in ("gpuledger", "gpuledger-agent")
         for keys in (frozenset({"username", "password"}), frozenset({"ca.crt"}))
     }
+
+
+RECEIVERS: Final = {
+    "remote_write": ("gpuledger-sink-remote-write", "/run/secrets/prometheus/password"),
+    "alerts": ("gpuledger-sink-alerts", "/run/secrets/alertmanager/password"),
+}
+
+
+@pytest.mark.parametrize("section", RECEIVERS)
+def test_a_receivers_password_is_mounted_by_its_own_sink_alone(
+    filled_in: Rendering, tmp_path: Path, section: str
+) -> None:
+    name, file = RECEIVERS[section]
+    workload = filled_in.workload(name)
+    laid_out = workload.lay_out(tmp_path)
+    kind = Option(name="kind", setting="kind", help="which")
+    loaded = load_settings(
+        SinkSettings,
+        prog=name,
+        description="",
+        options=[kind],
+        argv=laid_out.argv[1:],
+        environ=laid_out.environment,
+    )
+    settings = getattr(loaded, section)
+
+    assert settings.username == "gpuledger"
+    assert settings.password.read(name="password").startswith("PLACEHOLDER")
+    assert [each.name for each in filled_in.workloads() if file in each.files()] == [name]

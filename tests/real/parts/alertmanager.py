@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import ssl
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import bcrypt
+import yaml
 from typing_extensions import override
 
 from tests.real.parts import web
 from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Part
+
+if TYPE_CHECKING:
+    from tests.real.parts.certificates import Authority
 
 CONFIG = """
 route:
@@ -28,8 +36,12 @@ class AlertmanagerApi:
 
     def alerts(self) -> list[Any]:
         """Give the alerts that it holds, suppressed ones included."""
-        found: list[Any] = web.fetch(f"{self.url}/api/v2/alerts").json()
+        found: list[Any] = self.fetch("/api/v2/alerts").json()
         return found
+
+    def fetch(self, path: str) -> web.Answer:
+        """Ask for a page."""
+        return web.fetch(self.url + path)
 
     def await_alerts(self, alertname: str, *, deadline_seconds: float = 10) -> list[Any]:
         """Ask until there are alerts of that name; raises TimeoutError that names it."""
@@ -45,9 +57,11 @@ class Alertmanager(Part, AlertmanagerApi):
 
     name = "alertmanager"
 
-    def __init__(self, *, binary: Path, folder: Path, config: str = CONFIG) -> None:
+    def __init__(
+        self, *, binary: Path, folder: Path, config: str = CONFIG, arguments: Sequence[str] = ()
+    ) -> None:
         Part.__init__(self, folder=folder)
-        self._binary = binary
+        self._binary, self._arguments = binary, arguments
         self.port = free_ports(1)[0]
         self.config_file = folder / "alertmanager.yml"
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,8 +77,53 @@ class Alertmanager(Part, AlertmanagerApi):
             f"--web.listen-address=127.0.0.1:{self.port}",
             # An empty address: it would else look for peers on a fixed port.
             "--cluster.listen-address=",
+            *self._arguments,
         ]
 
     @override
     def is_ready(self) -> bool:
-        return web.fetch(f"{self.url}/-/ready").status == 200
+        return self.fetch("/-/ready").status == 200
+
+
+class SecuredAlertmanager(Alertmanager):
+    """An Alertmanager with TLS that asks for a user and a client's certificate.
+
+    All of it is exchanged while it runs.
+    """
+
+    name = "secured-alertmanager"
+    username = "gpuledger"
+
+    def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
+        self._web_config = folder / "web.yml"
+        super().__init__(
+            binary=binary, folder=folder, arguments=[f"--web.config.file={self._web_config}"]
+        )
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.exchange(authority, password=password)
+
+    def exchange(self, authority: Authority, *, password: str) -> None:
+        """Trust, and be of, this authority from now on, and ask for this password."""
+        self._password, self._authority = password, authority
+        pair, self._client = authority.issue("alertmanager"), authority.issue("tests")
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+        tls = {
+            "cert_file": str(pair.certificate),
+            "key_file": str(pair.key),
+            "client_auth_type": "RequireAndVerifyClientCert",
+            "client_ca_file": str(authority.certificate),
+        }
+        config = {"tls_server_config": tls, "basic_auth_users": {self.username: hashed}}
+        # It is read again for each connection and each request.
+        new = self._web_config.with_suffix(".new")
+        new.write_text(yaml.safe_dump(config))
+        new.replace(self._web_config)
+
+    @override
+    def fetch(self, path: str) -> web.Answer:
+        login = base64.b64encode(f"{self.username}:{self._password}".encode()).decode()
+        context = ssl.create_default_context(cafile=str(self._authority.certificate))
+        context.load_cert_chain(self._client.certificate, self._client.key)
+        return web.fetch(
+            self.url + path, headers={"Authorization": f"Basic {login}"}, context=context
+        )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from gpuledger.service import Check
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 METRIC = "gpuledger_sink_lag_seconds"
@@ -84,7 +83,7 @@ async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_e
     receiver = Receiver(clock, away_minutes=MINUTES)
 
     @asynccontextmanager
-    async def opened(_: RemoteWriteSettings, **_others: Check) -> AsyncIterator[Receiver]:
+    async def opened(_: RemoteWriteSettings, **_others: Readiness) -> AsyncIterator[Receiver]:
         yield receiver
 
     monkeypatch.setattr("sinks.remote_write.service.open_client", opened)

@@ -11,6 +11,7 @@ import pytest
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
 FOLDERS: Final = {
+    "all": "gpuledger",
     "agent": "agent",
     "podwatch": "enricher/podwatch",
     "join": "enricher/join",

@@ -62,6 +62,11 @@ def test_every_file_is_listed_by_a_kustomization() -> None:
         (folder / name).resolve()
         for folder in manifests.FOLDERS
         for name in (
+            *(
+                patch["path"]
+                for patch in manifests.kustomization(folder).get("patches", [])
+                if "path" in patch
+            ),
             "kustomization.yaml",
             *manifests.kustomization(folder).get("resources", []),
             *(

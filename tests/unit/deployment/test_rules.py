@@ -38,6 +38,7 @@ COME_LATER: Final = {
     "gpuledger_check_ok",
     "gpuledger_sink_lag_seconds",
     "gpuledger_records_withheld_seconds",
+    "gpuledger_certificate_not_after_timestamp_seconds",
 }
 """Gauges that come with what they tell of, as the page says."""
 FRESH: Final = (

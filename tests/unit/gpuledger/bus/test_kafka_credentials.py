@@ -1,16 +1,20 @@
 """Certificates and passwords of the brokers: the ones that their files have when one connects."""
 
+import datetime as dt
 import ssl
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from aiokafka.conn import AIOKafkaConnection
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
+from gpuledger.service import Check, Readiness, Severity
 from gpuledger.settings import KafkaSettings, Secret
 from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority
@@ -25,6 +29,8 @@ class Files:
         self.certificate, self.key, self.password = pair.certificate, pair.key, folder / "password"
         self.password.write_text("first\n")
         self.clock = Seconds()
+        self.days_later = 0
+        self.check = Readiness().check("kafka.credentials", severity=Severity.WARNING)
         self.credentials = KafkaCredentials(
             KafkaSettings(
                 security_protocol="SASL_SSL",
@@ -34,7 +40,9 @@ class Files:
                 ssl_cert_file=self.certificate,
                 ssl_key_file=self.key,
             ),
+            check=self.check,
             monotonic=self.clock,
+            time_seconds=lambda: time.time() + self.days_later * 86400,
         )
 
     def later(self) -> None:
@@ -88,7 +96,9 @@ def test_damaged_files_leave_the_old_ones_in_force_and_are_told_once(
             files.later()
             assert files.credentials.context() is before
             assert files.credentials.password() == "first"
-    assert [line["event"] for line in lines] == ["kafka_credentials_refused"]
+    assert [line["event"] for line in lines] == ["check_failed"]
+    assert str(file) in lines[0]["detail"]
+    assert "stays in force" in lines[0]["detail"]
 
 
 def test_damaged_files_that_are_mended_count_again(files: Files) -> None:
@@ -105,7 +115,61 @@ def test_damaged_files_that_are_mended_count_again(files: Files) -> None:
 def test_what_cannot_be_used_at_the_start_is_an_error_that_names_it(tmp_path: Path) -> None:
     settings = KafkaSettings(security_protocol="SSL", ssl_ca_file=tmp_path / "ca.pem")
     with pytest.raises(SettingsError, match=r"kafka\.ssl_ca_file.*ca\.pem"):
-        KafkaCredentials(settings)
+        KafkaCredentials(settings, check=Check())
+
+
+def test_a_mistake_is_told_though_nothing_connects_and_so_is_its_end(files: Files) -> None:
+    assert files.check.is_ok
+    password = files.password.read_bytes()
+    files.password.write_bytes(b"")
+    files.later()
+    files.credentials.look()
+    assert files.check.has_failed
+    files.password.write_bytes(password)
+    files.later()
+    with capture_logs() as lines:
+        files.credentials.look()
+    assert files.check.is_ok
+    assert [line["event"] for line in lines] == ["check_recovered", "kafka_credentials_read"]
+
+
+def test_a_certificate_that_expires_in_use_is_said_by_setting_name_and_date(files: Files) -> None:
+    files.days_later = 3
+    with capture_logs() as lines:
+        for _ in range(3):
+            files.later()
+            files.credentials.look()
+    (line,) = lines
+    assert line["detail"].startswith("kafka.ssl_ca_file: the certificate of 'gpuledger tests' in ")
+    assert "kafka.ssl_cert_file: the certificate of 'client' in " in line["detail"]
+    assert " expired on 20" in line["detail"]
+
+
+def test_a_certificate_that_has_expired_is_used_all_the_same(files: Files) -> None:
+    """The other side decides, by its own clock; and the former would be older still."""
+    before = files.credentials.context()
+    pair = files.authority.issue("old", lifetime=dt.timedelta(minutes=-5))
+    pair.certificate.replace(files.certificate)
+    pair.key.replace(files.key)
+    files.later()
+    assert files.credentials.context() is not before
+    assert "'old'" in files.check.detail
+    assert " expired on " in files.check.detail
+
+
+@pytest.mark.parametrize("days", [-3, 3])
+def test_the_end_of_a_certificate_is_a_metric_whatever_the_clock_says(
+    files: Files, days: int
+) -> None:
+    files.days_later = days
+    for file in (files.certificate, files.authority.certificate):
+        end_seconds = REGISTRY.get_sample_value(
+            "gpuledger_certificate_not_after_timestamp_seconds", {"file": str(file)}
+        )
+        assert end_seconds is not None
+        assert abs(end_seconds - time.time() - 2 * 86400) < 600
+    files.credentials.look()
+    assert ("is not valid before" in files.check.detail) == (days < 0)
 
 
 def test_a_connection_begins_with_the_context_in_force() -> None:

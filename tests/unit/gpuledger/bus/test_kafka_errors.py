@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextvars
 import logging
+from functools import cache
 from pathlib import Path
 
 import aiokafka
@@ -11,7 +13,15 @@ import pytest
 from aiokafka import errors as vendor
 
 from gpuledger.bus.kafka_errors import FAILURES, translate
-from gpuledger.bus.kafka_logs import QUIET_SECONDS, TOLD, Demotion, remembered_refusals
+from gpuledger.bus.kafka_logs import (
+    MAX_BROKERS,
+    QUIET_SECONDS,
+    REFUSED,
+    TOLD,
+    Demotion,
+    Refusals,
+    remembering,
+)
 from gpuledger.errors import (
     BusUnavailableError,
     MessageTooLargeError,
@@ -86,21 +96,79 @@ def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
 @pytest.mark.parametrize("template", TOLD)
 def test_what_stays_is_what_the_client_says(template: str) -> None:
     """A new version may say it otherwise, and then it would be demoted unseen."""
+    assert template in _constants()
+
+
+@cache
+def _constants() -> frozenset[object]:
     sources = [path.read_text() for path in Path(aiokafka.__file__).parent.rglob("*.py")]
-    constants = {
+    return frozenset(
         node.value
         for source in sources
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant)
-    }
-
-    assert template in constants
+    )
 
 
 def test_a_refused_connection_is_told_by_the_error_and_not_by_the_log() -> None:
     passes = Demotion()
-    with remembered_refusals() as refusals:
+    refusals = Refusals()
+    with remembering(refusals):
         assert not passes(line(BROKEN, "kafka-0", 9092, OSError("refused")))
 
-    assert refusals == ["kafka-0:9092: refused"]
+    assert refusals.of_last(60) == ["kafka-0:9092: refused"]
     assert passes(line(BROKEN, "kafka-0", 9092, OSError("refused")))
+
+
+@pytest.mark.parametrize("template", REFUSED)
+def test_what_is_remembered_of_a_refusal_is_what_the_client_says(template: str) -> None:
+    assert template in _constants()
+
+
+def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
+    lost = vendor.KafkaConnectionError("Connection at kafka-0:9092 closed")
+    lost.__cause__ = OSError("tlsv13 alert certificate expired")
+    refusals = Refusals()
+    with remembering(refusals):
+        assert not Demotion()(line("Unable connect to node with id %s: %s", 1, lost))
+
+    (said,) = refusals.of_last(60)
+    assert said.startswith("node 1: ")
+    assert said.endswith("tlsv13 alert certificate expired")
+
+
+def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_it() -> None:
+    refusals = Refusals()
+    with remembering(refusals):
+        begun = contextvars.copy_context()
+    begun.run(Demotion(), line(BROKEN, "kafka-0", 9092, OSError("SaslAuthenticationFailed")))
+
+    assert refusals.of_last(60) == ["kafka-0:9092: SaslAuthenticationFailed"]
+
+
+def test_only_the_last_refusal_of_a_broker_counts_and_only_for_so_long() -> None:
+    now_seconds = 0.0
+    refusals = Refusals(seconds=lambda: now_seconds)
+    refusals.note("a", "first")
+    refusals.note("a", "second")
+    now_seconds = 30.0
+    refusals.note("b", "third")
+
+    assert refusals.of_last(60) == ["a: second", "b: third"]
+    assert refusals.of_last(10) == ["b: third"]
+
+
+def test_refusals_of_brokers_without_end_take_no_memory_without_end() -> None:
+    refusals = Refusals()
+    for number in range(1000):
+        refusals.note(f"broker-{number}", "refused")
+
+    assert len(refusals.of_last(60)) == MAX_BROKERS
+
+
+@pytest.mark.parametrize("raised", [vendor.NodeNotReadyError(), vendor.KafkaConnectionError("")])
+def test_a_failure_names_why_connections_failed_meanwhile(raised: Exception) -> None:
+    refusals = ["kafka-0:9092: SaslAuthenticationFailed"]
+    error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
+
+    assert "(kafka-0:9092: SaslAuthenticationFailed)" in str(error)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from gpuledger.service.check_log import CALM_SECONDS, CheckLog
+from gpuledger.service.check_log import CALM_SECONDS, MAX_REASONS, CheckLog
 
 
 class Later:
@@ -140,6 +141,49 @@ def test_no_end_is_told_while_a_check_fails_however_often_it_was_ok_before() -> 
         clock.wait(60 * CALM_SECONDS)
 
     assert [line["event"] for line in lines] == ["check_failed", "check_recovered", "check_failed"]
+
+
+def test_each_further_reason_of_a_failure_is_told_once_and_a_minute_apart_at_least() -> None:
+    """As where a broker that was restarted does not take the login any more."""
+    reasons = ["no answer within 30 s", "SaslAuthenticationFailed", "no coordinator for 10 s"]
+    with logging() as (log, clock, lines):
+        log.failed(reasons[0])
+        for second in range(600):
+            log.still_fails(partial("{}; {} ticks wait".format, reasons[second % 3], second))
+            clock.wait(1)
+        log.recovered()
+
+    events = [line["event"] for line in lines]
+    assert events == ["check_failed", *["check_reason_changed"] * 3, "check_recovered"]
+    assert {reason for reason in reasons for line in lines if reason in line.get("detail", "")} == {
+        *reasons
+    }
+
+
+def test_reasons_without_end_are_not_told_without_end() -> None:
+    with logging() as (log, clock, lines):
+        log.failed("reason")
+        for hour in range(1000):
+            clock.wait(3600)
+            log.still_fails(partial("reason {}".format, "x" * hour))
+
+    assert len(lines) == MAX_REASONS
+
+
+def test_a_failure_after_a_calm_minute_tells_its_reasons_anew() -> None:
+    with logging() as (log, clock, lines):
+        for _ in range(2):
+            log.failed("no answer")
+            clock.wait(CALM_SECONDS)
+            log.still_fails(lambda: "SaslAuthenticationFailed")
+            log.recovered()
+            clock.wait(2 * CALM_SECONDS)
+
+    assert [line["event"] for line in lines] == [
+        "check_failed",
+        "check_reason_changed",
+        "check_recovered",
+    ] * 2
 
 
 def _flap(log: CheckLog, clock: Later) -> None:

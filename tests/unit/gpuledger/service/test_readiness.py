@@ -1,9 +1,14 @@
 """Ready means: there are checks, and no critical one fails. A failure is said twice: begin, end."""
 
+import asyncio
+
+import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service.check_log import CALM_SECONDS, CheckLog
+from gpuledger.tasks import end_tasks
 
 
 def test_nothing_is_ready_before_anything_was_checked() -> None:
@@ -44,11 +49,52 @@ def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
     }
 
 
-def test_a_deployable_with_nothing_but_warnings_is_ready() -> None:
+@pytest.mark.parametrize("is_ok", [True, False])
+def test_nobody_is_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None:
+    """The web configuration and credentials are read before that."""
     readiness = Readiness()
-    readiness.check("gpus", severity=Severity.WARNING).failed("none")
-
+    check = readiness.check("web_config", severity=Severity.WARNING)
+    check.ok() if is_ok else check.failed("expired")
+    assert not readiness.is_ready()
+    readiness.check("ticks").ok()
     assert readiness.is_ready()
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
+    *, is_broken: bool
+) -> None:
+    readiness, looked = Readiness(), asyncio.Event()
+
+    def look() -> None:
+        if is_broken:
+            raise ValueError("a mistake of ours")
+
+    readiness.look_each_second(look)
+    readiness.look_each_second(looked.set)
+    looking = asyncio.create_task(readiness.keep_looking(every_seconds=0))
+    with capture_logs() as lines:
+        async with asyncio.timeout(10):
+            await looked.wait()
+    await end_tasks(looking)
+    assert [line["event"] for line in lines] == (["look_failed"] if is_broken else [])
+
+
+def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
+    now_seconds = 0.0
+    log = CheckLog(check="kafka", severity="warning", seconds=lambda: now_seconds)
+    check = Check(
+        on_change=lambda check: log.failed(check.detail),
+        on_still_failing=lambda check: log.still_fails(lambda: check.detail),
+    )
+    with capture_logs() as lines:
+        for said in ("no answer within 30 s", "no answer within 31 s", "SaslAuthenticationFailed"):
+            check.failed(said)
+            now_seconds += CALM_SECONDS
+    assert [(line["event"], line["detail"]) for line in lines] == [
+        ("check_failed", "no answer within 30 s"),
+        ("check_reason_changed", "SaslAuthenticationFailed"),
+    ]
 
 
 def test_a_check_is_made_once_for_each_name() -> None:

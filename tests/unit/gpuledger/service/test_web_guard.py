@@ -12,9 +12,10 @@ from pathlib import Path
 import aiohttp
 import bcrypt
 import pytest
+from prometheus_client import REGISTRY
 
 from gpuledger.errors import UserError
-from gpuledger.service import Readiness, serve_health
+from gpuledger.service import Readiness, Severity, serve_health
 from gpuledger.service.http.messages import Request, Response
 from gpuledger.service.web_guard import WebGuard
 from tests.fakes.seconds import Seconds
@@ -328,6 +329,38 @@ async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
         has_header.append("X-Frame-Options" in (await guard.answer(METRICS, page)).headers)
         clock.advance(0.5)
     assert has_header == [False, False, True]
+
+
+def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) -> None:
+    file, clock = tmp_path / "web.yml", Seconds()
+    file.write_text(USERS)
+    check = Readiness().check("web_config", severity=Severity.WARNING)
+    guard = WebGuard(file, check=check, monotonic=clock)
+    assert check.is_ok
+    file.write_text("basic_auth_users: {alice: right}\n")
+    clock.advance(1)
+    guard.look()
+    assert check.has_failed
+    assert "basic_auth_users.alice" in check.detail
+    file.write_text(USERS)
+    clock.advance(1)
+    guard.look()
+    assert check.is_ok
+
+
+def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
+    tmp_path: Path, authority: Authority
+) -> None:
+    authority.issue("server", lifetime=dt.timedelta(minutes=-5))
+    (tmp_path / "web.yml").write_text(TLS % "")
+    check = Readiness().check("web_config", severity=Severity.WARNING)
+    guard = WebGuard(tmp_path / "web.yml", check=check)
+    assert guard.has_tls
+    assert check.detail.startswith("tls_server_config.cert_file: the certificate of 'server' in ")
+    assert " expired on 20" in check.detail
+    labels = {"file": str(tmp_path / "server.pem")}
+    name = "gpuledger_certificate_not_after_timestamp_seconds"
+    assert REGISTRY.get_sample_value(name, labels)
 
 
 async def test_a_file_that_a_refused_configuration_names_counts_once_it_is_there(

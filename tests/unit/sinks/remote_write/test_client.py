@@ -109,5 +109,5 @@ async def test_a_receiver_that_does_not_answer_is_to_be_tried_again() -> None:
 
 
 async def test_a_missing_ca_file_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"remote_write\.ca_file /missing\.pem"):
+    with pytest.raises(SettingsError, match=r"remote_write\.ca_file: cannot read /missing\.pem"):
         await write("https://localhost", ca_file="/missing.pem")

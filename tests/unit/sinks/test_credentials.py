@@ -11,9 +11,9 @@ from gpuledger.errors import SettingsError
 from gpuledger.service import Readiness, Severity
 from gpuledger.service.http.client import open_http
 from gpuledger.settings import Secret
+from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
 from sinks.remote_write.client import RemoteWriteClient
-from sinks.remote_write.credentials import ReceiverCredentials
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority
@@ -37,7 +37,7 @@ class Mounted:
         self.clock = Seconds()
         self.check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
         self.credentials = ReceiverCredentials(
-            self.settings, check=self.check, monotonic=self.clock
+            self.settings, section="remote_write", check=self.check, monotonic=self.clock
         )
 
     def login(self) -> str:
@@ -93,7 +93,7 @@ def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, t
     assert "is no token" in mounted.check.detail
     assert "hunter2" not in mounted.check.detail
     with pytest.raises(SettingsError, match="is no token: expected one word of ASCII"):
-        ReceiverCredentials(mounted.settings, check=mounted.check)
+        ReceiverCredentials(mounted.settings, section="remote_write", check=mounted.check)
 
 
 def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
@@ -112,7 +112,9 @@ def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
 @pytest.mark.parametrize("settings", [{}, {TOKEN: Secret("first")}])
 def test_what_stands_in_no_file_is_not_looked_for(settings: dict[str, Any]) -> None:
     check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
-    credentials = ReceiverCredentials(RemoteWriteSettings(**settings), check=check)
+    credentials = ReceiverCredentials(
+        RemoteWriteSettings(**settings), section="remote_write", check=check
+    )
     assert credentials.current().trust is True
     assert check.is_ok
 

@@ -1,0 +1,193 @@
+"""Certificates and keys in PEM files: loaded, with each mistake named by its setting and file.
+
+Here it is also read from when until when a certificate is valid. That it is not says nothing of
+whether it is used: the other side decides that, by its own clock. What is done about it, and who is
+told, is the caller's business.
+"""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from gpuledger.errors import SettingsError
+from gpuledger.explaining import shorten_middle
+
+_CERTIFICATE: Final = b"CERTIFICATE-----"
+_KEY: Final = b"PRIVATE KEY-----"
+_BEGIN: Final = b"-----BEGIN "
+_UNMATCHED: Final = "KEY_VALUES_MISMATCH"
+
+# ruff: noqa: SLF001  # the standard library decodes a certificate of a file in no public way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validity:
+    """From when until when a certificate is valid."""
+
+    setting: str
+    """The setting that names its file."""
+    file: Path
+    subject: str
+    """Its common name."""
+    begin_seconds: float
+    """Unix time."""
+    end_seconds: float
+    """Unix time."""
+
+    def mistake_at(self, now_seconds: float) -> str:
+        """Return what is wrong with it at that time; empty while it is valid."""
+        certificate = f"{self.setting}: the certificate of {self.subject!r} in {self.file}"
+        if now_seconds > self.end_seconds:
+            return f"{certificate} expired on {_date(self.end_seconds)}; put a new one there"
+        if now_seconds < self.begin_seconds:
+            begin = _date(self.begin_seconds)
+            return f"{certificate} is not valid before {begin}; is this machine's clock right?"
+        return ""
+
+
+def load_own(
+    context: ssl.SSLContext,
+    *,
+    prefix: str,
+    cert_file: Path,
+    key_file: Path,
+    password: str | None = None,
+) -> list[Validity]:
+    """Load what a side shows of itself; return the validity of each certificate in the file.
+
+    Settings are named `<prefix>cert_file`, `<prefix>key_file` and `<prefix>key_password`. An empty
+    password is one that was not given, `None` means that there is no such setting. Raises
+    `SettingsError` naming the setting that has the mistake.
+    """
+    certificate, key = f"{prefix}cert_file", f"{prefix}key_file"
+    _require_pem(cert_file, _CERTIFICATE, setting=certificate, what="a certificate")
+    _require_pem(key_file, _KEY, setting=key, what="a private key")
+    with naming(certificate, cert_file):
+        own = _decode(cert_file, setting=certificate)
+    was_asked = False
+
+    def give_password() -> str:
+        # Without one OpenSSL would ask on the terminal.
+        nonlocal was_asked
+        was_asked = True
+        return password or ""
+
+    try:
+        context.load_cert_chain(cert_file, key_file, give_password)
+    except (OSError, ValueError) as error:
+        if getattr(error, "reason", None) == _UNMATCHED:
+            said = f"{key}: {key_file} is not the key of the certificate in {cert_file}"
+        elif was_asked:
+            said = _explain_password(key_file, prefix=prefix, password=password)
+        else:
+            said = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
+        raise SettingsError(shorten_middle(said)) from error
+    return [own, *_intermediates(cert_file, setting=certificate)]
+
+
+def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
+    """Return a client's context that trusts the authorities in a file alone.
+
+    Raises `SettingsError` naming the setting.
+    """
+    with naming(setting, file):
+        require_authorities(setting=setting, file=file)
+        return ssl.create_default_context(cafile=file)
+
+
+def require_authorities(*, setting: str, file: Path) -> None:
+    """Raise `SettingsError` where a file cannot be read or holds no certificate."""
+    _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
+
+
+def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
+    """Return the validity of the authority that ends last, of those that a context has of a file.
+
+    One of several is enough, as while an old one is exchanged for a new one. Where there is none
+    it is a certificate that is trusted itself.
+    """
+    found = [
+        validity
+        for decoded in context.get_ca_certs()
+        if (validity := _validity(decoded, setting=setting, file=file))
+    ]
+    if not found:
+        with suppress(ssl.SSLError, SettingsError, OSError):
+            found = [_decode(file, setting=setting)]
+    return sorted(found, key=lambda validity: validity.end_seconds)[-1:]
+
+
+@contextmanager
+def naming(setting: str, file: Path) -> Iterator[None]:
+    """Raise `SettingsError` naming setting and file for what goes wrong in reading it."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        said = f"{setting}: {file} cannot be used: a certificate in it is damaged ({error})"
+        raise SettingsError(shorten_middle(said)) from error
+    except (OSError, ValueError) as error:
+        said = f"{setting}: cannot read {file}: {getattr(error, 'strerror', None) or error}"
+        raise SettingsError(shorten_middle(said)) from error
+
+
+def _require_pem(file: Path, kind: bytes, *, setting: str, what: str) -> None:
+    with naming(setting, file):
+        content = file.read_bytes()
+    if _BEGIN not in content:
+        said = f"{setting}: {file} is no PEM file: expected {what} in it"
+        raise SettingsError(shorten_middle(said))
+    if kind not in content:
+        block = kind.decode()
+        said = f"{setting}: there is no block {block} in {file}: expected {what}"
+        raise SettingsError(shorten_middle(said))
+
+
+def _explain_password(key_file: Path, *, prefix: str, password: str | None) -> str:
+    if password is None:
+        return f"{prefix}key_file: the key in {key_file} has a password; store it there without one"
+    wrong = "the given one does not open it" if password else "none was given"
+    return f"{prefix}key_password: the key in {key_file} has a password, and {wrong}"
+
+
+def _intermediates(file: Path, *, setting: str) -> list[Validity]:
+    """Return the validity of the authorities that follow in the file of an own certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(ssl.SSLError, OSError):  # loaded once; what follows may be of no use, and is not
+        context.load_verify_locations(cafile=file)
+    decoded = context.get_ca_certs()
+    found = (_validity(each, setting=setting, file=file) for each in decoded)
+    return [validity for validity in found if validity]
+
+
+def _decode(file: Path, *, setting: str) -> Validity:
+    """Return the validity of the first certificate in a file; raises ssl.SSLError."""
+    decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # see above
+    validity = _validity(decoded, setting=setting, file=file)
+    if validity is None:
+        raise SettingsError(f"{setting}: the certificate in {file} has dates that are none")
+    return validity
+
+
+def _validity(decoded: Mapping[str, Any], *, setting: str, file: Path) -> Validity | None:
+    with suppress(ValueError, KeyError):
+        return Validity(
+            setting=setting,
+            file=file,
+            subject=_name_of(decoded.get("subject", ())),
+            begin_seconds=ssl.cert_time_to_seconds(decoded["notBefore"]),
+            end_seconds=ssl.cert_time_to_seconds(decoded["notAfter"]),
+        )
+    return None
+
+
+def _name_of(subject: Sequence[Sequence[tuple[str, str]]]) -> str:
+    names = [value for part in subject for name, value in part if name == "commonName"]
+    return names[-1] if names else ", ".join(value for part in subject for _, value in part)
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,157 @@
+"""Password, authority and own certificate are exchanged while alerts go to a real Alertmanager."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.records import AttributedIncident, Incident
+from gpuledger.records import Severity as IncidentSeverity
+from gpuledger.service import Readiness, Severity
+from gpuledger.settings import Secret
+from gpuledger.topics import ATTRIBUTED_INCIDENTS
+from sinks.alerts.service import run_alerts
+from sinks.alerts.settings import AlertsSettings
+from tests.real.parts.alertmanager import SecuredAlertmanager
+from tests.real.parts.certificates import Authority
+from tests.real.parts.web import await_some
+from tests.unit.sinks.given import GPU, bus, eventually, place_of, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuledger.bus.memory import MemoryBus
+    from tests.real.parts.starter import Starter
+
+WITHIN_SECONDS = 30
+
+
+class Mounted:
+    """The files that the sink reads."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.ca_file, self.password = folder / "ca.crt", folder / "password"
+        self.cert_file, self.key_file = folder / "tls.crt", folder / "tls.key"
+
+    def write(self, authority: Authority, *, password: str) -> None:
+        pair = authority.issue("sink")
+        shutil.copy(authority.certificate, self.ca_file)
+        shutil.copy(pair.certificate, self.cert_file)
+        shutil.copy(pair.key, self.key_file)
+        self.password.write_text(f"{password}\n")
+
+    def settings(self, receiver: SecuredAlertmanager, **others: Any) -> AlertsSettings:  # noqa: ANN401  # any setting
+        given: dict[str, Any] = {
+            "urls": [receiver.url],
+            "username": receiver.username,
+            "password": Secret.load(self.password, name="alerts.password"),
+            "ca_file": str(self.ca_file),
+            "cert_file": str(self.cert_file),
+            "key_file": str(self.key_file),
+        }
+        return AlertsSettings(**(given | others))
+
+
+async def tell(on: MemoryBus, node: str) -> None:
+    incident = Incident(
+        node=node,
+        boot_id="boot-1",
+        gpu_uuid=GPU,
+        time_ns=time.time_ns(),
+        kind="xid",
+        source="nvml",
+        severity=IncidentSeverity.CRITICAL,
+        xid=79,
+        message="GPU has fallen off the bus",
+        processes=[],
+    )
+    at = place_of(node, ATTRIBUTED_INCIDENTS.name)
+    value = encode(AttributedIncident(incident=incident, pods=[]))
+    async with on.producer() as producer:
+        message = Message(key=node.encode(), value=value, timestamp_ms=0)
+        await producer.publish(at.topic, at.partition, [message])
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Authority:
+    return Authority(folder=tmp_path / "first")
+
+
+@pytest.fixture
+def receiver(alertmanager_binary: Path, starter: Starter, first: Authority) -> SecuredAlertmanager:
+    return starter.start(
+        SecuredAlertmanager(
+            binary=alertmanager_binary,
+            folder=starter.new_folder("alertmanager"),
+            authority=first,
+            password="first",
+        )
+    )
+
+
+async def is_held(receiver: SecuredAlertmanager, node: str) -> None:
+    def held() -> list[Any]:
+        return [alert for alert in receiver.alerts() if alert["labels"]["node"] == node]
+
+    await asyncio.to_thread(lambda: await_some(held, what=node, deadline_seconds=WITHIN_SECONDS))
+
+
+async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
+    receiver: SecuredAlertmanager, first: Authority, tmp_path: Path
+) -> None:
+    second = Authority(folder=tmp_path / "second")
+    mounted, readiness, on = Mounted(tmp_path / "mounted"), Readiness(), bus()
+    mounted.write(first, password="first")
+    credentials, answered = (
+        readiness.check(f"alerts.{name}", severity=Severity.WARNING)
+        for name in ("credentials", "receiver")
+    )
+    settings = mounted.settings(receiver)
+    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+        await tell(on, "before")
+        await is_held(receiver, "before")
+
+        looking = asyncio.create_task(readiness.keep_looking())
+        mounted.key_file.write_text("damaged")
+        await eventually(lambda: credentials.has_failed, within_seconds=WITHIN_SECONDS)
+        looking.cancel()
+        assert credentials.detail.startswith("alerts.key_file: ")
+        await tell(on, "while-damaged")
+        await is_held(receiver, "while-damaged")
+
+        receiver.exchange(second, password="second")
+        await tell(on, "refused")
+        await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
+        mounted.write(second, password="second")
+        await is_held(receiver, "refused")
+        assert credentials.is_ok
+        await eventually(lambda: answered.is_ok, within_seconds=WITHIN_SECONDS)
+
+
+WITHOUT: dict[str, tuple[dict[str, Any], str]] = {
+    "a password": ({"username": "", "password": None}, "401"),
+    "the authority": ({"ca_file": ""}, "CERTIFICATE_VERIFY_FAILED"),
+    "a certificate": ({"cert_file": "", "key_file": ""}, "certificate"),
+}
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+async def test_what_is_missing_is_named_by_the_check(
+    receiver: SecuredAlertmanager, first: Authority, tmp_path: Path, missing: str
+) -> None:
+    others, reason = WITHOUT[missing]
+    mounted, readiness, on = Mounted(tmp_path / "mounted"), Readiness(), bus()
+    mounted.write(first, password="first")
+    answered = readiness.check("alerts.receiver", severity=Severity.WARNING)
+    settings = mounted.settings(receiver, **others)
+    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+        await tell(on, "refused")
+        await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
+        assert reason in answered.detail

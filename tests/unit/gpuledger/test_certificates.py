@@ -1,0 +1,179 @@
+"""A mistake in a certificate's or a key's file is one line that names the right setting."""
+
+import datetime as dt
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from gpuledger.certificates import authorities_of, load_own, trusting
+from gpuledger.errors import SettingsError
+from tests.real.parts.certificates import Authority
+
+GARBAGE = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
+PASSWORD = b"right"
+
+
+class Files:
+    """An own certificate with its key, which is read with the password that is given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder=folder)
+        pair = self.authority.issue("client")
+        self.certificate, self.key = pair.certificate, pair.key
+        self.password: str | None = ""
+
+    def load(self) -> None:
+        load_own(
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            prefix="kafka.ssl_",
+            cert_file=self.certificate,
+            key_file=self.key,
+            password=self.password,
+        )
+
+    def encrypt(self, *, given: str | None) -> None:
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        self.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(PASSWORD),
+            )
+        )
+        self.password = given
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+MISTAKES: dict[str, tuple[Callable[[Files], object], str]] = {
+    "key gone": (lambda f: f.key.unlink(), "ssl_key_file: cannot read K: No such file"),
+    "key unreadable": (lambda f: make_folder(f.key), "ssl_key_file: cannot read K: Is a directory"),
+    "certificate gone": (lambda f: f.certificate.unlink(), "ssl_cert_file: cannot read C: No such"),
+    "key no PEM": (lambda f: f.key.write_text("replace me"), "ssl_key_file: K is no PEM file"),
+    "certificate no PEM": (lambda f: f.certificate.write_text("x"), "ssl_cert_file: C is no PEM"),
+    "certificate empty": (lambda f: f.certificate.write_text(""), "ssl_cert_file: C is no PEM"),
+    "a certificate for a key": (
+        lambda f: f.key.write_bytes(f.certificate.read_bytes()),
+        "ssl_key_file: there is no block PRIVATE KEY----- in K",
+    ),
+    "a key for a certificate": (
+        lambda f: f.certificate.write_bytes(f.key.read_bytes()),
+        "ssl_cert_file: there is no block CERTIFICATE----- in C",
+    ),
+    "key damaged": (
+        lambda f: f.key.write_text(GARBAGE.format("PRIVATE KEY")),
+        "ssl_key_file: K with C cannot be used: damaged",
+    ),
+    "certificate damaged": (
+        lambda f: f.certificate.write_text(GARBAGE.format("CERTIFICATE")),
+        "ssl_cert_file: C cannot be used: a certificate in it is damaged",
+    ),
+    "another's key": (
+        lambda f: f.authority.issue("other").key.replace(f.key),
+        "ssl_key_file: K is not the key of the certificate in C",
+    ),
+    "no password": (
+        lambda f: f.encrypt(given=""),
+        "ssl_key_password: the key in K has a password, and none was given",
+    ),
+    "wrong password": (
+        lambda f: f.encrypt(given="wrong"),
+        "ssl_key_password: the key in K has a password, and the given one does not open it",
+    ),
+    "a password longer than any": (
+        lambda f: f.encrypt(given="x" * 5000),
+        "ssl_key_password: the key in K has a password, and the given one does not open it",
+    ),
+    "no setting for a password": (
+        lambda f: f.encrypt(given=None),
+        "ssl_key_file: the key in K has a password; store it there without one",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_names_the_setting_that_has_it_and_the_file(files: Files, mistake: str) -> None:
+    make, expected = MISTAKES[mistake]
+    make(files)
+    with pytest.raises(SettingsError) as raised:
+        files.load()
+    said = str(raised.value).replace(str(files.key), "K").replace(str(files.certificate), "C")
+    assert said.startswith(f"kafka.{expected}")
+    assert "wrong" not in said
+
+
+def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_screen(
+    files: Files,
+) -> None:
+    files.key = Path("x" * 30_000)
+    with pytest.raises(
+        SettingsError, match=r"^kafka\.ssl_key_file: .*File name too long$"
+    ) as raised:
+        files.load()
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_key_is_opened_with_its_password(files: Files) -> None:
+    files.encrypt(given=PASSWORD.decode())
+    files.load()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "cannot read F: No such file or directory"),
+        ("replace this by the authority's certificate", "F is no PEM file: expected a certificate"),
+        (GARBAGE.format("PRIVATE KEY"), "there is no block CERTIFICATE----- in F"),
+        (GARBAGE.format("CERTIFICATE"), "F cannot be used: a certificate in it is damaged"),
+    ],
+)
+def test_a_mistake_in_authorities_names_setting_and_file(
+    tmp_path: Path, content: str | None, expected: str
+) -> None:
+    file = tmp_path / "ca.crt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError) as raised:
+        trusting(setting="alerts.ca_file", file=file)
+    assert str(raised.value).replace(str(file), "F").startswith(f"alerts.ca_file: {expected}")
+
+
+def test_of_several_authorities_the_one_that_ends_last_counts(tmp_path: Path) -> None:
+    """Both are there while one is exchanged for the other."""
+    old, new = (Authority(folder=tmp_path / name) for name in ("old", "new"))
+    expired = old.issue("expired", lifetime=dt.timedelta(minutes=-5)).certificate
+    file = tmp_path / "both.pem"
+    file.write_bytes(expired.read_bytes() + new.certificate.read_bytes())
+    context = trusting(setting="s", file=file)
+    (validity,) = authorities_of(context, setting="s", file=file)
+    assert validity.subject == "gpuledger tests"
+
+
+def test_a_certificate_that_is_trusted_itself_has_an_end_too(tmp_path: Path) -> None:
+    file = Authority(folder=tmp_path).issue("server").certificate
+    (validity,) = authorities_of(trusting(setting="s", file=file), setting="s", file=file)
+    assert validity.subject == "server"
+
+
+def test_each_certificate_of_an_own_chain_is_told_of(tmp_path: Path) -> None:
+    authority = Authority(folder=tmp_path)
+    pair = authority.issue("server")
+    pair.certificate.write_bytes(pair.certificate.read_bytes() + authority.certificate.read_bytes())
+    found = load_own(
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        prefix="tls_server_config.",
+        cert_file=pair.certificate,
+        key_file=pair.key,
+    )
+    assert [validity.subject for validity in found] == ["server", "gpuledger tests"]

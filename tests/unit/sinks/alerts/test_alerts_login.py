@@ -1,0 +1,74 @@
+"""Each Alertmanager is sent what the files have by then; half a login is refused by its field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuledger.service import Readiness
+from gpuledger.service.http.client import open_http
+from gpuledger.settings import Secret
+from sinks.alerts.client import AlertmanagerClient
+from sinks.alerts.settings import AlertsSettings
+from sinks.credentials import ReceiverCredentials
+from sinks.errors import ReceiverUnavailableError
+from sinks.remote_write.settings import RemoteWriteSettings
+from tests.fakes.seconds import Seconds
+from tests.unit.sinks.receiver import receiving
+
+
+async def test_alerts_go_with_the_login_that_the_file_has_by_then(tmp_path: Path) -> None:
+    file, clock = tmp_path / "token", Seconds()
+    file.write_text("first\n")
+    settings = AlertsSettings(bearer_token=Secret.load(file, name="alerts.bearer_token"))
+    check = Readiness().check("alerts.credentials")
+    credentials = ReceiverCredentials(settings, section="alerts", check=check, monotonic=clock)
+    async with receiving() as receiver, open_http(headers={}, timeout_seconds=5.0) as http:
+        client = AlertmanagerClient(http=http, url=receiver.url, credentials=credentials)
+        receiver.login = "Bearer first"
+        await client.post([])
+        receiver.login = "Bearer second"
+        with pytest.raises(ReceiverUnavailableError, match="401"):
+            await client.post([])
+        file.write_text("second\n")
+        clock.advance(1)
+        await client.post([])
+        file.write_text("")
+        clock.advance(1)
+        await client.post([])
+    assert check.detail.startswith("alerts.bearer_token: ")
+
+
+HALVES: dict[str, tuple[dict[str, Any], str]] = {
+    "user alone": ({"username": "u"}, "username and password go together"),
+    "password alone": ({"password": Secret("p")}, "username and password go together"),
+    "both kinds": (
+        {"username": "u", "password": Secret("p"), "bearer_token": Secret("t")},
+        "bearer_token and username exclude each other",
+    ),
+    "certificate alone": ({"cert_file": "c.pem"}, "cert_file and key_file go together"),
+    "key alone": ({"key_file": "k.pem"}, "cert_file and key_file go together"),
+}
+
+
+@pytest.mark.parametrize("kind", [AlertsSettings, RemoteWriteSettings])
+@pytest.mark.parametrize("half", HALVES)
+def test_half_a_login_is_refused(kind: type[Any], half: str) -> None:
+    given, expected = HALVES[half]
+    with pytest.raises(ValueError, match=expected):
+        kind(**given)
+
+
+@pytest.mark.parametrize(
+    "login", [{"username": "u", "password": Secret("p")}, {"bearer_token": Secret("t")}]
+)
+@pytest.mark.parametrize(
+    ("kind", "field"), [(AlertsSettings, "urls"), (RemoteWriteSettings, "url")]
+)
+def test_a_login_in_the_address_excludes_another(
+    kind: type[Any], field: str, login: dict[str, Any]
+) -> None:
+    """Both cannot be sent, and no request would ever go out."""
+    url = "http://u:p@am:9093"
+    with pytest.raises(ValueError, match=f"{field}: .*exclude each other"):
+        kind(**{field: [url] if field == "urls" else url}, **login)
