@@ -32,16 +32,17 @@ CLOSED = b"Connection: close\r\n\r\n"
 
 
 class Agent(Deployable):
-    """An agent alone, with a web configuration."""
+    """An agent alone, with a web configuration unless its text is empty."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.web_config = folder / "web.yml"
         self.web_config.write_text(text)
+        web_config = {"HTTP__WEB_CONFIG_FILE": str(self.web_config)} if text else {}
         super().__init__(
             name="agent",
             command=["gpuledger-agent", "--no-kafka", "--source", "simulated"],
             folder=folder,
-            environment={"HTTP__WEB_CONFIG_FILE": str(self.web_config)},
+            environment=web_config,
         )
         host, _, port = self.health.removeprefix("http://").partition(":")
         self.address = (host, int(port))
@@ -203,13 +204,13 @@ def test_a_change_of_the_web_configuration_is_taken_as_a_whole(
     )
     assert "200 OK" in agent.s_client("-tls1_3", "-quiet")
 
-    required = CLIENTS % "RequireAndVerifyClientCert"
-    agent.change(TLS % required, until=lambda: "403 Forbidden" in agent.s_client("-quiet"))
-    assert "200 OK" in agent.s_client("-quiet", *pair)
-
     if_given = CLIENTS % "VerifyClientCertIfGiven" + ", client_allowed_sans: [elsewhere]"
     agent.change(TLS % if_given, until=lambda: "403 Forbidden" in agent.s_client("-quiet", *pair))
     assert "200 OK" in agent.s_client("-quiet")
+
+    required = CLIENTS % "RequireAndVerifyClientCert"
+    agent.change(TLS % required, until=lambda: "403 Forbidden" in agent.s_client("-quiet"))
+    assert "200 OK" in agent.s_client("-quiet", *pair)
     assert agent.stop() == 0, agent.log_tail()
 
 
