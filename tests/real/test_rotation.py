@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import shutil
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -29,7 +30,7 @@ from tests.real.test_agent import NODE, QUICKSTART
 from tests.unit.sinks.given import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.real.parts.kafka import KafkaDistribution
@@ -197,6 +198,23 @@ class Working:
         return "\n".join(each.log_tail() for each in self.both)
 
 
+@asynccontextmanager
+async def at_work(
+    part: RotatedKafka, kcat: Kcat, mounted: Mounted, *, folder: Path
+) -> AsyncIterator[tuple[RotatedKafka, Working]]:
+    """Run the broker with an agent and a sink that are at work, and end them."""
+    with running(part) as kafka:
+        await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
+        working = Working(kafka, kcat, mounted, folder=folder)
+        for each in working.both:
+            each.start()
+        try:
+            await working.goes_on()
+            yield kafka, working
+        finally:
+            working.stop()
+
+
 @pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
 async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_their_files(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
@@ -210,29 +228,20 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
         mechanism=mechanism,
         authority=first,
     )
-    with running(part) as kafka:
-        await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
-        working = Working(kafka, kcat, mounted, folder=tmp_path)
-        for each in working.both:
-            each.start()
-        try:
-            await working.goes_on()
+    async with at_work(part, kcat, mounted, folder=tmp_path) as (kafka, working):
+        # A mistake is told though nothing connects, and leaves the old certificate in force,
+        # which the broker still takes.
+        mounted.key.write_text("no key")
+        await working.say(REFUSED)
+        await asyncio.to_thread(restart, kafka)
+        await working.goes_on()
 
-            # A mistake is told though nothing connects, and leaves the old certificate in force,
-            # which the broker still takes.
-            mounted.key.write_text("no key")
-            await working.say(REFUSED)
-            await asyncio.to_thread(restart, kafka)
-            await working.goes_on()
-
-            kafka.set_password(NEW_PASSWORD)
-            kafka.take(second)
-            mounted.write(second, password=NEW_PASSWORD)
-            await asyncio.to_thread(restart, kafka)
-            await working.goes_on()
-            await working.say(REFUSED, *READ)
-        finally:
-            working.stop()
+        kafka.set_password(NEW_PASSWORD)
+        kafka.take(second)
+        mounted.write(second, password=NEW_PASSWORD)
+        await asyncio.to_thread(restart, kafka)
+        await working.goes_on()
+        await working.say(REFUSED, *READ)
 
 
 @pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
@@ -248,18 +257,10 @@ async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
         mechanism=mechanism,
         authority=authority,
     )
-    with running(part) as kafka:
-        await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
-        working = Working(kafka, kcat, mounted, folder=tmp_path)
-        for each in working.both:
-            each.start()
-        try:
-            await working.goes_on()
-            kafka.set_password(NEW_PASSWORD)
-            await asyncio.to_thread(restart, kafka)
-            await working.name("SaslAuthenticationFailed")
-        finally:
-            working.stop()
+    async with at_work(part, kcat, mounted, folder=tmp_path) as (kafka, working):
+        kafka.set_password(NEW_PASSWORD)
+        await asyncio.to_thread(restart, kafka)
+        await working.name("SaslAuthenticationFailed")
 
 
 async def test_a_client_certificate_that_is_refused_is_told_by_what_tls_says(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bcrypt
-import yaml
 from typing_extensions import override
 
 from tests.real.parts import web
 from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Part
+from tests.real.parts.web_login import USERNAME, WebLogin
 
 if TYPE_CHECKING:
     from tests.real.parts.certificates import Authority
@@ -92,38 +89,21 @@ class SecuredAlertmanager(Alertmanager):
     """
 
     name = "secured-alertmanager"
-    username = "gpuledger"
+    username = USERNAME
 
     def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
-        self._web_config = folder / "web.yml"
+        web_config = folder / "web.yml"
         super().__init__(
-            binary=binary, folder=folder, arguments=[f"--web.config.file={self._web_config}"]
+            binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
         )
         self.url = f"https://127.0.0.1:{self.port}"
+        self._login = WebLogin(web_config, certificate="alertmanager", asks_clients=True)
         self.exchange(authority, password=password)
 
     def exchange(self, authority: Authority, *, password: str) -> None:
-        """Trust, and be of, this authority from now on, and ask for this password."""
-        self._password, self._authority = password, authority
-        pair, self._client = authority.issue("alertmanager"), authority.issue("tests")
-        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
-        tls = {
-            "cert_file": str(pair.certificate),
-            "key_file": str(pair.key),
-            "client_auth_type": "RequireAndVerifyClientCert",
-            "client_ca_file": str(authority.certificate),
-        }
-        config = {"tls_server_config": tls, "basic_auth_users": {self.username: hashed}}
-        # It is read again for each connection and each request.
-        new = self._web_config.with_suffix(".new")
-        new.write_text(yaml.safe_dump(config))
-        new.replace(self._web_config)
+        """Show a certificate of this authority from now on, and ask for this password."""
+        self._login.exchange(authority, password=password)
 
     @override
     def fetch(self, path: str) -> web.Answer:
-        login = base64.b64encode(f"{self.username}:{self._password}".encode()).decode()
-        context = ssl.create_default_context(cafile=str(self._authority.certificate))
-        context.load_cert_chain(self._client.certificate, self._client.key)
-        return web.fetch(
-            self.url + path, headers={"Authorization": f"Basic {login}"}, context=context
-        )
+        return self._login.fetch(self.url + path)

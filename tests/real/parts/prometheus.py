@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import ssl
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import bcrypt
-import yaml
 from typing_extensions import override
 
 from tests.real.parts import web
 from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Part
+from tests.real.parts.web_login import USERNAME, WebLogin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +104,7 @@ class SecuredPrometheus(Prometheus):
     """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
 
     name = "secured-prometheus"
-    username = "gpuledger"
+    username = USERNAME
 
     def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
         web_config = folder / "web.yml"
@@ -115,28 +112,16 @@ class SecuredPrometheus(Prometheus):
             binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
         )
         self.url = f"https://127.0.0.1:{self.port}"
-        self._web_config = web_config
+        self._login = WebLogin(web_config, certificate="prometheus")
         self.exchange(authority, password=password)
 
     def exchange(self, authority: Authority, *, password: str) -> None:
         """Show a certificate of this authority from now on, and ask for this password."""
-        self._password, self._authority = password, authority
-        pair = authority.issue("prometheus")
-        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
-        files = {"cert_file": str(pair.certificate), "key_file": str(pair.key)}
-        config = {"tls_server_config": files, "basic_auth_users": {self.username: hashed}}
-        # Prometheus reads it again for each connection and each request.
-        new = self._web_config.with_suffix(".new")
-        new.write_text(yaml.safe_dump(config))
-        new.replace(self._web_config)
+        self._login.exchange(authority, password=password)
 
     @override
     def fetch(self, path: str) -> web.Answer:
-        login = base64.b64encode(f"{self.username}:{self._password}".encode()).decode()
-        context = ssl.create_default_context(cafile=str(self._authority.certificate))
-        return web.fetch(
-            self.url + path, headers={"Authorization": f"Basic {login}"}, context=context
-        )
+        return self._login.fetch(self.url + path)
 
 
 class VictoriaMetrics(Part, VictoriaMetricsApi):
