@@ -1,4 +1,4 @@
-"""What a program does before it imports anything: signals count from its first instruction on.
+"""How a program begins and ends: signals count from its first instruction on, and its end is short.
 
 Nothing here may import what takes time. The interpreter's own start, before the first line of any
 module of ours, cannot be covered from Python.
@@ -6,6 +6,11 @@ module of ours, cannot be covered from Python.
 
 import os
 import signal
+import sys
+
+TYPE_CHECKING = False  # as `typing` has it, which takes long to import
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def end_on_signals() -> None:
@@ -26,3 +31,18 @@ def end_on_interrupt(code: int) -> None:
 def raise_on_interrupt() -> None:
     """Make SIGINT raise `KeyboardInterrupt`, as Python itself does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_process(code: int) -> "NoReturn":
+    """End the process with this exit code at once, with all that was written on its way.
+
+    Python's own end takes the interpreter from under threads that are in a library's call, which
+    kills the process where that library is written in Rust (deltalake: SIGSEGV, each time); and it
+    waits for threads that are no daemons. By now nothing is left that anybody waits for.
+    """
+    from contextlib import suppress  # noqa: PLC0415  # not before signals are heeded
+
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it has gone, or it was closed
+            stream.flush()
+    os._exit(code)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -32,6 +32,7 @@ from cli.demo.summary import (
 )
 from cli.demo.view import Draw, can_be_live, leave_out_of_logs, live, show, width_of
 from gpuledger.codec import encode
+from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings
@@ -107,7 +108,7 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     async with AsyncExitStack() as stack:
         run = await unless_stopped(_start(plan, stack), stop)
         if run is None:
-            _leave(INTERRUPTED)
+            end_process(INTERRUPTED)
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
         frames = live(console, _frames(run, plan), stop=stop) if is_live else nullcontext()
@@ -124,7 +125,8 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
             show(console, [*draw(run.tally, last, width=width), Line("")])
         show(console, draw_summary(summary, width=width))
     if not run.ending.is_closed:
-        _leave(exit_code(summary))
+        # What is left waits for who does not answer: the event loop would wait for it.
+        end_process(exit_code(summary))
     return exit_code(summary)
 
 
@@ -138,16 +140,6 @@ async def _start(plan: DemoPlan, stack: AsyncExitStack) -> Run:
         if plan.kafka is None:
             raise
         raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process at once: what is left waits for who does not answer, and says nothing more.
-
-    The event loop would wait for it, and Python for its threads.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _stop_on_signals() -> asyncio.Event:

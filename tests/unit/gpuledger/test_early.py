@@ -48,6 +48,22 @@ def test_a_signal_before_the_work_ends_a_deployable_with_zero(
     assert signalled(number, module=module, start=start, at=f"{module}.command") == (0, b"")
 
 
+@pytest.mark.parametrize("module", DEPLOYABLES)
+def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
+    """The end of the interpreter, told by `atexit`, would take it from under their calls."""
+    code = (
+        f"import atexit, {module}.__main__, {module}.command as command\n"
+        "atexit.register(print, 'the interpreter ended')\n"
+        "command.main = lambda: print('said') or 3\n"
+        f"{module}.__main__.main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "said\n", "")
+
+
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("at", ["cli.command", "cyclopts", "cli.demo.command", "asyncio"])
 def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start: str) -> None:
