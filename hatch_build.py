@@ -51,7 +51,7 @@ class UncompiledError(Exception):
 
 
 def find_modules(root: Path, named: Iterable[str]) -> list[Path]:
-    """Give the sources that are named; raise UncompiledError where the root has no such file."""
+    """Return the sources that are named; raise UncompiledError where the root has no such file."""
     modules = [Path(name) for name in named]
     for module in modules:
         if module.suffix != ".py" or not (root / module).is_file():
@@ -71,7 +71,7 @@ def require_compiler(compiler: str, headers: Path) -> None:
 
 
 def recipe_of(compiler: str, types: Iterable[Path]) -> str:
-    """Give a name for what the objects depend on that would leave no newer source behind."""
+    """Return a name for what the objects depend on that would leave no newer source behind."""
     parts = [Cython.__version__, compiler, *FLAGS, *map(str, DIRECTIVES.items())]
     return hashlib.sha256("\n".join([*parts, *map(str, types)]).encode()).hexdigest()[:12]
 
@@ -154,5 +154,5 @@ class CompiledModules(BuildHookInterface[BuilderConfig]):
 
 
 def _compiler() -> str:
-    """Give the program that setuptools will call."""
+    """Return the program that setuptools will call."""
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]

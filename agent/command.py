@@ -8,10 +8,10 @@ from typing import Final
 import structlog
 
 from agent.dcgm_exporter import Swap, read_swap
-from agent.exposition.page import NodePage
-from agent.exposition.view import NodeView, make_view
-from agent.kubelet.names import ContainerNames
-from agent.machine import Machine
+from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.renderer import PageRenderer
+from agent.host import Host
+from agent.kubelet.container_logs import ContainerNames
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source
@@ -59,7 +59,7 @@ OPTIONS = (
 
 @explain_user_errors
 def main() -> int:
-    """Run the agent until a signal; give the exit code."""
+    """Run the agent until a signal; return the exit code."""
     swap = read_swap(sys.argv[1:], os.environ)
     settings = load_settings(
         AgentSettings,
@@ -82,7 +82,7 @@ def main() -> int:
     return run_service(
         partial(_run, machine=machine, view=view),
         settings=settings,
-        page=NodePage(view, settings=settings.exposition, clock=machine.clock),
+        page=PageRenderer(view, settings=settings.exposition, clock=machine.clock),
         about={
             "node": settings.node_name,
             "source": settings.source,
@@ -100,7 +100,7 @@ def _log_swap(swap: Swap, settings: AgentSettings) -> None:
 
 
 async def _run(
-    settings: AgentSettings, readiness: Readiness, *, machine: Machine, view: NodeView
+    settings: AgentSettings, readiness: Readiness, *, machine: Host, view: NodeState
 ) -> None:
     bus = None if settings.no_kafka else _kafka(settings, readiness)
     settle_collector(*_COLLECT_AFTER)

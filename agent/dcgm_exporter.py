@@ -25,8 +25,8 @@ _SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)
 _DEVICES: Final = re.compile(
     r"f|[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?(\+[gi](:\d+(-\d+)?(,\d+(-\d+)?)*)?)?"
 )
-_MOST_INT: Final = 2**63 - 1  # a flag of Go's type int takes no more
-_MOST_DIGITS: Final = 100  # zeros in front count
+_MAX_INT: Final = 2**63 - 1  # a flag of Go's type int takes no more
+_MAX_DIGITS: Final = 100  # zeros in front count
 _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
 _OWN_LISTS: Final = (
@@ -171,9 +171,9 @@ def _bool(value: str) -> bool:
 
 
 def _milliseconds(value: str) -> float:
-    is_number = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
-    if not is_number or not 0 < int(value) <= _MOST_INT:
-        raise ValueError(f"a number of milliseconds > 0 and <= {_MOST_INT}")
+    is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+    if not is_number or not 0 < int(value) <= _MAX_INT:
+        raise ValueError(f"a number of milliseconds > 0 and <= {_MAX_INT}")
     return int(value) / 1e3
 
 
@@ -226,7 +226,7 @@ def _interval(value: str) -> Meaning:
 
 
 def _window(value: str) -> Meaning:
-    return {"exposition.window_seconds": f"{_milliseconds(value)}"}
+    return {"exposition.event_window_seconds": f"{_milliseconds(value)}"}
 
 
 def _kubernetes(value: str) -> Meaning:

@@ -4,11 +4,11 @@ Here ids of devices find their GPU, and the inventory is made.
 """
 
 from agent.kubelet.devices import DeviceIndex
-from agent.nvml.answers import NodeFacts
+from agent.nvml.raw import NodeFacts
 from gpuledger.records import Inventory
 
 
-class Hardware:
+class InventoryTracker:
     """The GPUs of one node."""
 
     def __init__(self, *, node: str, boot_id: str) -> None:

@@ -65,7 +65,7 @@ ACCOUNTS_LATE: Final = Counter(
     "The driver's accounts of processes that came when the process's end had been told without.",
 )
 ENDS_UNTOLD: Final = Counter(
-    "gpuledger_agent_ends_untold",
+    "gpuledger_agent_process_exits_unreported",
     "The driver's accounts of processes that no tick tells of, so that nothing is settled by them,"
     " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
     " or use), `older` (it began before this agent did), `gpu_gone` (no tick had its GPU any more),"
@@ -74,7 +74,7 @@ ENDS_UNTOLD: Final = Counter(
 )
 count_from_zero(ENDS_UNTOLD, reason=("unidentified", "undated", "older", "gpu_gone", "too_many"))
 GLANCES_LATE: Final = Counter(
-    "gpuledger_agent_glances_late",
+    "gpuledger_agent_process_scans_late",
     "Looks at who is on the GPUs, between two ticks, that were not answered at once.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
@@ -92,8 +92,8 @@ BREAKER_OPEN: Final = Gauge(
     "1 where a group of questions is put to a GPU by single probes only, as it failed too often.",
     ["gpu_uuid", "group"],
 )
-THREADS_ABANDONED: Final = Gauge(
-    "gpuledger_agent_threads_abandoned", "Threads that hang in a call of the driver for ever."
+THREADS_LEAKED: Final = Gauge(
+    "gpuledger_agent_threads_leaked", "Threads that hang in a call of the driver for ever."
 )
 GPUS_LOST: Final = Gauge(
     "gpuledger_agent_gpus_lost", "GPUs that answered once and do not answer any more."
@@ -158,7 +158,7 @@ ALLOCATIONS_UNRESOLVED: Final = Gauge(
     ["reason"],
 )
 ATTRIBUTION: Final = Gauge(
-    "gpuledger_agent_attribution",
+    "gpuledger_agent_process_attribution_enabled",
     "1 while processes are read; 0 where /proc is not the whole machine's.",
 )
 INCIDENTS: Final = Counter(
@@ -216,7 +216,7 @@ SPOOL_DROPPED: Final = Counter(
 )
 count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung", "late"))
 SPOOL_TORN: Final = Counter(
-    "gpuledger_agent_spool_torn",
+    "gpuledger_agent_spool_truncated",
     "Files whose end was cut off at a start, as the write of it had not been finished.",
 )
 SPOOL_FAILURES: Final = Counter(

@@ -11,16 +11,22 @@ from typing import Any, Final
 import structlog
 
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
-from agent.nvml.answers import GpuAnswers, LastSeen
-from agent.processes.census import Census
-from agent.processes.past import Covered
+from agent.normalize.details import read_beside
+from agent.normalize.driver_clock import LAG_WINDOWS
+from agent.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.normalize.rows import (
+    find_relayouted,
+    find_vanished,
+    flatten,
+    gpu_instances_of,
+    layout_of,
+)
+from agent.normalize.set_back import SetBack
+from agent.nvml.raw import RawGpuSample, SampleCursor
+from agent.processes.history import TickInterval
 from agent.processes.procfs import Procfs, read_boot_id
-from agent.processes.table import Roll
-from agent.reading.beside import read_beside
-from agent.reading.gpu import GpuState, GpuTick, read_gpu
-from agent.reading.rows import find_cut_anew, find_vanished, gpu_instances_of, lay_out, layout_of
-from agent.reading.set_back import SetBack
-from agent.reading.timeline import LAG_WINDOWS
+from agent.processes.table import TableUpdate
+from agent.processes.tracker import ProcessTracker
 from gpuledger.clock import Clock
 from gpuledger.records import (
     DeviceAllocation,
@@ -37,7 +43,7 @@ _NS_PER_US: Final = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tick:
+class NodeTick:
     """What a node says of one tick."""
 
     sample: NodeSample
@@ -51,7 +57,7 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class ClockReading:
     """The clocks at one instant."""
 
     time_ns: int
@@ -62,7 +68,7 @@ class Moment:
     """Since boot."""
 
     @classmethod
-    def read(cls, clock: Clock) -> "Moment":
+    def read(cls, clock: Clock) -> "ClockReading":
         """Read all clocks."""
         return cls(
             time_ns=clock.time_ns(),
@@ -79,14 +85,14 @@ class Sampler:
         self._node = node
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
-        self._census = Census(
+        self._census = ProcessTracker(
             node=node, boot_id=self.boot_id, procfs=procfs, reads_processes=reads_processes
         )
         self._states: Mapping[str, GpuState] = {}
         self._layout: Mapping[str, frozenset[str]] = {}
         self._gpu_instances: Mapping[str, int] = {}
         self._cut_anew: list[str] = []
-        self._before: Moment | None = None
+        self._before: ClockReading | None = None
         self._health_before: Mapping[str, Mapping[str, Any]] = {}
         self._seq = 0
         self._lag_ns: int | None = None
@@ -97,8 +103,8 @@ class Sampler:
         """Whether ticks name processes."""
         return self._census.reads_processes
 
-    def last_seen(self) -> Mapping[str, LastSeen]:
-        """Give, by UUID, what the next question must start from; a GPU not named starts anew."""
+    def last_seen(self) -> Mapping[str, SampleCursor]:
+        """Return, by UUID, what the next question must start from; a GPU not named starts anew."""
         return {uuid: state.last_seen for uuid, state in self._states.items()}
 
     def forget(self) -> None:
@@ -106,7 +112,7 @@ class Sampler:
         self._states = {uuid: state.forget() for uuid, state in self._states.items()}
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
-        """Give who was on a GPU at the last tick, on all its instances or on that one alone."""
+        """Return who was on a GPU at the last tick, on all its instances or on that one alone."""
         instances = self._layout.get(gpu_uuid, frozenset())
         hit = {uuid for uuid in instances if self._gpu_instances.get(uuid, -1) == gpu_instance}
         # Where the instance is not known, everybody on the GPU may be meant.
@@ -118,13 +124,13 @@ class Sampler:
 
     def sample(
         self,
-        answers: Sequence[GpuAnswers],
+        answers: Sequence[RawGpuSample],
         *,
         asked_boottime_ns: int,
-        at: Moment,
+        at: ClockReading,
         allocations: Sequence[DeviceAllocation] = (),
         late: bool = False,
-    ) -> Tick | None:
+    ) -> NodeTick | None:
         """Make the tick that ends `at`; the first call only opens the first interval.
 
         So does one behind an interval that is too long to be told. `late` says that it began more
@@ -149,7 +155,7 @@ class Sampler:
             return None
         return self._tick(ticks, roll, at, interval_ns, allocations=allocations, late=late)
 
-    def _follow(self, at: Moment) -> Moment | None:
+    def _follow(self, at: ClockReading) -> ClockReading | None:
         """Return where the interval begins that ends now; `None` where a first one opens.
 
         One that is longer than a record may say is given up: what the GPUs did in it is not told.
@@ -163,7 +169,9 @@ class Sampler:
         self.forget()
         return None
 
-    def _with_health(self, answers: Sequence[GpuAnswers], *, is_told: bool) -> Sequence[GpuAnswers]:
+    def _with_health(
+        self, answers: Sequence[RawGpuSample], *, is_told: bool
+    ) -> Sequence[RawGpuSample]:
         """Bring the health of answers that make no tick into the next tick: it is asked rarely."""
         kept, self._health_before = self._health_before, {}
         if not is_told:
@@ -173,7 +181,7 @@ class Sampler:
         return [replace(one, health=one.health or kept.get(one.uuid, {})) for one in answers]
 
     def _read(
-        self, answers: Sequence[GpuAnswers], *, interval_ns: int, at: Moment
+        self, answers: Sequence[RawGpuSample], *, interval_ns: int, at: ClockReading
     ) -> Sequence[GpuTick]:
         behind_us = at.time_ns // _NS_PER_US if self._set_back.shows else None
         ticks = [
@@ -184,15 +192,15 @@ class Sampler:
                 now_ns=at.monotonic_ns,
                 behind_us=behind_us,
             )
-            for answer in lay_out(answers)
+            for answer in flatten(answers)
         ]
         _count_dropped(ticks)
         return ticks
 
-    def _follow_layout(self, answers: Sequence[GpuAnswers]) -> Collection[str]:
-        """Take note of which instances there are; give those that are gone."""
+    def _follow_layout(self, answers: Sequence[RawGpuSample]) -> Collection[str]:
+        """Take note of which instances there are; return those that are gone."""
         vanished = find_vanished(self._layout, answers)
-        self._cut_anew += find_cut_anew(self._layout, answers)
+        self._cut_anew += find_relayouted(self._layout, answers)
         self._layout = {**self._layout, **layout_of(answers)}
         self._gpu_instances = gpu_instances_of(answers)
         return vanished
@@ -216,16 +224,16 @@ class Sampler:
     def _tick(
         self,
         ticks: Sequence[GpuTick],
-        roll: Roll,
-        at: Moment,
+        roll: TableUpdate,
+        at: ClockReading,
         interval_ns: int,
         *,
         allocations: Sequence[DeviceAllocation],
         late: bool,
-    ) -> Tick:
+    ) -> NodeTick:
         self._seq = max(at.boottime_ns // _NS_PER_MS, self._seq + 1)
         lag_ns = self._lag_ns or 0
-        covered = Covered(
+        covered = TickInterval(
             seq=self._seq,
             begin_ns=at.boottime_ns - lag_ns - interval_ns,
             end_ns=at.boottime_ns - lag_ns,
@@ -247,7 +255,7 @@ class Sampler:
             ended_processes=counted.ended_processes,
         )
         cut_anew, self._cut_anew = self._cut_anew, []
-        return Tick(
+        return NodeTick(
             sample=sample,
             readings=read_beside(sample, ticks),
             processes=self._census.drain(),
@@ -256,7 +264,7 @@ class Sampler:
 
 
 def _lag_ns(ticks: Sequence[GpuTick]) -> int | None:
-    """Give how far the covered time ends before the question, by the longest windows."""
+    """Return how far the covered time ends before the question, by the longest windows."""
     windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
     return round(LAG_WINDOWS * max(windows_us) * _NS_PER_US) if windows_us else None
 

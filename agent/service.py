@@ -6,31 +6,31 @@ Several nodes may run in one process. What each part does is told in its own mod
 import asyncio
 from collections.abc import Coroutine, Sequence
 
-from agent.exposition.view import NodeView
-from agent.hardware import Hardware
-from agent.incidents.watch import AllocationsOn, IncidentWatch
+from agent.exposition.node_state import NodeState
+from agent.hardware import InventoryTracker
+from agent.host import Host
+from agent.incidents.monitor import AllocationsOn, IncidentMonitor
 from agent.kubelet.allocations import Allocations
-from agent.kubelet.holdings import find_on
-from agent.machine import Machine
+from agent.kubelet.assignments import find_on
+from agent.loop import SampleLoop
 from agent.metrics import ATTRIBUTION
 from agent.nvml.driver import Driver
-from agent.nvml.library import Nvml
-from agent.nvml.round import wait_for
+from agent.nvml.library import NvmlSession
+from agent.nvml.poll import wait_for
 from agent.nvml.watchdog import Watchdog
-from agent.outlets import Outlets
-from agent.processes.namespace import judge_procfs
+from agent.outputs import Outputs
+from agent.processes.pid_namespace import check_procfs
 from agent.processes.procfs import Procfs, read_boot_id
-from agent.publishing.outbox import Outbox
-from agent.publishing.publisher import Publisher, shut_down
+from agent.publishing.publisher import SamplePublisher, shut_down
 from agent.publishing.queue import TickQueue
+from agent.publishing.send_queue import SendQueue
 from agent.publishing.spool import Spool
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
-from agent.ticking import Ticking
 from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
-from gpuledger.service import Backoff, Check, Readiness, Severity
+from gpuledger.service import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.tasks import end_tasks
 
 _CLOSING_SECONDS = 2.0
@@ -38,11 +38,11 @@ _CLOSING_SECONDS = 2.0
 
 async def run_agent(
     *,
-    machine: Machine,
+    machine: Host,
     bus: Bus | None,
     settings: AgentSettings,
     readiness: Readiness,
-    view: NodeView | None = None,
+    view: NodeState | None = None,
 ) -> None:
     """Sample and publish one node until cancelled; what is queued then gets a last chance.
 
@@ -50,13 +50,13 @@ async def run_agent(
     only a fresh start can help.
     """
     outbox = _outbox(settings, machine, readiness) if bus else None
-    node = _run(machine, Outlets(outbox=outbox, view=view), settings, readiness)
+    node = _run(machine, Outputs(outbox=outbox, view=view), settings, readiness)
     if bus and outbox:
-        publisher = Publisher(
+        publisher = SamplePublisher(
             node=settings.node_name,
             bus=bus,
             outbox=outbox,
-            check=readiness.check("kafka", severity=Severity.WARNING),
+            check=readiness.check("kafka", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             catch_up_factor=settings.spool.catch_up_factor,
             now_ns=machine.clock.time_ns,
@@ -68,8 +68,8 @@ async def run_agent(
 
 async def _run_and_publish(
     node: Coroutine[None, None, None],
-    publisher: Publisher,
-    outbox: Outbox,
+    publisher: SamplePublisher,
+    outbox: SendQueue,
     *,
     flush_seconds: float,
 ) -> None:
@@ -84,14 +84,14 @@ async def _run_and_publish(
 
 
 async def _run(
-    machine: Machine, outlets: Outlets, settings: AgentSettings, readiness: Readiness
+    machine: Host, outlets: Outputs, settings: AgentSettings, readiness: Readiness
 ) -> None:
     """Run everything that looks at the node; the driver is let go of at the end."""
-    procfs_check = readiness.check("procfs", severity=Severity.WARNING)
+    procfs_check = readiness.check("procfs", severity=CheckSeverity.WARNING)
     sampler = _sampler(settings, machine.procfs, procfs_check)
-    hardware = Hardware(node=settings.node_name, boot_id=_boot_id(machine.procfs))
+    hardware = InventoryTracker(node=settings.node_name, boot_id=_boot_id(machine.procfs))
     allocations = _allocations(machine, settings, readiness)
-    watch = IncidentWatch(
+    watch = IncidentMonitor(
         node=settings.node_name,
         boot_id=_boot_id(machine.procfs),
         library=machine.nvml,
@@ -103,7 +103,7 @@ async def _run(
         kmsg_check=_kmsg_check(machine, readiness),
     )
     driver = _driver(machine, watch, settings, readiness)
-    ticking = Ticking(
+    ticking = SampleLoop(
         driver=driver,
         sampler=sampler,
         hardware=hardware,
@@ -126,13 +126,13 @@ async def _run(
 
 
 def _driver(
-    machine: Machine, watch: IncidentWatch, settings: AgentSettings, readiness: Readiness
+    machine: Host, watch: IncidentMonitor, settings: AgentSettings, readiness: Readiness
 ) -> Driver:
     return Driver(
-        Nvml(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
+        NvmlSession(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
         clock=machine.clock,
         check=readiness.check("nvml"),
-        gpus_check=readiness.check("gpus", severity=Severity.WARNING),
+        gpus_check=readiness.check("gpus", severity=CheckSeverity.WARNING),
         deadline_seconds=settings.patience_seconds,
         backoff=Backoff(),
         health_seconds=settings.health_seconds,
@@ -141,40 +141,40 @@ def _driver(
     )
 
 
-def _outbox(settings: AgentSettings, machine: Machine, readiness: Readiness) -> Outbox:
+def _outbox(settings: AgentSettings, machine: Host, readiness: Readiness) -> SendQueue:
     spool = Spool(
         settings.spool,
         node=settings.node_name,
         boot_id=_boot_id(machine.procfs),
         boottime_ns=machine.clock.boottime_ns,
     )
-    return Outbox(
-        queue=TickQueue(most_ticks=settings.queue_ticks),
+    return SendQueue(
+        queue=TickQueue(max_ticks=settings.queue_ticks),
         spool=spool if settings.spool.folder else None,
-        check=readiness.check("spool", severity=Severity.WARNING),
-        after_seconds=settings.spool.after_seconds,
+        check=readiness.check("spool", severity=CheckSeverity.WARNING),
+        spill_after_seconds=settings.spool.spill_after_seconds,
     )
 
 
-def _kmsg_check(machine: Machine, readiness: Readiness) -> Check | None:
-    return readiness.check("kmsg", severity=Severity.WARNING) if machine.open_kmsg else None
+def _kmsg_check(machine: Host, readiness: Readiness) -> Check | None:
+    return readiness.check("kmsg", severity=CheckSeverity.WARNING) if machine.open_kmsg else None
 
 
 def _allocations(
-    machine: Machine, settings: AgentSettings, readiness: Readiness
+    machine: Host, settings: AgentSettings, readiness: Readiness
 ) -> Allocations | None:
     if machine.kubelet is None or settings.kubelet.enabled is False:
         return None
     return Allocations(
         kubelet=machine.kubelet,
         clock=machine.clock,
-        check=readiness.check("kubelet", severity=Severity.WARNING),
+        check=readiness.check("kubelet", severity=CheckSeverity.WARNING),
         backoff=Backoff(),
         settings=settings.kubelet,
     )
 
 
-def _on(hardware: Hardware, allocations: Allocations | None) -> AllocationsOn:
+def _on(hardware: InventoryTracker, allocations: Allocations | None) -> AllocationsOn:
     def find(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
         held = allocations.current(hardware.devices) if allocations else ()
         return find_on(held, gpu_uuid, gpu_instance)
@@ -191,7 +191,7 @@ def _boot_id(procfs: Procfs) -> str:
 
 
 def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
-    attribution = judge_procfs(procfs, wanted=settings.attribution)
+    attribution = check_procfs(procfs, wanted=settings.attribution)
     try:
         sampler = Sampler(node=settings.node_name, procfs=procfs, reads_processes=attribution.is_on)
     except OSError as error:

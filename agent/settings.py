@@ -12,7 +12,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.records.base import MAX_NODE_NAME_LENGTH, NodeName
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 
-_MOST_OF_A_TICK: Final = 0.8
+_MAX_OF_A_TICK: Final = 0.8
 _MAX_SHOWN: Final = 80
 
 
@@ -38,9 +38,9 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Its socket for pod resources; root's alone."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
     """Time from one question to the next; new and ended processes on GPUs are asked for at once."""
-    deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+    timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """How long to wait for an answer."""
-    keep_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
+    cache_ttl_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
     """For how long the last answer counts while there is no new one, such as during the kubelet's
     restart."""
     resource_names: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (
@@ -54,7 +54,7 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     """Resources whose devices are GPUs or parts of them; `*` stands for any text. Claims of
     `gpu.nvidia.com` are always read."""
-    names_folder: Path = Path("/var/log/containers")
+    container_log_dir: Path = Path("/var/log/containers")
     """Where the runtime links the containers' logs; the links' names tell pod and container."""
 
 
@@ -73,14 +73,14 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     folder: str = "/var/spool/gpuledger"
     """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
     the agent makes only one for its node inside it."""
-    most_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
+    max_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
     """The most that may lie there; then the oldest is dropped, an eighth at a time at most."""
-    most_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
+    max_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
     """What has lain there for longer is dropped rather than sent; by the time since boot, which
     nobody can set. What an earlier boot left counts as no older than this one is."""
-    least_free_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 2**30
+    min_free_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 2**30
     """Free space that is left to others: below it nothing is written."""
-    after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
+    spill_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
     """How long a tick waits in memory for Kafka before it goes to the disk."""
     catch_up_factor: Annotated[float, msgspec.Meta(ge=2, le=1000)] = 50.0
     """How many times faster than they were made waiting ticks are sent at most; by chance down to
@@ -102,10 +102,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Time from one tick to the next."""
     first_tick_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
     """Length of the first interval; short, so that there is something to see soon."""
-    gpu_deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
+    gpu_timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
     """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never
     more than four fifths of a tick, so that one that hangs does not make the others' ticks late."""
-    glance_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
+    process_scan_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
     """Time from one look to the next, between ticks, at who is new on the GPUs whose driver keeps
     accounts: what it accounts for a process that is gone before the next tick has no owner unless
     that was seen. As long as a tick or longer means never."""
@@ -143,7 +143,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def patience_seconds(self) -> float:
         """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
-        return min(self.gpu_deadline_seconds, _MOST_OF_A_TICK * self.tick_seconds)
+        return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.tick_seconds)
 
     def __post_init__(self) -> None:
         """Refuse a source that nobody knows; raises `ValueError`."""

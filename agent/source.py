@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
+from agent.host import Host
 from agent.incidents.kmsg import DeviceKmsg
 from agent.kubelet.client import Kubelet, SocketKubelet
-from agent.kubelet.names import list_folder
-from agent.machine import Machine
-from agent.nvml.library import Nvml
+from agent.kubelet.container_logs import list_folder
+from agent.nvml.library import NvmlSession
 from agent.nvml.worker import Worker
 from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
@@ -30,7 +30,7 @@ _SIMULATED: Final = "simulated:"
 _RECORDED: Final = "recorded:"
 
 
-async def open_source(settings: AgentSettings) -> Machine:
+async def open_source(settings: AgentSettings) -> Host:
     """Find the source while the event loop goes on; raises UserError where there is none.
 
     A driver or a disk that does not answer keeps no signal waiting.
@@ -38,20 +38,20 @@ async def open_source(settings: AgentSettings) -> Machine:
     return await in_daemon_thread(partial(find_source, settings))
 
 
-def find_source(settings: AgentSettings) -> Machine:
-    """Give the source that the settings name; raises UserError where there is none."""
+def find_source(settings: AgentSettings) -> Host:
+    """Return the source that the settings name; raises UserError where there is none."""
     if settings.source == "simulated" or settings.source.startswith(_SIMULATED):
         return _simulated(settings)
     if settings.source.startswith(_RECORDED):
         return _recorded(settings)
     if settings.source == "auto":
         probe(pynvml)
-    return Machine(
+    return Host(
         nvml=pynvml,
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
         kubelet=_system_kubelet(settings.kubelet),
-        list_log_names=list_folder(settings.kubelet.names_folder),
+        list_log_names=list_folder(settings.kubelet.container_log_dir),
         open_kmsg=partial(DeviceKmsg, settings.incidents.kmsg) if settings.incidents.kmsg else None,
     )
 
@@ -59,12 +59,12 @@ def find_source(settings: AgentSettings) -> Machine:
 def _system_kubelet(settings: KubeletSettings) -> Kubelet | None:
     if settings.enabled is False:
         return None
-    return SocketKubelet(settings.socket, deadline_seconds=settings.deadline_seconds)
+    return SocketKubelet(settings.socket, timeout_seconds=settings.timeout_seconds)
 
 
 def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
-    nvml = Nvml(library)
+    nvml = NvmlSession(library)
     worker = Worker("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)
@@ -83,7 +83,7 @@ def _explain(detail: str) -> str:
     )
 
 
-def _simulated(settings: AgentSettings) -> Machine:
+def _simulated(settings: AgentSettings) -> Host:
     from simulator.opening import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
 
     _, _, file = settings.source.partition(":")
@@ -103,9 +103,9 @@ def _simulated(settings: AgentSettings) -> Machine:
     )
 
 
-def play(node: "SimulatedNode") -> Machine:
-    """Give a played node, without its kernel's log."""
-    return Machine(
+def play(node: "SimulatedNode") -> Host:
+    """Return a played node, without its kernel's log."""
+    return Host(
         nvml=node.nvml,
         procfs=node.procfs,
         clock=node.clock,
@@ -114,9 +114,9 @@ def play(node: "SimulatedNode") -> Machine:
     )
 
 
-def _recorded(settings: AgentSettings) -> Machine:
-    from agent.recorded.opening import open_recording  # noqa: PLC0415  # as above
+def _recorded(settings: AgentSettings) -> Host:
+    from agent.recording.opening import open_recording  # noqa: PLC0415  # as above
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.
-    return Machine(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)
+    return Host(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

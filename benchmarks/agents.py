@@ -25,7 +25,7 @@ _CONNECTIONS: Final = 4
 _LOOK_SECONDS: Final = 0.005
 _TRIAL: Final = 500
 _SAFETY: Final = 1.5
-_MOST_BATCH_BYTES: Final = 1_000_000
+_MAX_BATCH_BYTES: Final = 1_000_000
 
 
 class Offer(NamedTuple):
@@ -64,7 +64,7 @@ class Agents:
 
 @contextmanager
 def start_agents(servers: str, *, nodes: int) -> Iterator[Agents]:
-    """Give agents of so many nodes at the most."""
+    """Yield agents of so many nodes at the most."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(servers, nodes, theirs), daemon=True)
@@ -107,7 +107,7 @@ async def _open_producer(stack: AsyncExitStack, servers: str) -> AIOKafkaProduce
         bootstrap_servers=servers,
         acks="all",
         compression_type="zstd",
-        max_batch_size=_MOST_BATCH_BYTES,
+        max_batch_size=_MAX_BATCH_BYTES,
     )
     await producer.start()
     stack.push_async_callback(producer.stop)
@@ -123,7 +123,7 @@ class _Packing:
         self._offer = offer
 
     def pack(self, *, started_ns: int, count: int) -> list[_Packed]:
-        """Give the first so many ticks in the order in which they are due."""
+        """Return the first so many ticks in the order in which they are due."""
         return [self._one(number, started_ns) for number in range(count)]
 
     def _one(self, number: int, started_ns: int) -> _Packed:

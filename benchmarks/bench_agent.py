@@ -36,8 +36,8 @@ _PODS: Final = 10
 _SECONDS: Final = 60.0
 _WARM_UP_SECONDS: Final = 20.0
 _SCRAPE_SECONDS: Final = 15.0
-_MOST_RATIO: Final = 0.01
-_MOST_BYTES: Final = 64 * 1024 * 1024
+_MAX_RATIO: Final = 0.01
+_MAX_BYTES: Final = 64 * 1024 * 1024
 _KIB: Final = 1024
 _LOCK: Final = Path(__file__).parents[1] / "requirements" / "agent.lock"
 # Some libraries import others where they are installed; in the agent's image they are not.
@@ -69,7 +69,7 @@ def run(*, seconds: float = _SECONDS) -> Iterator[Figure]:
 
 
 def scenario() -> dict[str, object]:
-    """Give a node with 8 GPUs and 20 processes in 10 pods; two pods share two of the GPUs."""
+    """Return a node with 8 GPUs and 20 processes in 10 pods; two pods share two of the GPUs."""
     node = {
         "name": _NODE,
         "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": _GPUS},
@@ -138,7 +138,7 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
 
 
 def _not_in_image() -> list[str]:
-    """Give the modules that are installed here and not in the agent's image."""
+    """Return the modules that are installed here and not in the agent's image."""
     locked = re.findall(r"^([\w.-]+)==", _LOCK.read_text(), re.MULTILINE)
     named = {_plain(name) for name in ("gpuledger", *locked)}
     return [
@@ -159,8 +159,8 @@ def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:
     _scrape_for(agent, seconds)
     ratio = (cpu_seconds(agent.pid) - cpu) / (time.monotonic() - began)
     rss = _status_bytes(agent.pid, "VmRSS")
-    yield Figure(name="agent_cpu_ratio", value=ratio, unit="cores", reference=_MOST_RATIO)
-    yield Figure(name="agent_rss_bytes", value=rss, unit="bytes", reference=_MOST_BYTES)
+    yield Figure(name="agent_cpu_ratio", value=ratio, unit="cores", reference=_MAX_RATIO)
+    yield Figure(name="agent_rss_bytes", value=rss, unit="bytes", reference=_MAX_BYTES)
     yield Figure(name="agent_rss_growth_bytes", value=rss - early_bytes, unit="bytes")
     yield Figure(name="agent_rss_peak_bytes", value=_status_bytes(agent.pid, "VmHWM"), unit="bytes")
     yield Figure(name="agent_pss_bytes", value=_pss_bytes(agent.pid), unit="bytes")

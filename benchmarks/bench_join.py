@@ -20,12 +20,12 @@ from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from enricher.join.accounting.books import book_tick
 from enricher.join.event import make_event
-from enricher.join.naming.describe import DescriptionCache
+from enricher.join.pods.describe import DescriptionCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
 from gpuledger.bus.administration import create_topics
-from gpuledger.bus.history import WholeBus
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.log_reader import WholeBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
@@ -83,7 +83,7 @@ def run() -> Iterator[Figure]:
 
 
 def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> tuple[dict[str, float], float]:
-    """Give the microseconds a tick of decoding, joining and encoding, and an event's bytes."""
+    """Return the microseconds a tick of decoding, joining and encoding, and an event's bytes."""
     descriptions = DescriptionCache(cache_pods(fleet))
     gc.collect()
     gc.freeze()  # as the service does once it has the pods
@@ -114,7 +114,7 @@ def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A)
 async def _over_kafka(
     settings: KafkaSettings, fleet: Fleet, ticks: Sequence[bytes], guarantee: Guarantee
 ) -> float:
-    """Give ticks a second and core of the join."""
+    """Return ticks a second and core of the join."""
     await create_topics(settings)
     await publish_pods(settings, fleet)
     await publish_one_by_one(settings, ticks, nodes=_NODES)
@@ -123,7 +123,7 @@ async def _over_kafka(
 
 
 async def _measure_bus(settings: KafkaSettings) -> tuple[float, float]:
-    """Give the microseconds a tick of polling ticks and of sending their events."""
+    """Return the microseconds a tick of polling ticks and of sending their events."""
     bus = KafkaBus(settings)
     poll_us = await _cpu_seconds(lambda: _poll(bus, SAMPLES.name, _ignore)) * 1e6 / _TICKS
     events: dict[int, list[Message]] = {number: [] for number in range(_PARTITIONS)}
@@ -185,7 +185,7 @@ async def _poll(bus: Bus, topic: str, take: Callable[[Record], None]) -> None:
     async with bus.consumer(Subscription(group=f"read-{topic}", topics=[topic])) as consumer:
         while count < _TICKS:
             batch = await consumer.poll(
-                timeout_seconds=tuning.poll_timeout_seconds, max_records=tuning.records_per_poll
+                timeout_seconds=tuning.poll_timeout_seconds, max_records=tuning.max_poll_records
             )
             for records in batch.values():
                 count += len(records)

@@ -34,8 +34,8 @@ _WARM_UP_SECONDS: Final = 5
 _SECONDS: Final = 20
 _LATEST_SECONDS: Final = 15.0
 """How long after the last tick is waited for events."""
-_MOST_P99_SECONDS: Final = 1.0
-_LEAST_EVENTS: Final = 100
+_MAX_P99_SECONDS: Final = 1.0
+_MIN_EVENTS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,13 @@ class _Measured:
     """CPU seconds per second, by who spent them."""
 
     def percentile(self, number: int) -> float:
-        if len(self.ages_seconds) < _LEAST_EVENTS:
+        if len(self.ages_seconds) < _MIN_EVENTS:
             return math.inf
         return quantiles(self.ages_seconds, n=100)[number - 1]
 
     @property
     def is_steady(self) -> bool:
-        return not self.missing and self.percentile(99) <= _MOST_P99_SECONDS
+        return not self.missing and self.percentile(99) <= _MAX_P99_SECONDS
 
 
 def run() -> Iterator[Figure]:
@@ -113,7 +113,7 @@ def _figures(measured: _Measured) -> Iterator[Figure]:
         name=f"{name}.p99",
         value=measured.percentile(99),
         unit="seconds",
-        reference=_MOST_P99_SECONDS,
+        reference=_MAX_P99_SECONDS,
     )
     if measured.missing:
         yield Figure(name=f"{name}.missing", value=measured.missing, unit="events")
@@ -124,7 +124,7 @@ def _steady_figures(steady: _Measured) -> Iterator[Figure]:
         name="join_latency_p99_seconds",
         value=steady.percentile(99),
         unit="seconds",
-        reference=_MOST_P99_SECONDS,
+        reference=_MAX_P99_SECONDS,
     )
     yield Figure(
         name="join_latency.steady_rate", value=steady.rate, unit="ticks/s", reference=_NODES
@@ -149,7 +149,7 @@ async def _measure(
 
 
 async def _read(reader: EventsReader, *, begin: int, count: int) -> list[float]:
-    """Give the ages of the events of ticks since `begin`, at most so many."""
+    """Return the ages of the events of ticks since `begin`, at most so many."""
     ages: list[float] = []
     while len(ages) < count and time.time() < begin + _SECONDS + _LATEST_SECONDS:
         events = await reader.read()
@@ -158,7 +158,7 @@ async def _read(reader: EventsReader, *, begin: int, count: int) -> list[float]:
 
 
 async def _cores(pids: Mapping[str, Sequence[int]], *, begin: int) -> dict[str, float]:
-    """Give the CPU seconds per second from `begin` to the last tick."""
+    """Return the CPU seconds per second from `begin` to the last tick."""
     await asyncio.sleep(begin - time.time())
     before, began = _spent(pids), time.monotonic()
     await asyncio.sleep(_SECONDS)

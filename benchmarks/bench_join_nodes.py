@@ -31,7 +31,7 @@ def run() -> Iterator[Figure]:
 
 
 def _measure(workers: list[StageWorker]) -> dict[int, float]:
-    """Give the microseconds a tick of each worker, by its nodes: the median of the rounds."""
+    """Return the microseconds a tick of each worker, by its nodes: the median of the rounds."""
     measured: dict[int, list[float]] = {worker.nodes: [] for worker in workers}
     for _ in range(_ROUNDS):
         for worker in workers:

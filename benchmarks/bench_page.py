@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Final
 
-from agent.exposition.page import NodePage
+from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.renderer import PageRenderer
 from agent.exposition.settings import ExpositionSettings
-from agent.exposition.view import NodeView, make_view
-from agent.kubelet.names import ContainerNames
+from agent.kubelet.container_logs import ContainerNames
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet
 from gpuledger.clock import SystemClock
@@ -33,7 +33,9 @@ _Tick = tuple[NodeSample, NodeReadings]
 def run() -> Iterator[Figure]:
     """Yield the cost of a page as it is by default, and of one with all that can be asked for."""
     yield from _costs(NAME, ExpositionSettings())
-    full = ExpositionSettings(names="both", profile="full", pod_series=True, process_series=True)
+    full = ExpositionSettings(
+        dcgm_names="both", profile="full", pod_series=True, process_series=True
+    )
     yield from _costs(f"{NAME}.full", full)
 
 
@@ -43,7 +45,7 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     ticks = [(sample, _beside(sample)) for sample in samples]
     view = make_view(settings, clock=clock, tick_seconds=1.0, names=_names(samples, clock))
     view.equip(_inventory(samples[0]))
-    page = NodePage(view, settings=settings, clock=clock)
+    page = PageRenderer(view, settings=settings, clock=clock)
     text = _text(view, page, ticks[0])
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     yield Figure(name=f"{name}.series", value=series, unit="series")
@@ -56,7 +58,7 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     yield Figure(name=f"{name}.growth", value=growth, unit=f"bytes/{_SCRAPES} scrapes")
 
 
-def _text(view: NodeView, page: NodePage, tick: _Tick) -> bytes:
+def _text(view: NodeState, page: PageRenderer, tick: _Tick) -> bytes:
     view.show(*tick)
     return page()
 
@@ -73,7 +75,7 @@ def _compressing(text: bytes) -> float:
     return (time.process_time() - began) / _SCRAPES
 
 
-def _seconds(view: NodeView, page: NodePage, ticks: list[_Tick]) -> float:
+def _seconds(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> float:
     began = time.process_time()
     for tick in ticks:
         view.show(*tick)
@@ -81,8 +83,8 @@ def _seconds(view: NodeView, page: NodePage, ticks: list[_Tick]) -> float:
     return (time.process_time() - began) / len(ticks)
 
 
-def _memory(view: NodeView, page: NodePage, ticks: list[_Tick]) -> tuple[int, int]:
-    """Give the most that writing held, and what all scrapes left behind."""
+def _memory(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> tuple[int, int]:
+    """Return the most that writing held, and what all scrapes left behind."""
     tracemalloc.start()
     _seconds(view, page, ticks[:2])
     before = tracemalloc.get_traced_memory()[0]
@@ -94,7 +96,7 @@ def _memory(view: NodeView, page: NodePage, ticks: list[_Tick]) -> tuple[int, in
 
 
 def _beside(sample: NodeSample) -> NodeReadings:
-    """Give what the GPUs read beside a tick: what comes with each of them."""
+    """Return what the GPUs read beside a tick: what comes with each of them."""
     measured = [one.name for one in fields(GpuProfiling) if not one.name.endswith("_ratios")]
     values: dict[str, Any] = dict.fromkeys(measured, 0.123456)
     counted = {one.name: 2**50 + place for place, one in enumerate(fields(GpuTraffic))}

@@ -23,8 +23,8 @@ from enricher.podwatch.api import Answer, Api, open_api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Mark, Seen
 from enricher.podwatch.table import PodTable
+from enricher.podwatch.watch_events import Phase, Upserted
 from gpuledger.clock import SystemClock
 
 NAME = "podwatch"
@@ -67,14 +67,14 @@ def _lists() -> Iterator[Figure]:
 
 
 async def _seconds_of_client_models() -> float:
-    """Give the CPU time in which the Kubernetes client makes its models of one page."""
+    """Return the CPU time in which the Kubernetes client makes its models of one page."""
     page = cast("Any", SimpleNamespace(data=list_page(training_pods(_SAMPLE), more="")))
     async with ApiClient() as client:
         return _cpu_seconds(lambda: client.deserialize(page, "V1PodList"))
 
 
 def _best_rate(work: Callable[[], object]) -> float:
-    """Give the events per second of CPU of the best of a few rounds."""
+    """Return the events per second of CPU of the best of a few rounds."""
     return max(_EVENTS / _cpu_seconds(work) for _ in range(_ROUNDS))
 
 
@@ -90,7 +90,7 @@ def _parse_all(lines: Iterable[bytes]) -> None:
 
 
 def _memory_of_pods() -> float:
-    """Give by how much the process grew for a table of that many pods."""
+    """Return by how much the process grew for a table of that many pods."""
     before = _resident_bytes()
     table = asyncio.run(_follow(_chunks(_lines(_PODS)), events=_PODS))
     while batch := table.batch(PodwatchSettings().publish_batch):
@@ -102,7 +102,7 @@ def _memory_of_pods() -> float:
 
 
 def _memory_of_dictionaries() -> float:
-    """Give what the same pods take as `json.loads` gives them, scaled up from a part."""
+    """Return what the same pods take as `json.loads` gives them, scaled up from a part."""
     before = _resident_bytes()
     kept = [json.loads(pod) for pod in training_pods(_PODS // 20)]
     return float(_resident_bytes() - before) * _PODS / len(kept)
@@ -121,7 +121,7 @@ async def _follow(chunks: Iterable[bytes], *, events: int) -> PodTable:
     reflector = _reflector(recorded, KubernetesSettings(watch_list="off"))
     async with aclosing(reflector.forever()) as steps:
         async for step in steps:
-            if isinstance(step, Seen):
+            if isinstance(step, Upserted):
                 table.see(step.pod, time_ns=0)
                 events -= 1
                 if not events:
@@ -135,11 +135,11 @@ async def _list(settings: KubernetesSettings) -> None:
     async with open_api(settings) as api, aclosing(_reflector(api, settings).forever()) as steps:
         async for step in steps:
             match step:
-                case Seen(pod):
+                case Upserted(pod):
                     table.see(pod, time_ns=0)
-                case Mark.LISTING:
+                case Phase.LISTING:
                     table.begin_list()
-                case Mark.LISTED:
+                case Phase.LISTED:
                     table.end_list(time_ns=0)
                     break
                 case _:
@@ -149,7 +149,7 @@ async def _list(settings: KubernetesSettings) -> None:
 
 
 def _table() -> PodTable:
-    return PodTable(tombstone_after_seconds=900, tombstones_most=1000)
+    return PodTable(tombstone_after_seconds=900, max_tombstones=1000)
 
 
 def _reflector(api: Api, settings: KubernetesSettings) -> Reflector:
@@ -170,10 +170,10 @@ class _Recorded:
         path: str,  # noqa: ARG002  # the form of the seam
         *,
         query: Mapping[str, str],  # noqa: ARG002  # the form of the seam
-        silence_seconds: float,  # noqa: ARG002  # the form of the seam
+        idle_timeout_seconds: float,  # noqa: ARG002  # the form of the seam
         total_seconds: float,  # noqa: ARG002  # the form of the seam
     ) -> AsyncIterator[Answer]:
-        """Give the same answer to everything."""
+        """Yield the same answer to everything."""
         yield _RecordedAnswer(self._chunks)
 
 
@@ -181,7 +181,7 @@ class _RecordedAnswer:
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
 
-    async def read(self, *, most_bytes: int) -> bytes:  # noqa: ARG002  # as of any answer
+    async def read(self, *, max_bytes: int) -> bytes:  # noqa: ARG002  # as of any answer
         return b'{"metadata":{"resourceVersion":"1"},"items":[]}'
 
     async def chunks(self) -> AsyncGenerator[bytes]:
@@ -190,7 +190,7 @@ class _RecordedAnswer:
 
 
 def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Give the lines as a socket would: in pieces that know nothing of lines."""
+    """Yield the lines as a socket would: in pieces that know nothing of lines."""
     waiting = bytearray()
     for line in lines:
         waiting += line + b"\n"

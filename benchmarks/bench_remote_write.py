@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from benchmarks.events import booked
 from benchmarks.figure import Figure
 from gpuledger.records import GpuEvent
-from sinks.remote_write.live import LiveSeries
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.values import values_of
 
 NAME = "remote_write"
@@ -37,7 +37,7 @@ def run() -> Iterator[Figure]:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Give the CPU seconds of the fastest run."""
+    """Return the CPU seconds of the fastest run."""
     fastest = float("inf")
     for _ in range(_RUNS):
         began = time.process_time()
@@ -47,7 +47,7 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _with_prefixes(events: list[GpuEvent], *, compress: bool) -> int:
-    series, size = LiveSeries(), 0
+    series, size = ActiveSeries(), 0
     for event in events:
         encoded = series.encode(event)
         if encoded is None:
@@ -80,7 +80,7 @@ def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
 
 
 def _count(events: list[GpuEvent]) -> int:
-    series = LiveSeries()
+    series = ActiveSeries()
     return sum(series.encode(event).samples for event in events)
 
 

@@ -60,7 +60,7 @@ async def _publish(settings: KafkaSettings) -> None:
 
 
 def _measure(kind: str, kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
-    """Give a look at the sink as soon as it writes, and one when it is done."""
+    """Return a look at the sink as soon as it writes, and one when it is done."""
     sink = Deployable(
         name=kind,
         command=["gpuledger-sink", kind],

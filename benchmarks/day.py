@@ -7,14 +7,14 @@ Kafka and sockets are not; `bench_agent` has them.
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.exposition.page import NodePage
+from agent.exposition.node_state import make_view
+from agent.exposition.renderer import PageRenderer
 from agent.exposition.settings import ExpositionSettings
-from agent.exposition.view import make_view
-from agent.nvml.library import Nvml
-from agent.outlets import Outlets
-from agent.publishing.parcels import pack, size_bytes
-from agent.sampling import Sampler, Tick
-from simulator.clock import HandClock
+from agent.nvml.library import NvmlSession
+from agent.outputs import Outputs
+from agent.publishing.message_bundle import pack, size_bytes
+from agent.sampling import NodeTick, Sampler
+from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of
 
@@ -44,16 +44,16 @@ class Day:
         default_factory=lambda: [FakeGpu(f"GPU-{number}") for number in range(_GPUS)]
     )
     _procfs: FakeProcfs = field(default_factory=FakeProcfs)
-    _clock: HandClock = field(default_factory=lambda: HandClock(start_ns=_EPOCH_NS))
+    _clock: ManualClock = field(default_factory=lambda: ManualClock(start_ns=_EPOCH_NS))
 
     def __post_init__(self) -> None:
         """Put the agent's parts together."""
-        settings = ExpositionSettings(process_series=True, names="both")
+        settings = ExpositionSettings(process_series=True, dcgm_names="both")
         view = make_view(settings, clock=self._clock, tick_seconds=1)
-        self._page = NodePage(view, settings=settings, clock=self._clock)
-        self._outlets = Outlets(outbox=None, view=view)
+        self._page = PageRenderer(view, settings=settings, clock=self._clock)
+        self._outlets = Outputs(outbox=None, view=view)
         self._sampler = Sampler(node="node", procfs=self._procfs)
-        nvml = Nvml(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
+        nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
 
     def pass_seconds(self, seconds: int) -> None:
@@ -95,7 +95,7 @@ class Day:
         if tick := tick_of(self._sampler, self._asked, self._clock):
             self._tell(tick)
 
-    def _tell(self, tick: Tick) -> None:
+    def _tell(self, tick: NodeTick) -> None:
         self.ticks += 1
         self.bytes_told += size_bytes(pack(tick))
         self._outlets.tell_tick(tick)

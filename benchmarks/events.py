@@ -26,7 +26,7 @@ START_NS: Final = 1_790_000_000_000_000_000
 
 
 def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent:
-    """Give a node's tick, booked."""
+    """Return a node's tick, booked."""
     pods = [_pod(number) for number in range(GPUS * CONTAINERS_A_GPU)]
     return GpuEvent(
         node=node,

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from gpuledger.topics import EVENTS
 
 _POLL_MS: Final = 200
-_MOST_RECORDS: Final = 500
+_MAX_RECORDS: Final = 500
 
 
 class EventsReader:
@@ -24,9 +24,9 @@ class EventsReader:
         self._consumer = consumer
 
     async def read(self) -> list[tuple[int, float]]:
-        """Give each event that is there: its tick's time in milliseconds, its age in seconds."""
+        """Return each event that is there: its tick's time in milliseconds, its age in seconds."""
         polled: Mapping[TopicPartition, Sequence[ConsumerRecord]] = await self._consumer.getmany(
-            timeout_ms=_POLL_MS, max_records=_MOST_RECORDS
+            timeout_ms=_POLL_MS, max_records=_MAX_RECORDS
         )
         now = time.time()
         return [
@@ -38,7 +38,7 @@ class EventsReader:
 
 @asynccontextmanager
 async def open_events_reader(servers: str) -> AsyncIterator[EventsReader]:
-    """Give a reader that is in no group."""
+    """Yield a reader that is in no group."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False
     )

@@ -46,7 +46,7 @@ def _benchmark(module: ModuleType) -> Benchmark:
 
 
 def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
-    """Give the named benchmarks in the order asked for; all of them when none is named.
+    """Return the named benchmarks in the order asked for; all of them when none is named.
 
     Raises UserError, with the nearest right names, for a name that no benchmark has.
     """

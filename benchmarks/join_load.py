@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.naming.pods import PodCache
-from enricher.join.naming.slim import Slimmer
+from enricher.join.pods.pods import PodCache
+from enricher.join.pods.slim import Interner
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder, encode
@@ -19,14 +19,14 @@ from gpuledger.twins import twin_of
 
 
 def partition_of(node: int) -> int:
-    """Give where a node's records lie."""
+    """Return where a node's records lie."""
     return partition_of_node(node_name(node), partitions=SAMPLES.partitions)
 
 
 def cache_pods(fleet: Fleet) -> PodCache:
-    """Give all pods of the nodes as a worker has them that read their topic."""
+    """Return all pods of the nodes as a worker has them that read their topic."""
     decode = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
-    pods, slimmer = PodCache(), Slimmer()
+    pods, slimmer = PodCache(), Interner()
     for node in range(fleet.nodes):
         for pod in fleet.pods(node):
             pods.put(slimmer.slim(decode(encode(pod))), partition=partition_of(node))

@@ -22,7 +22,7 @@ _WRITE_BYTES: Final = 256 * 1024
 
 
 def training_pods(count: int) -> Iterator[bytes]:
-    """Give distinct pods of about seven kilobytes, spread over nodes, namespaces and workloads.
+    """Yield distinct pods of about seven kilobytes, spread over nodes, namespaces and workloads.
 
     Each came in a second of its own, as pods of a cluster that has grown for weeks have.
     """
@@ -40,12 +40,12 @@ def _filled(template: str, number: int) -> str:
 
 
 def watch_line(kind: str, item: bytes) -> bytes:
-    """Give a pod as a line of a watch, without its end."""
+    """Return a pod as a line of a watch, without its end."""
     return b'{"type":"%s","object":%s}' % (kind.encode(), item)
 
 
 def list_page(items: Iterator[bytes], *, more: str) -> bytes:
-    """Give a page of a list; `more` is the token for the next one."""
+    """Return a page of a list; `more` is the token for the next one."""
     meta = json.dumps({"resourceVersion": _VERSION, "continue": more}).encode()
     return b'{"kind":"PodList","apiVersion":"v1","metadata":%s,"items":[%s]}' % (
         meta,
@@ -55,7 +55,7 @@ def list_page(items: Iterator[bytes], *, more: str) -> bytes:
 
 @contextmanager
 def pod_server(count: int) -> Iterator[str]:
-    """Serve that many pods, in pages and as a watch, from a process of its own; give its URL."""
+    """Serve that many pods, in pages and as a watch, from a process of its own; yield its URL."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(count, theirs), daemon=True)
@@ -106,7 +106,7 @@ async def _watch(pods: list[bytes], request: web.Request) -> web.StreamResponse:
 
 
 def _training_pod() -> dict[str, Any]:
-    """Give a pod of a distributed training as a server describes it, of about seven kilobytes."""
+    """Return a pod of a distributed training as a server describes it, of about seven kilobytes."""
     managed: dict[str, Any] = {
         f"f:field{number}": {"f:inner": {}, "f:other": {}} for number in range(70)
     }

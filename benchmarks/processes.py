@@ -8,6 +8,6 @@ _PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Give the user and system time of a process so far, all its threads included."""
+    """Return the user and system time of a process so far, all its threads included."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _PER_SECOND

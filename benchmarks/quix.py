@@ -20,7 +20,7 @@ def find_quix() -> None:
 
 
 def measure_quix(settings: KafkaSettings, guarantee: Guarantee, *, nodes: int, ticks: int) -> float:
-    """Give ticks a second and core of Quix Streams, over the ticks that lie on the broker.
+    """Return ticks a second and core of Quix Streams, over the ticks that lie on the broker.
 
     Raises UnavailableError, with what it said last, where it does not get through them.
     """

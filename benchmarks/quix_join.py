@@ -18,7 +18,7 @@ from benchmarks.join_load import cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.accounting.books import book_tick
 from enricher.join.event import make_event
-from enricher.join.naming.describe import DescriptionCache
+from enricher.join.pods.describe import DescriptionCache
 from enricher.join.settings import Guarantee
 from gpuledger.codec import Decoder
 from gpuledger.records import NodeSample
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def make_join(fleet: Fleet) -> Callable[[bytes], bytes]:
-    """Give the join of one tick with the pods of these nodes, from bytes to bytes."""
+    """Return the join of one tick with the pods of these nodes, from bytes to bytes."""
     descriptions = DescriptionCache(cache_pods(fleet))
     decode = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample)).decode
 

@@ -19,7 +19,7 @@ from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS, SAMPLES, partition_of_node
 
@@ -36,7 +36,7 @@ class StageWorker:
         self._connection = connection
 
     def measure(self) -> float:
-        """Let it work through the ticks of one commit; give the microseconds that one took."""
+        """Let it work through the ticks of one commit; return the microseconds that one took."""
         self._connection.send(_TICKS)
         microseconds: float = self._connection.recv()
         return microseconds
@@ -44,7 +44,7 @@ class StageWorker:
 
 @contextmanager
 def start_stage_worker(*, nodes: int) -> Iterator[StageWorker]:
-    """Give a worker that has its pods and has seen each node twice."""
+    """Yield a worker that has its pods and has seen each node twice."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(nodes, theirs), daemon=True)
@@ -77,7 +77,7 @@ class _Work:
     def __init__(self, nodes: int) -> None:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
-        self._office = DeadLetterOffice(consumer="bench", producer=_Nobody(), partitions=1)
+        self._office = DeadLetterQueue(consumer="bench", producer=_Nobody(), partitions=1)
         self._stage = JoinStage(
             office=self._office,
             is_placed=placement_rule(partitions=SAMPLES.partitions),
@@ -96,17 +96,17 @@ class _Work:
         gc.freeze()  # as the service does once it has the pods
 
     def do(self, count: int) -> float:
-        """Work through the next ticks of all nodes in turn; give the CPU seconds it took."""
+        """Work through the next ticks of all nodes in turn; return the CPU seconds it took."""
         spent_ns = events = 0
-        for start in range(0, count, _TUNING.records_per_poll):
-            polled = self._poll(min(_TUNING.records_per_poll, count - start))
+        for start in range(0, count, _TUNING.max_poll_records):
+            polled = self._poll(min(_TUNING.max_poll_records, count - start))
             begun_ns = time.thread_time_ns()
             for records in polled.values():
                 events += len(self._stage.take_samples(records))
             spent_ns += time.thread_time_ns() - begun_ns
         begun_ns = time.thread_time_ns()
         for partition in set(self._places):
-            self._stage.drain_marks(partition)
+            self._stage.drain_progress(partition)
         if events != count or self._office.buried:
             raise AssertionError(f"{count} ticks made {events} events")
         return (spent_ns + time.thread_time_ns() - begun_ns) / 1e9
@@ -119,7 +119,7 @@ class _Work:
         return polled
 
     def _next_tick(self) -> Record:
-        """Give the next tick; all nodes tick once in a second, one after the other."""
+        """Return the next tick; all nodes tick once in a second, one after the other."""
         second, node = divmod(self._ticks, len(self._templates))
         self._ticks += 1
         template = self._templates[node]

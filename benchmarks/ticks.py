@@ -26,9 +26,9 @@ SEQ_PER_TICK: Final = 1_000
 """How much a node's `seq`, milliseconds since its boot, rises from a tick to the next one."""
 _NS_PER_TICK: Final = SEQ_PER_TICK * 1_000_000
 _BYTES = 80 * 2**30
-_MOST_PROCESS_BYTES = 16 * 2**30
+_MAX_PROCESS_BYTES = 16 * 2**30
 # No GPU has more than three processes, and drivers count what all of them hold as used.
-_USED_BYTES = 3 * _MOST_PROCESS_BYTES
+_USED_BYTES = 3 * _MAX_PROCESS_BYTES
 _START_NS = 1_790_000_000_000_000_000
 
 
@@ -78,11 +78,11 @@ class Fleet:
         )
 
     def template(self, node: int) -> TickTemplate:
-        """Give what all ticks of a node have in common."""
+        """Return what all ticks of a node have in common."""
         return template_of(self.tick(node, 0))
 
     def pods(self, node: int) -> list[PodRecord]:
-        """Give the pods of a node."""
+        """Return the pods of a node."""
         return [
             _pod(node, place, container) for place, container in enumerate(self._containers[node])
         ]
@@ -118,7 +118,7 @@ class Fleet:
             started_boottime_ns=chance.randrange(10**15),
             container=place % CONTAINERS,
             kind=ProcessKind.COMPUTE,
-            memory_used_bytes=chance.randrange(_MOST_PROCESS_BYTES),
+            memory_used_bytes=chance.randrange(_MAX_PROCESS_BYTES),
             sm_utilization_ratio=chance.random(),
         )
 
@@ -132,7 +132,7 @@ class Fleet:
 
 
 def node_name(node: int) -> str:
-    """Give the name of a node."""
+    """Return the name of a node."""
     return f"gpu-node-{node:05d}"
 
 

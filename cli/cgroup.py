@@ -94,7 +94,7 @@ def _is_file(text: str) -> bool:
 
 
 def _seems_missing(text: str) -> bool:
-    """Tell whether a file was meant that is not there, rather than a cgroup path of the host."""
+    """Return whether a file was meant that is not there, rather than a cgroup path of the host."""
     folder = Path(text).parent
     try:
         return ":" not in text and folder != Path("/") and folder.is_dir()

@@ -36,7 +36,7 @@ _PLAIN: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProbeOutcome:
     """What a call gave."""
 
     value: Any = None
@@ -49,16 +49,16 @@ class Outcome:
         return self.error or "supported"
 
 
-def ask(library: Any, name: str, *arguments: Any) -> Outcome:  # noqa: ANN401  # pynvml is untyped
+def ask(library: Any, name: str, *arguments: Any) -> ProbeOutcome:  # noqa: ANN401  # pynvml is untyped
     """Call a function, whatever it says."""
     try:
-        return Outcome(value=getattr(library, name)(*arguments))
+        return ProbeOutcome(value=getattr(library, name)(*arguments))
     except AttributeError:
-        return Outcome(error="not in this nvidia-ml-py")
+        return ProbeOutcome(error="not in this nvidia-ml-py")
     except pynvml.NVMLLibraryMismatchError:
-        return Outcome(error="library mismatch")
+        return ProbeOutcome(error="library mismatch")
     except pynvml.NVMLError as error:
-        return Outcome(error=type(error).__name__.removeprefix("NVMLError_"))
+        return ProbeOutcome(error=type(error).__name__.removeprefix("NVMLError_"))
 
 
 def probe_all(library: Any, *, say: Callable[[str], None]) -> list[str]:  # noqa: ANN401  # pynvml is untyped
@@ -128,10 +128,10 @@ def _probe_events(library: Any, handle: Any) -> list[str]:  # noqa: ANN401  # as
     ]
 
 
-def _wait_v3(library: Any, event_set: Any) -> Outcome:  # noqa: ANN401  # as above
+def _wait_v3(library: Any, event_set: Any) -> ProbeOutcome:  # noqa: ANN401  # as above
     shape = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
     if shape is None:
-        return Outcome(error="not in this nvidia-ml-py")
+        return ProbeOutcome(error="not in this nvidia-ml-py")
     parameters = shape()
     parameters.timeoutMs = _WAIT_MILLISECONDS
     return ask(library, "nvmlEventSetWait_v3", event_set, parameters)
@@ -189,7 +189,7 @@ def _probe_period(library: Any, handle: Any, name: str, more: tuple[int, ...]) -
     return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"
 
 
-def _short(outcome: Outcome) -> str:
+def _short(outcome: ProbeOutcome) -> str:
     if outcome.error:
         return outcome.error
     if isinstance(outcome.value, Sequence) and not isinstance(outcome.value, str):

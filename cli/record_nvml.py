@@ -18,10 +18,10 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from agent.machine import Machine
-from agent.recorded.recorder import Recorder, RecordingLibrary, RecordingProcfs
-from agent.recorded.redaction import Redactor
-from agent.recorded.tape import Header, Tape
+from agent.host import Host
+from agent.recording.format import RecordingHeader, Tape
+from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
+from agent.recording.redaction import Redactor
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source
@@ -102,9 +102,9 @@ def _settings(source: str, interval: float, node: str) -> AgentSettings:
     return settings
 
 
-def _header(source: Machine, settings: AgentSettings, *, is_redacted: bool) -> Header:
+def _header(source: Host, settings: AgentSettings, *, is_redacted: bool) -> RecordingHeader:
     driver, library, gpus = _describe(source.nvml)
-    return Header(
+    return RecordingHeader(
         time_ns=source.clock.time_ns(),
         monotonic_ns=source.clock.monotonic_ns(),
         boottime_ns=source.clock.boottime_ns(),
@@ -119,7 +119,7 @@ def _header(source: Machine, settings: AgentSettings, *, is_redacted: bool) -> H
 
 
 def _describe(nvml: Any) -> tuple[str | None, str | None, list[str]]:  # noqa: ANN401  # pynvml is an untyped module
-    """Give driver, library and products; raises UserError where NVML does not start."""
+    """Return driver, library and products; raises UserError where NVML does not start."""
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -140,7 +140,7 @@ def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as ab
     return None
 
 
-async def _run(source: Machine, settings: AgentSettings, tape: Tape, seconds: float) -> None:
+async def _run(source: Host, settings: AgentSettings, tape: Tape, seconds: float) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(

@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
-from gpuledger.bus.administration import Line, check_topics, create_topics
+from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.settings import KafkaSettings, Option, load_settings
 
 WIDTH_IN_FILES: Final = 160
@@ -57,7 +57,7 @@ def create(
 
 @app.command
 def check(*, bootstrap_servers: BootstrapServers = None, config: Config = None) -> int:
-    """Say for each topic whether it is as it must be; exit 1 where one is not."""
+    """Report for each topic whether it is as it must be; exit 1 where one is not."""
     settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
     lines = asyncio.run(check_topics(settings))
     show(lines)
@@ -77,7 +77,7 @@ def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> Kaf
     return loaded.kafka
 
 
-def show(lines: Iterable[Line]) -> None:
+def show(lines: Iterable[TopicLine]) -> None:
     """Print one row a topic."""
     table = Table("topic", "status", "wanted", "found", box=None, pad_edge=False)
     for line in lines:

@@ -8,7 +8,7 @@ from gpuledger.records import PodRecord
 
 
 def is_older(pod: PodRecord, than: PodRecord) -> bool:
-    """Say whether a pod's record is older than another of the same UID; never where that is open.
+    """Return whether a pod's record is older than another of the same UID; never if that is open.
 
     Kubernetes declares the versions of one resource comparable where they are decimal integers, of
     which the shorter one is the smaller (they may have more digits than a machine's integer).

@@ -17,7 +17,7 @@ _IDLE: Final = Account.IDLE
 
 
 def split_activity(books: GpuBooks, seconds: float) -> list[Activity]:
-    """Give the active seconds of each entry of a GPU in a tick of `seconds`, in the entries' order.
+    """Return the active seconds of each entry of a GPU in a tick of `seconds`, in their order.
 
     They sum to the device's ratios times `seconds`. Idle has none. Where nobody was busy, or that
     is not known, they are nobody's: on the unattributed entry, or the last one where there is none.
@@ -32,14 +32,14 @@ def split_activity(books: GpuBooks, seconds: float) -> list[Activity]:
 
 
 def counters_of(reading: GpuReading) -> Activity:
-    """Give the ratios that are a row's own: those of a cut GPU count its instances' once more."""
+    """Return the ratios that are a row's own: those of a cut GPU count its instances' once more."""
     if reading.mig_enabled:
         return _UNKNOWN
     return reading.sm_active_ratio, reading.tensor_active_ratio, reading.dram_active_ratio
 
 
 def _weights(entries: Sequence[Entry]) -> list[float | None]:
-    """Give each entry's part of what was busy; `None` on idle."""
+    """Return each entry's part of what was busy; `None` on idle."""
     busy = [None if one.account is _IDLE else one.busy_seconds or 0.0 for one in entries]
     worked = sum(time for time in busy if time)
     if worked:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
-from gpuledger.explaining import shorten_middle
 
 _CERTIFICATE: Final = b"CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"

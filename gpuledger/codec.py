@@ -1,7 +1,7 @@
 """Records to bytes and back, by way of their twins.
 
 Here live encoding and decoding. Unknown fields are ignored, so that old readers follow new writers.
-What an error says is made in `gpuledger.explaining`; what happens to a bad record is decided
+What an error says is made in `gpuledger.decode_errors`; what happens to a bad record is decided
 elsewhere (`gpuledger.dead_letters`).
 """
 
@@ -11,8 +11,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
+from gpuledger.decode_errors import explain
 from gpuledger.errors import UndecodableError
-from gpuledger.explaining import explain
 from gpuledger.twins import encode_twin, twin_of
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Decoder(Generic[T]):
         self._decode = msgspec.json.Decoder(self._wire).decode
 
     def decode(self, value: bytes | None) -> T:
-        """Give the record, or raise `UndecodableError` naming topic, field and value."""
+        """Return the record, or raise `UndecodableError` naming topic, field and value."""
         try:
             found: T = self._decode(value)  # type: ignore[arg-type]  # None is refused below, with the others
         except _UNDECODABLE as error:
@@ -55,5 +55,5 @@ class Decoder(Generic[T]):
 
 @cache
 def decoder_of(topic: str, record: type[T]) -> Decoder[T]:
-    """Give the decoder of a topic's records; one for each pair, as building one is not cheap."""
+    """Return the decoder of a topic's records; one for each pair, as building one is not cheap."""
     return Decoder(topic=topic, record=record)

@@ -19,8 +19,8 @@ from gpuledger.bus import metrics
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
 from gpuledger.codec import Decoder, encode
+from gpuledger.decode_errors import shorten
 from gpuledger.errors import BusError, UndecodableError
-from gpuledger.explaining import shorten
 from gpuledger.records import DeadLetter
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import DEAD_LETTERS
@@ -72,7 +72,7 @@ class Drained:
         return _explain(error, waiting=len(self.letters))
 
 
-class DeadLetterOffice:
+class DeadLetterQueue:
     """Decodes records, collects those that cannot be used, and publishes them as dead letters.
 
     Collected letters are published by `flush`, which a consumer calls before it commits the
@@ -105,7 +105,7 @@ class DeadLetterOffice:
         self.buried = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
-        """Give each record with its value; what does not decode is put aside and left out.
+        """Yield each record with its value; what does not decode is put aside and left out.
 
         So is, undecoded, what is larger than a message may be: a batch that was made by hand may
         hold one record of all the bytes that are unpacked of it.
@@ -174,7 +174,7 @@ class DeadLetterOffice:
             self._publishing = {}
 
     def waiting(self) -> set[int]:
-        """Give the partitions whose records were put aside, with no letter published yet."""
+        """Return the partitions whose records were put aside, with no letter published yet."""
         return {letter.content.partition for letter in self._waiting}
 
     def drain(self, partition: int) -> Drained:

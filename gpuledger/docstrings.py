@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 @cache
 def field_docstrings(cls: type) -> MappingProxyType[str, str]:
-    """Give the docstring of each field that has one, base classes included, as one line each."""
+    """Return the docstring of each field that has one, base classes included, as one line each."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _own_docstrings(base)
@@ -21,7 +21,7 @@ def field_docstrings(cls: type) -> MappingProxyType[str, str]:
 
 
 def class_docstring(cls: type) -> str:
-    """Give the docstring of the class as one line; empty where it has none of its own."""
+    """Return the docstring of the class as one line; empty where it has none of its own."""
     return " ".join((cls.__dict__.get("__doc__") or "").split())
 
 

@@ -16,7 +16,7 @@ FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
 """As long as events are kept: nothing of a node that was silent for so long comes again."""
 
 
-MOST_A_DAY: Final = 100_000
+MAX_A_DAY: Final = 100_000
 """More than a partition has of nodes, or of GPUs by rule; names that somebody makes up are more."""
 
 
@@ -57,7 +57,7 @@ class Recent(Generic[K, V]):
     def __init__(
         self,
         *,
-        most: int = MOST_A_DAY,
+        most: int = MAX_A_DAY,
         budget: Budget | None = None,
         size_bytes: Callable[[V], int] | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Recent(Generic[K, V]):
             self._make_room(self._budget)
 
     def clear(self) -> None:
-        """Forget all, and give its bytes back to the budget."""
+        """Forget all, and return its bytes back to the budget."""
         self._turn()
         self._turn()
 

@@ -13,9 +13,9 @@ from typing import Any, Final, cast, get_args, get_type_hints
 import msgspec
 import orjson
 
+from gpuledger.codegen import generate
 from gpuledger.docstrings import class_docstring, field_docstrings
 from gpuledger.errors import UserError
-from gpuledger.generating import generate
 from gpuledger.records.base import is_array
 from gpuledger.topics import TOPICS, Topic
 from gpuledger.twins import twin_of
@@ -25,7 +25,7 @@ SUFFIX: Final = ".schema.json"
 
 
 def schema_of(topic: Topic) -> dict[str, Any]:
-    """Give the JSON Schema (draft 2020-12) of a topic's records."""
+    """Return the JSON Schema (draft 2020-12) of a topic's records."""
     made = msgspec.json.schema(twin_of(topic.record))
     described = _described(made["$defs"], _classes_in(topic.record))
     return {
@@ -49,7 +49,7 @@ def write_schemas(directory: Path) -> None:
 
 
 def printed(schema: Mapping[str, Any]) -> bytes:
-    """Give a schema as its file holds it."""
+    """Return a schema as its file holds it."""
     return orjson.dumps(schema, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -68,7 +68,7 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
 
 
 def _places(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Give the places of a record that is an array, each with its field's name as its title."""
+    """Return the places of a record that is an array, each with its field's name as its title."""
     named = zip(field_docstrings(record).items(), made, strict=True)
     return [
         {"title": name, "description": meaning}
@@ -86,7 +86,7 @@ def _properties(record: type, made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _present(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the schema of an optional field where it is present; what is not known is absent."""
+    """Return the schema of an optional field where it is present; what is not known is absent."""
     (present,) = [one for one in schema["anyOf"] if one != {"type": "null"}]
     return dict(present)
 

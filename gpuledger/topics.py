@@ -14,7 +14,7 @@ from gpuledger.records import (
     GpuEvent,
     Incident,
     Inventory,
-    NodeMark,
+    NodeProgress,
     NodeReadings,
     NodeSample,
     PodRecord,
@@ -54,7 +54,7 @@ class Topic:
     """Further configuration of the topic."""
 
     def config(self, *, replication_factor: int) -> dict[str, str]:
-        """Give the Kafka configuration of the topic on a cluster with that many replicas."""
+        """Return the Kafka configuration of the topic on a cluster with that many replicas."""
         in_sync = min(self.min_insync_replicas, max(1, replication_factor - 1))
         made = {
             "cleanup.policy": self.cleanup_policy,
@@ -111,9 +111,9 @@ PODS: Final = Topic(
     },
 )
 EVENTS: Final = Topic(name="gpuledger.events.v1", record=GpuEvent, key="node", retention_ms=_DAY_MS)
-MARKS: Final = Topic(
-    name="gpuledger.marks.v1",
-    record=NodeMark,
+PROGRESS: Final = Topic(
+    name="gpuledger.progress.v1",
+    record=NodeProgress,
     key="node",
     cleanup_policy="compact",
     # One a node and commit: only the last one of a node is ever asked for, at an assignment.
@@ -152,7 +152,7 @@ TOPICS: Final = (
     INVENTORY,
     PODS,
     EVENTS,
-    MARKS,
+    PROGRESS,
     ATTRIBUTED_INCIDENTS,
     ROWS,
     DEAD_LETTERS,
@@ -161,7 +161,7 @@ BY_NAME: Final = {topic.name: topic for topic in TOPICS}
 
 
 def partition_of_node(node: str, *, partitions: int) -> int:
-    """Give the partition of a node's records: where Kafka's default partitioner puts that key."""
+    """Return the partition of a node's records: where Kafka's default partitioner puts that key."""
     return (murmur2(node.encode()) & 0x7FFFFFFF) % partitions
 
 

@@ -21,7 +21,7 @@ encode_twin: Final = msgspec.json.Encoder().encode
 
 
 def twin_of(record: type[T]) -> type[T]:
-    """Give the twin of a record class: keyword-only, frozen, its absent fields left out."""
+    """Return the twin of a record class: keyword-only, frozen, its absent fields left out."""
     return cast("type[T]", _build(cast("Any", record)))
 
 

@@ -51,17 +51,17 @@ class Xid:
 
 
 def find_xid(code: int) -> Xid:
-    """Give what the catalogue says of a code; one that is not in it is `unknown`, a warning."""
+    """Return what the catalogue says of a code; one that is not in it is `unknown`, a warning."""
     return _catalogue().get(code) or Xid(code=code)
 
 
 def all_xids() -> list[Xid]:
-    """Give the catalogue in the order of its codes."""
+    """Return the catalogue in the order of its codes."""
     return list(_catalogue().values())
 
 
 def recovery_action(named: int | str) -> str:
-    """Give NVIDIA's action for a driver's recovery action, by its number or `GpuHealth`'s name."""
+    """Return NVIDIA's action for the recovery action, by its number or `GpuHealth`'s name."""
     if isinstance(named, int):
         return _RECOVERY_ACTIONS.get(named, f"RECOVERY_ACTION_{named}")
     return _RECOVERY_NAMES.get(named, named.upper())

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
-MOST_INTERVALS: Final = 1 << 17
+MAX_INTERVALS: Final = 1 << 17
 
 
 class BusyTime:
@@ -18,8 +18,8 @@ class BusyTime:
     stay exact, within it the busy time counts as spent at its beginning.
     """
 
-    def __init__(self, *, most_intervals: int = MOST_INTERVALS) -> None:
-        self._most_intervals = most_intervals
+    def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
+        self._max_intervals = max_intervals
         self._starts = array("q")
         self._sums = array("q")
         self._total_ns = 0
@@ -30,7 +30,7 @@ class BusyTime:
         if start_ns != self._end_ns:
             self._starts.append(start_ns)
             self._sums.append(self._total_ns)
-            if len(self._starts) > self._most_intervals:
+            if len(self._starts) > self._max_intervals:
                 self._thin_out()
         self._total_ns += end_ns - start_ns
         self._end_ns = end_ns
@@ -44,7 +44,7 @@ class BusyTime:
         return min(self._sums[at] + time_ns - self._starts[at], most)
 
     def intervals(self) -> Iterator[tuple[int, int]]:
-        """Give the intervals that are kept, as (start, end) in nanoseconds."""
+        """Yield the intervals that are kept, as (start, end) in nanoseconds."""
         ends = [*self._sums[1:], self._total_ns]
         for start_ns, before_ns, after_ns in zip(self._starts, self._sums, ends, strict=False):
             yield start_ns, start_ns + after_ns - before_ns

@@ -39,7 +39,7 @@ class ScaledClock:
         await asyncio.sleep(seconds / self._speed)
 
 
-class HandClock:
+class ManualClock:
     """Scenario time that stands still until it is moved: for tests and fast replays."""
 
     def __init__(self, *, start_ns: int) -> None:
@@ -68,7 +68,7 @@ class HandClock:
         await asyncio.sleep(0)
 
 
-class Step(NamedTuple):
+class SetClock(NamedTuple):
     """A node's wall clock is set."""
 
     at_ns: int
@@ -84,7 +84,7 @@ class NodeClock:
     boot and the monotonic clock are never set.
     """
 
-    def __init__(self, clock: Clock, *, boot_time_ns: int, steps: Sequence[Step] = ()) -> None:
+    def __init__(self, clock: Clock, *, boot_time_ns: int, steps: Sequence[SetClock] = ()) -> None:
         self._clock = clock
         self._boot_time_ns = boot_time_ns
         self._steps = tuple(steps)

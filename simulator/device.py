@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
-from simulator.ailments import Ailments
 from simulator.architectures import ARCHITECTURES, Architecture
 from simulator.gpu_models import MODELS, UNLISTED, GpuModel
+from simulator.health_faults import HealthFaults
 from simulator.kernels import Kernels, Stream
-from simulator.mig import Cut, Instance, cut_at, plan_cuts
+from simulator.mig import Cut, SimulatedInstance, cut_at, plan_cuts
 from simulator.plan import PlannedProcess
 from simulator.scenario_shape import GpuGroup, Node
 
@@ -20,7 +20,7 @@ _NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuFacts:
+class DeviceFacts:
     """What never changes of a GPU."""
 
     uuid: str
@@ -37,7 +37,7 @@ class GpuFacts:
     """Draw while kernels run."""
     model: GpuModel
     """The product's other facts."""
-    ailments: Ailments = field(default_factory=Ailments)
+    ailments: HealthFaults = field(default_factory=HealthFaults)
     """What befalls it."""
 
     @property
@@ -52,17 +52,17 @@ class GpuFacts:
 
 
 def gpu_groups(node: Node) -> list[GpuGroup]:
-    """Give the GPUs of a node one by one, in the driver's order."""
+    """Return the GPUs of a node one by one, in the driver's order."""
     groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
     return [group for group in groups for _ in range(group.count)]
 
 
-def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> GpuFacts:
+def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
     """Fill in from the product facts what the scenario leaves out."""
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
     room_bytes = memory_bytes - model.reserved_bytes
-    return GpuFacts(
+    return DeviceFacts(
         uuid=uuid,
         index=index,
         name=group.model,
@@ -70,7 +70,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> GpuFacts:
         idle_watts=group.idle_watts or model.idle_watts,
         max_watts=group.max_watts or model.max_watts,
         model=model,
-        ailments=Ailments(group.ailments),
+        ailments=HealthFaults(group.ailments),
         cuts=plan_cuts(group.mig, gpu_uuid=uuid, room_bytes=room_bytes),
         accounting=group.accounting,
     )
@@ -81,7 +81,7 @@ class SimulatedGpu:
 
     def __init__(
         self,
-        facts: GpuFacts,
+        facts: DeviceFacts,
         processes: list[PlannedProcess],
         *,
         seed: int,
@@ -139,32 +139,32 @@ class SimulatedGpu:
         return worked_ns
 
     def intervals(self, process: PlannedProcess, until_ns: int) -> list[tuple[int, int]]:
-        """Give the busy intervals that started before `until_ns`, as (start, end)."""
+        """Return the busy intervals that started before `until_ns`, as (start, end)."""
         with self._lock:
             self._kernels[_place(process)].run_until(until_ns)
             return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
 
     def cut(self, time_ns: int) -> Cut | None:
-        """Give the GPU's instances at `time_ns`; `None` while it is whole."""
+        """Return the GPU's instances at `time_ns`; `None` while it is whole."""
         return cut_at(self.facts.cuts, time_ns)
 
     def cuts_within(self, start_ns: int, end_ns: int) -> list[Cut]:
-        """Give the cuts that the GPU had at any time within [start, end)."""
+        """Return the cuts that the GPU had at any time within [start, end)."""
         first = self.cut(start_ns)
         return [cut for cut in self.facts.cuts if cut is first or start_ns < cut.start_ns < end_ns]
 
-    def instance_of(self, process: PlannedProcess) -> Instance | None:
-        """Give the instance in which a process runs; `None` on a whole GPU."""
+    def instance_of(self, process: PlannedProcess) -> SimulatedInstance | None:
+        """Return the instance in which a process runs; `None` on a whole GPU."""
         cut, place = self.cut(process.start_ns), process.spec.instance
         return None if cut is None or place is None else cut.instances[place]
 
     def share(self, process: PlannedProcess) -> float:
-        """Give the share of the GPU's multiprocessors that a process has at hand."""
+        """Return the share of the GPU's multiprocessors that a process has at hand."""
         instance = self.instance_of(process)
         return instance.share if instance else 1.0
 
     def alive(self, time_ns: int) -> list[PlannedProcess]:
-        """Give the processes that hold memory at `time_ns`."""
+        """Return the processes that hold memory at `time_ns`."""
         return [process for process in self.processes if process.alive(time_ns)]
 
     def used_bytes(self, time_ns: int) -> int:
@@ -182,5 +182,5 @@ class SimulatedGpu:
 
 
 def _place(process: PlannedProcess) -> int | None:
-    """Give what runs one kernel at a time: the instance, or the whole GPU."""
+    """Return what runs one kernel at a time: the instance, or the whole GPU."""
     return process.spec.instance

@@ -11,7 +11,7 @@ from gpuledger.errors import UserError
 
 
 def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
-    """Give the epoch: `epoch_ns` unless it is 0, else the one in `file`, else now.
+    """Return the epoch: `epoch_ns` unless it is 0, else the one in `file`, else now.
 
     The first process that finds no file writes it, so that those that start later agree with it.
     Raises UserError where the file holds no epoch or cannot be written.

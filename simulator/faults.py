@@ -26,22 +26,22 @@ class PlannedFault:
     """When it ends; `None` is never."""
 
     def is_there(self, now_ns: int) -> bool:
-        """Tell whether it is there."""
+        """Return whether it is there."""
         return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Tell whether it has been there."""
+        """Return whether it has been there."""
         return self.end_ns is not None and self.end_ns <= now_ns
 
     def is_of(self, gpu: int | None, call: str) -> bool:
-        """Tell whether a call is meant; `gpu` is `None` for one that takes no GPU."""
+        """Return whether a call is meant; `gpu` is `None` for one that takes no GPU."""
         if gpu is None:
             return call in self.spec.calls
         return gpu in (self.spec.gpus or (gpu,)) and call in (self.spec.calls or (call,))
 
 
 def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
-    """Give the faults of a node in the scenario's order."""
+    """Return the faults of a node in the scenario's order."""
     return [
         PlannedFault(
             spec=fault,

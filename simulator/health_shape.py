@@ -17,7 +17,7 @@ Throttle = Literal[
 ]  # fmt: skip
 
 
-class Ailment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HealthFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that befalls a GPU; counts stay, the rest ends with it."""
 
     start_seconds: Annotated[float, Meta(ge=0)] = 0.0

@@ -18,32 +18,32 @@ _PID_STEP: Final = 41
 
 
 def gpu_uuid(seed: int, node: str, index: int) -> str:
-    """Give the UUID of a node's GPU as NVML writes it."""
+    """Return the UUID of a node's GPU as NVML writes it."""
     return f"GPU-{uuid5(_SPACE, f'gpu/{seed}/{node}/{index}')}"
 
 
 def instance_uuid(what: str) -> str:
-    """Give the UUID of a MIG instance as NVML writes it."""
+    """Return the UUID of a MIG instance as NVML writes it."""
     return f"MIG-{uuid5(_SPACE, f'instance/{what}')}"
 
 
 def pci_bus_id(index: int) -> str:
-    """Give where a GPU is plugged in, as NVML writes it."""
+    """Return where a GPU is plugged in, as NVML writes it."""
     return f"00000000:{0x1B + 0x10 * index:02X}:00.0"
 
 
 def run_uuid(seed: int, epoch_ns: int, what: str) -> str:
-    """Give the UUID of something that belongs to one run, such as a boot or a pod."""
+    """Return the UUID of something that belongs to one run, such as a boot or a pod."""
     return str(uuid5(_SPACE, f"{what}/{seed}/{epoch_ns}"))
 
 
 def container_id(seed: int, epoch_ns: int, what: str) -> str:
-    """Give a container's id, 64 hexadecimal digits."""
+    """Return a container's id, 64 hexadecimal digits."""
     return hashlib.sha256(f"container/{what}/{seed}/{epoch_ns}".encode()).hexdigest()
 
 
 def pid(seed: int, node: str, order: int) -> int:
-    """Give the pid of a node's process by its place among the node's processes."""
+    """Return the pid of a node's process by its place among the node's processes."""
     digest = hashlib.sha256(f"pid/{seed}/{node}/{order}".encode()).digest()
     return _FIRST_PID + order * _PID_STEP + digest[0] % _PID_STEP
 
@@ -52,7 +52,7 @@ class Uids(Protocol):
     """Who gives the pods their UIDs."""
 
     def uid(self, pod_key: str) -> str | None:
-        """Give the UID of the pod `namespace/name`; None while the pod has none yet."""
+        """Return the UID of the pod `namespace/name`; None while the pod has none yet."""
 
 
 class DerivedUids:
@@ -63,7 +63,7 @@ class DerivedUids:
         self._epoch_ns = epoch_ns
 
     def uid(self, pod_key: str) -> str:
-        """Give the pod's UID."""
+        """Return the pod's UID."""
         return run_uuid(self._seed, self._epoch_ns, f"pod/{pod_key}")
 
 
@@ -80,7 +80,7 @@ class FileUids:
         self._version_read: tuple[int, int, int] | None = None
 
     def uid(self, pod_key: str) -> str | None:
-        """Give the pod's UID, or None while the API server has not made it.
+        """Return the pod's UID, or None while the API server has not made it.
 
         Raises UserError where the file is not what the driver writes.
         """

@@ -24,7 +24,7 @@ class PlannedIncident:
 
 
 def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
-    """Give what happens on a node, in the order of time; a new cut into instances is an event."""
+    """Return what happens on a node, in the order of time; a new cut into instances is an event."""
     specs = [spec for spec in scenario.incidents if spec.node == node.name]
     planned = [
         PlannedIncident(time_ns=round(spec.at_seconds * _NS) + number * _NS_PER_MS, spec=spec)

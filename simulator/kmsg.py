@@ -30,7 +30,7 @@ class SimulatedKmsg:
         self._read = sum(one.time_ns < now_ns for one in self._lines)
 
     def read(self) -> bytes:
-        """Give the next record; raises BlockingIOError where there is none yet."""
+        """Return the next record; raises BlockingIOError where there is none yet."""
         if self._read >= len(self._lines):
             raise BlockingIOError
         one = self._lines[self._read]

@@ -9,7 +9,7 @@ Name = Annotated[
 ]
 
 
-class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A GPU, or a part of one, that a container was given."""
 
     gpu: Annotated[int, Meta(ge=0)]

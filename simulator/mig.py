@@ -12,7 +12,7 @@ from typing import Final
 from simulator import identities
 from simulator.mig_shape import MigLayout
 
-MOST_INSTANCES: Final = 7
+MAX_INSTANCES: Final = 7
 _MEMORY_SLICES: Final = 8
 _GB: Final = 1 << 30
 _NS: Final = 1_000_000_000
@@ -20,7 +20,7 @@ _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(\d)g\.(\d+)gb")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class SimulatedInstance:
     """One instance of a cut."""
 
     uuid: str
@@ -46,8 +46,8 @@ class Instance:
 
     @property
     def share(self) -> float:
-        """Give its share of the GPU's multiprocessors."""
-        return self.compute_slices / MOST_INSTANCES
+        """Return its share of the GPU's multiprocessors."""
+        return self.compute_slices / MAX_INSTANCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Cut:
 
     start_ns: int
     """From when on."""
-    instances: tuple[Instance, ...]
+    instances: tuple[SimulatedInstance, ...]
     """In the scenario's order."""
 
 
@@ -72,18 +72,18 @@ def plan_cuts(layouts: Sequence[MigLayout], *, gpu_uuid: str, room_bytes: int) -
 
 
 def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
-    """Give the cut at a time; `None` while the GPU is whole."""
+    """Return the cut at a time; `None` while the GPU is whole."""
     found = [cut for cut in cuts if cut.start_ns <= time_ns]
     return found[-1] if found else None
 
 
-def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[Instance, ...]:
+def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[SimulatedInstance, ...]:
     parts = [
         (gpu_instance, compute_instance, profile)
         for gpu_instance, given in enumerate(layout.instances, start=1)
         for compute_instance, profile in enumerate([given] if isinstance(given, str) else given)
     ]
-    hole = 1 if len(parts) < MOST_INSTANCES else 0
+    hole = 1 if len(parts) < MAX_INSTANCES else 0
     starts = _starts(layout, room_bytes)
     return tuple(
         _instance(
@@ -99,7 +99,7 @@ def _instances(layout: MigLayout, what: str, room_bytes: int) -> tuple[Instance,
 
 
 def _starts(layout: MigLayout, room_bytes: int) -> dict[int, int]:
-    """Give where each GPU instance begins: one behind the other."""
+    """Return where each GPU instance begins: one behind the other."""
     starts: dict[int, int] = {}
     start = 0
     for gpu_instance, given in enumerate(layout.instances, start=1):
@@ -122,10 +122,10 @@ def _slices(profile: re.Match[str], room_bytes: int) -> int:
 
 def _instance(
     profile: str, *, uuid: str, device_index: int, ids: tuple[int, int], start: int, room_bytes: int
-) -> Instance:
+) -> SimulatedInstance:
     found = _match(profile)
     slices = _slices(found, room_bytes)
-    return Instance(
+    return SimulatedInstance(
         uuid=uuid,
         device_index=device_index,
         gpu_instance=ids[0],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simulator import identities
 from simulator.kernels import NEVER_NS
-from simulator.scenario_shape import Container, HostProcess, Pod, Process, Scenario
+from simulator.scenario_shape import HostProcess, Process, Scenario, ScenarioContainer, ScenarioPod
 
 _NS = 1_000_000_000
 _COMM_BYTES = 15
@@ -20,7 +20,7 @@ class PlannedPod:
 
     key: str
     """`namespace/name`, and `#2` behind it where the name comes a second time."""
-    spec: Pod
+    spec: ScenarioPod
     """What the scenario says of it."""
     start_ns: int
     """When its containers start."""
@@ -112,7 +112,9 @@ class _Pids:
         return identities.pid(self._seed, node, self._given[node])
 
 
-def _in_pod(pod: PlannedPod, container: Container, process: Process, pids: _Pids) -> PlannedProcess:
+def _in_pod(
+    pod: PlannedPod, container: ScenarioContainer, process: Process, pids: _Pids
+) -> PlannedProcess:
     end_ns = _end_ns(process.end_seconds, after_ns=pod.start_ns)
     return PlannedProcess(
         node=pod.spec.node,

@@ -51,7 +51,7 @@ class SimulatedProcfs:
         }
 
     def read(self, path: str) -> bytes:
-        """Give a file's bytes; raises FileNotFoundError where there is none at this time."""
+        """Return a file's bytes; raises FileNotFoundError where there is none at this time."""
         if path == "/proc/sys/kernel/random/boot_id":
             return f"{self._boot_id}\n".encode()
         if path == "/proc/2/stat" and self._host_pid:

@@ -13,11 +13,11 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
-from gpuledger.explaining import shorten_middle
 from simulator.device import describe_gpu, gpu_groups
 from simulator.faults import check_faults
-from simulator.kubelet_shape import Device
+from simulator.kubelet_shape import PluginDevice
 from simulator.mig import Cut, cut_at
 from simulator.plan import PlannedProcess, plan_pods, plan_processes
 from simulator.scenario_shape import GpuGroup, Scenario
@@ -79,7 +79,7 @@ def _explain(message: str) -> str:
 
 
 def _fields_at(path: str) -> list[str]:
-    """Give the fields that the scenario's shape has at msgspec's path."""
+    """Return the fields that the scenario's shape has at msgspec's path."""
     at: Any = Scenario
     for name in re.findall(r"\.(\w+)|(\[)", path):
         at = _structs_in(at)[0] if name[1] else get_type_hints(at)[name[0]]
@@ -94,7 +94,7 @@ def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
 
 
 def _nearest(wrong: str, known: Iterable[str]) -> str:
-    """Say what was probably meant, else what there is."""
+    """Return what was probably meant, else what there is."""
     names = list(known)
     near = difflib.get_close_matches(wrong, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
@@ -168,7 +168,7 @@ def _check_devices(scenario: Scenario) -> None:
                     raise UserError(f"{pod.key} {container.name}: devices: {error}") from error
 
 
-def _check_device(device: Device, groups: list[GpuGroup], start_ns: int) -> None:
+def _check_device(device: PluginDevice, groups: list[GpuGroup], start_ns: int) -> None:
     if device.gpu >= len(groups):
         raise UserError(f"no GPU {device.gpu}; the node has 0 to {len(groups) - 1}")
     cut = cut_at(describe_gpu(groups[device.gpu], uuid="", index=device.gpu).cuts, start_ns)

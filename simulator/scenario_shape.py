@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from simulator.faults_shape import Fault
-from simulator.health_shape import Ailment, KernelMix
+from simulator.health_shape import HealthFault, KernelMix
 from simulator.incident_shape import EventSupport, GpuIncident
-from simulator.kubelet_shape import Device
+from simulator.kubelet_shape import PluginDevice
 from simulator.mig_shape import MigLayout
 
 Name = Annotated[
@@ -39,7 +39,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Draw of the board while kernels run without a pause."""
     mig: list[MigLayout] = []
     """How it is cut into instances, one cut after the other; whole before the first."""
-    ailments: list[Ailment] = []
+    ailments: list[HealthFault] = []
     """What befalls each of them."""
     accounting: Literal["off", "v1", "v2"] = "off"
     """Whether the driver keeps accounts of processes, and which call it has for them."""
@@ -116,7 +116,7 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def kinds(self) -> set[str]:
-        """Give all lists of the driver in which it stands."""
+        """Return all lists of the driver in which it stands."""
         return {self.kind, *self.also}
 
 
@@ -129,7 +129,7 @@ class HostProcess(Process, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Its cgroup path."""
 
 
-class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioContainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A container of a pod."""
 
     name: Name
@@ -138,7 +138,7 @@ class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its image."""
     processes: list[Process] = []
     """Its processes on GPUs."""
-    devices: list[Device] | None = None
+    devices: list[PluginDevice] | None = None
     """What the kubelet gave it; absent: the GPUs that its processes use."""
 
 
@@ -163,7 +163,7 @@ class Owner(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     found from the pod's name."""
 
 
-class Pod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioPod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pod with the node on which it runs."""
 
     namespace: Name
@@ -186,7 +186,7 @@ class Pod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its quality of service class, which its cgroup path shows."""
     in_api: bool = True
     """Whether the API server knows it; a pod that it does not know stays a bare UID."""
-    containers: Annotated[list[Container], Meta(min_length=1)]
+    containers: Annotated[list[ScenarioContainer], Meta(min_length=1)]
     """Its containers."""
 
 
@@ -205,7 +205,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For how long a GPU runs one of several processes before it turns to the next."""
     nodes: Annotated[list[Node], Meta(min_length=1)]
     """The machines."""
-    pods: list[Pod] = field(default_factory=list)
+    pods: list[ScenarioPod] = field(default_factory=list)
     """The pods."""
     host_processes: list[HostProcess] = field(default_factory=list)
     """Processes outside of every pod."""

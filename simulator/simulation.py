@@ -11,9 +11,17 @@ from functools import partial
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from simulator import identities
-from simulator.clock import NodeClock, ScaledClock, Step
+from simulator.clock import NodeClock, ScaledClock, SetClock
 from simulator.device import SimulatedGpu, describe_gpu, gpu_groups
 from simulator.faults import plan_faults
+from simulator.ground_truth import (
+    InstanceUsage,
+    PodUsage,
+    Usage,
+    instance_usages,
+    pod_usage,
+    sum_usage,
+)
 from simulator.identities import DerivedUids, Uids
 from simulator.incidents import plan_incidents
 from simulator.kmsg import SimulatedKmsg
@@ -23,14 +31,6 @@ from simulator.nvml.faults import make_nvml
 from simulator.plan import PlannedPod, PlannedProcess, plan_pods, plan_processes
 from simulator.procfs import SimulatedProcfs
 from simulator.scenario_shape import Node, Scenario
-from simulator.truth import (
-    InstanceUsage,
-    PodUsage,
-    Usage,
-    instance_usages,
-    pod_usage,
-    sum_usage,
-)
 
 _NS = 1_000_000_000
 
@@ -76,22 +76,22 @@ class Simulation:
         self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
 
     def node(self, name: str) -> SimulatedNode:
-        """Give the node of that name; raises UserError where the scenario has none."""
+        """Return the node of that name; raises UserError where the scenario has none."""
         if name not in self.nodes:
             known = ", ".join(self.nodes)
             raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
         return self.nodes[name]
 
     def uid(self, pod: PlannedPod) -> str:
-        """Give the UID of a pod, a drawn one where the API server has given none."""
+        """Return the UID of a pod, a drawn one where the API server has given none."""
         return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
 
     def given_uid(self, pod: PlannedPod) -> str | None:
-        """Give the UID of a pod as its node knows it; None while the API server has given none."""
+        """Return the UID of a pod as its node knows it; None before the API server gave one."""
         return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)
 
     def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
-        """Give what each pod that lived within [start, end) used, in the scenario's order.
+        """Return what each pod that lived within [start, end) used, in the scenario's order.
 
         Times are nanoseconds since the Unix epoch.
         """
@@ -107,7 +107,7 @@ class Simulation:
         ]
 
     def host_truth(self, start_ns: int, end_ns: int, node: str | None = None) -> Usage:
-        """Give what processes outside every pod used within [start, end)."""
+        """Return what processes outside every pod used within [start, end)."""
         gpus = [
             gpu
             for simulated in self.nodes.values()
@@ -118,7 +118,7 @@ class Simulation:
         return sum_usage(gpus, start, end, of=None)
 
     def instance_truth(self, start_ns: int, end_ns: int, node: str) -> list[InstanceUsage]:
-        """Give what ran in each MIG instance of a node within [start, end)."""
+        """Return what ran in each MIG instance of a node within [start, end)."""
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         return instance_usages(self.node(node).gpus, start, end)
 
@@ -166,9 +166,9 @@ class Simulation:
             open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
         )
 
-    def _steps(self, node: Node) -> list[Step]:
+    def _steps(self, node: Node) -> list[SetClock]:
         return [
-            Step(self.epoch_ns + round(one.at_seconds * _NS), round(one.by_seconds * _NS))
+            SetClock(self.epoch_ns + round(one.at_seconds * _NS), round(one.by_seconds * _NS))
             for one in node.clock_steps
         ]
 

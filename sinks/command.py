@@ -27,13 +27,13 @@ _KIND: Final = Option(name="kind", setting="kind", help="which sink to run", cho
 
 @explain_user_errors
 def main() -> int:
-    """Run the sink that the command line names; give the exit code."""
+    """Run the sink that the command line names; return the exit code."""
     settings = load_settings(
         SinkSettings, prog="gpuledger-sink", description=_DESCRIPTION, options=[_KIND]
     )
     about = {
         "sink": settings.kind,
-        "member": settings.kafka.group_member or None,
+        "member": settings.kafka.group_instance_id or None,
         "brokers": settings.kafka.bootstrap_servers,
     }
     return run_service(run_sink, settings=settings, about=about)
@@ -48,7 +48,7 @@ async def run_sink(settings: SinkSettings, readiness: Readiness) -> None:
 def _work(settings: SinkSettings, readiness: Readiness) -> Awaitable[None]:
     # Imported here, so that a remote-write sink needs no Arrow and a store sink no protobuf.
     bus = KafkaBus(settings.kafka, readiness=readiness)
-    member = settings.kafka.group_member or None
+    member = settings.kafka.group_instance_id or None
     if settings.kind == "remote_write":
         from sinks.remote_write.service import run_remote_write  # noqa: PLC0415  # see above
 

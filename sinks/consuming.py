@@ -28,20 +28,20 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.clock import Clock
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import DEAD_LETTERS
-from sinks.desk import EpochDesk
+from sinks.desk import EpochContext
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
-from sinks.progress import Progress
-from sinks.protocol import Batch, Consuming, Partitions, Sink
+from sinks.offsets import Progress
+from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink
 from sinks.working import work_beside
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
-_MOST_FAILURES: Final = 8
+_MAX_FAILURES: Final = 8
 """After so many failures of the bus in a row the consumer is closed and opened anew."""
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ async def consume(
     *,
     bus: Bus,
     sink: Sink,
-    how: Consuming,
+    how: ConsumerConfig,
     check: Check,
     clock: Clock,
     gaps: Check | None = None,
@@ -105,13 +105,13 @@ class _Session:
     """One opened consumer with its producer of dead letters."""
 
     consumer: Consumer
-    office: DeadLetterOffice
+    office: DeadLetterQueue
 
     def __init__(
         self,
         *,
         sink: Sink,
-        how: Consuming,
+        how: ConsumerConfig,
         check: Check,
         clock: Clock,
         lag: Lag,
@@ -128,7 +128,7 @@ class _Session:
 
     async def run(self, bus: Bus) -> None:
         async with AsyncExitStack() as stack:
-            self.office = DeadLetterOffice(
+            self.office = DeadLetterQueue(
                 consumer=self._how.group,
                 producer=await stack.enter_async_context(bus.producer()),
                 partitions=await bus.partitions(DEAD_LETTERS.name),
@@ -138,12 +138,12 @@ class _Session:
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
             self._lag.follow(self.consumer.withheld_seconds)
             while True:
-                await self._take(await self._poll(self._how.poll_records))
+                await self._take(await self._poll(self._how.max_poll_records))
                 await self._settle()
 
-    def _desk(self) -> EpochDesk:
+    def _desk(self) -> EpochContext:
         """Return the desk for what is polled, or given up, in the epochs of now."""
-        return EpochDesk(
+        return EpochContext(
             consumer=self.consumer,
             office=self.office,
             progress=self._progress,
@@ -234,7 +234,7 @@ class _Session:
     async def _endure(self, error: BusError, streak: _Streak) -> None:
         """Wait before the next attempt; a consumer that fails again and again is opened anew."""
         streak.failures += 1
-        if streak.failures >= _MOST_FAILURES:
+        if streak.failures >= _MAX_FAILURES:
             raise error
         await _pause(self._check, self._clock, streak.backoff, error)
 
@@ -249,7 +249,7 @@ class _Session:
             if records
         ]
 
-    async def _work(self, polled: Polled, desk: EpochDesk) -> None:
+    async def _work(self, polled: Polled, desk: EpochContext) -> None:
         voided = await self._sink.prepare(desk)
         # A partition may also have been given up meanwhile, or given up and come back.
         kept = {
@@ -276,11 +276,11 @@ class _Session:
             self._drop_late_letters(polled, desk)
             self.consumer.resume(self.consumer.assignment())
 
-    def _drop_late_letters(self, polled: Polled, desk: EpochDesk) -> None:
+    def _drop_late_letters(self, polled: Polled, desk: EpochContext) -> None:
         """Forget what the sink put aside after its partition was given up."""
         self._drop_letters(at for at in polled if not desk.is_current(at))
 
-    async def _stay_member(self, polled: Polled, desk: EpochDesk) -> None:
+    async def _stay_member(self, polled: Polled, desk: EpochContext) -> None:
         await self._poll_paused()
         self._drop_late_letters(polled, desk)
         await self._settle()

@@ -19,7 +19,7 @@ import structlog
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
 from gpuledger.file_watch import FileWatch
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.service.files_in_force import FilesInForce
 from gpuledger.settings import Secret
 from sinks.login import LoginSettings
@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Credentials:
+class CredentialsInForce:
     """What one request goes with."""
 
     headers: Mapping[str, str]
@@ -67,7 +67,7 @@ class ReceiverCredentials:
             time_seconds=time_seconds,
         )
 
-    def current(self) -> Credentials:
+    def current(self) -> CredentialsInForce:
         """Return what a request goes with now; with a mistake in the files, the former."""
         self.look()
         return self._current
@@ -79,7 +79,7 @@ class ReceiverCredentials:
     def _take(self) -> list[Validity]:
         headers = _login(self._settings, self._section)
         trust, validities = _trust(self._settings, self._section)
-        self._current = Credentials(headers=headers, trust=trust)
+        self._current = CredentialsInForce(headers=headers, trust=trust)
         return validities
 
 
@@ -90,7 +90,7 @@ def watch_credentials(
 
     Raises `SettingsError` naming a file that cannot be used.
     """
-    check = readiness.check(f"{section}.credentials", severity=Severity.WARNING)
+    check = readiness.check(f"{section}.credentials", severity=CheckSeverity.WARNING)
     credentials = ReceiverCredentials(settings, section=section, check=check)
     readiness.look_each_second(credentials.look)
     return credentials

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from gpuledger.bus.protocol import Consumer, TopicPartition
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.lag import Lag
-from sinks.progress import Epochs, Progress
+from sinks.offsets import Epochs, Progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochDesk:
+class EpochContext:
     """Takes acknowledgements of what was polled in certain epochs, and of nothing else.
 
     A sink may work on a batch for as long as its receiver is away. Where the partition was revoked
@@ -18,7 +18,7 @@ class EpochDesk:
     """
 
     consumer: Consumer
-    office: DeadLetterOffice
+    office: DeadLetterQueue
     progress: Progress
     lag: Lag
     epochs: Epochs

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpuledger.bus.protocol import Consumer, GapCallback, Record, TopicPartition, ignore_gap
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 
 Partitions = frozenset[TopicPartition]
 
@@ -26,7 +26,7 @@ class Batch:
     """The offset after the last record, also where that one did not decode."""
 
 
-class Desk(Protocol):
+class SinkContext(Protocol):
     """What the loop offers a sink while it works."""
 
     @property
@@ -34,7 +34,7 @@ class Desk(Protocol):
         """The consumer, for seeking."""
 
     @property
-    def office(self) -> DeadLetterOffice:
+    def office(self) -> DeadLetterQueue:
         """Where a record is put aside."""
 
     def is_current(self, partition: TopicPartition) -> bool:
@@ -60,19 +60,19 @@ class Sink(Protocol):
 
     name: str
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:
         """Take note of partitions newly held; must neither block nor raise."""
 
-    async def prepare(self, desk: Desk) -> Partitions:
+    async def prepare(self, desk: SinkContext) -> Partitions:
         """Do what must come before the next `take`; return the partitions whose poll is voided.
 
         Those were set to another offset: what was polled of them is let go and polled again.
         """
 
-    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
         """Work on what was polled, perhaps nothing; return when there is room for more."""
 
-    async def release(self, partitions: Partitions, desk: Desk) -> None:
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:
         """Finish what is held of these partitions, soon, and forget them; may run beside `take`.
 
         May raise UnavailableError or BusError: what was not finished is the next owner's.
@@ -80,7 +80,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consuming:
+class ConsumerConfig:
     """How a sink wants its records."""
 
     group: str
@@ -89,7 +89,7 @@ class Consuming:
     """The decoder of each topic to read."""
     poll_seconds: float = 0.5
     """How long a poll waits; at least this often `take` is called."""
-    poll_records: int = 500
+    max_poll_records: int = 500
     """The most records of a poll: the bound on memory."""
     receiver: str = ""
     """Where it goes, for people: an address without its secrets."""

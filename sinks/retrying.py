@@ -45,7 +45,7 @@ async def until_answered(
         failed=failed,
         backoff=Backoff(),
         sleep=clock.sleep,
-        least_seconds=lambda error: error.retry_after_seconds,
+        min_seconds=lambda error: error.retry_after_seconds,
     )
     (on_answer or partial(check.ok, receiver))()
     return answer

@@ -28,7 +28,7 @@ _TRIAL_MS: Final = 60_000
 """For how long of the node's time a clock that leapt ahead is on trial."""
 
 
-class Place(Enum):
+class TickOrder(Enum):
     """Where a tick stands among those of its node."""
 
     CURRENT = "current"
@@ -42,7 +42,7 @@ class Place(Enum):
 class Arrival(NamedTuple):
     """A tick's place, and whether to believe its time."""
 
-    place: Place
+    place: TickOrder
     has_leapt: bool
     """Whether the node's clock leapt ahead less than a minute before: it may be set back soon."""
 
@@ -70,15 +70,15 @@ class Timeline:
     def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
         """Return where a tick stands, and go on to it; `heard_ns` is of a clock never set."""
         if not self._boots.is_new(event):
-            return Arrival(Place.REPEATED, has_leapt=False)
+            return Arrival(TickOrder.REPEATED, has_leapt=False)
         if event.boot_id == self._boot_id:
             self._go_on(event)
         elif self._is_earlier_boot(event, heard_ns):
-            return Arrival(Place.SUPERSEDED, has_leapt=False)
+            return Arrival(TickOrder.SUPERSEDED, has_leapt=False)
         else:
             self._begin(event)
         self._seq, self._time_ns, self.heard_ns = event.seq, event.time_ns, heard_ns
-        return Arrival(Place.CURRENT, has_leapt=self._leapt_seq is not None)
+        return Arrival(TickOrder.CURRENT, has_leapt=self._leapt_seq is not None)
 
     def _is_earlier_boot(self, event: GpuEvent, heard_ns: int) -> bool:
         is_alive = self._boot_id != "" and heard_ns - self.heard_ns < _OVER_AFTER_NS

@@ -9,14 +9,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def hot_modules() -> list[Path]:
-    """Give the sources that pyproject.toml lists to be compiled."""
+    """Return the sources that pyproject.toml lists to be compiled."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
     return [Path(module) for module in wheel["hooks"]["custom"]["modules"]]
 
 
 def compiled_modules() -> list[Path]:
-    """Give those of them that an import finds compiled."""
+    """Return those of them that an import finds compiled."""
     return [module for module in hot_modules() if _is_compiled(module)]
 
 

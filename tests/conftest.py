@@ -26,7 +26,7 @@ settings.load_profile("gpuledger")
 
 
 def pytest_report_header() -> str:
-    """Say on which modules the tests run."""
+    """Report on which modules the tests run."""
     return describe_compiled()
 
 

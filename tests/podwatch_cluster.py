@@ -26,8 +26,8 @@ from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Deleted, Mark, Seen, Skipped, Step
 from enricher.podwatch.table import PodTable
+from enricher.podwatch.watch_events import Deleted, Phase, Skipped, Step, Upserted
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
@@ -64,7 +64,7 @@ class Cluster(ABC):
         await self._post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     async def create_pod(self, name: str, *, node: str | None = "node-a") -> str:
-        """Create a pod with one container that asks for a GPU; give its UID."""
+        """Create a pod with one container that asks for a GPU; return its UID."""
         limits = {"limits": {"nvidia.com/gpu": "1"}}
         container = {"name": "main", "image": "cuda", "resources": limits}
         spec = {"containers": [container], **({"nodeName": node} if node else {})}
@@ -118,9 +118,12 @@ class Following:
         """Take steps, for ever."""
         async with aclosing(self.reflector.forever()) as steps:
             async for step in steps:
-                if not isinstance(step, Seen | Deleted) or step.pod.namespace == self._namespace:
+                if (
+                    not isinstance(step, Upserted | Deleted)
+                    or step.pod.namespace == self._namespace
+                ):
                     self.steps.append(step)
-                if step is Mark.LISTED:
+                if step is Phase.LISTED:
                     self.listed_version = int(self.reflector.version or 0)
                 self._more.set()
 
@@ -139,23 +142,23 @@ class Following:
 
     @staticmethod
     def _is(step: Step, uid: str, phase: str) -> bool:
-        return isinstance(step, Seen) and step.pod.uid == uid and step.pod.phase == phase
+        return isinstance(step, Upserted) and step.pod.uid == uid and step.pod.phase == phase
 
 
 def published(steps: Iterable[Step]) -> dict[str, str]:
-    """Give what the table has due of each pod after these steps: `alive` or `deleted`."""
-    table = PodTable(tombstone_after_seconds=900, tombstones_most=100)
+    """Return what the table has due of each pod after these steps: `alive` or `deleted`."""
+    table = PodTable(tombstone_after_seconds=900, max_tombstones=100)
     for step in steps:
         match step:
-            case Seen(found):
+            case Upserted(found):
                 table.see(found, time_ns=1)
             case Deleted(found):
                 table.delete(found, time_ns=1)
             case Skipped(uid=uid):
                 table.keep(uid)
-            case Mark.LISTING:
+            case Phase.LISTING:
                 table.begin_list()
-            case Mark.LISTED:
+            case Phase.LISTED:
                 table.end_list(time_ns=2)
             case _:
                 pass
@@ -174,11 +177,19 @@ class _Noting:
         self.send = api.send
 
     def get(
-        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        idle_timeout_seconds: float,
+        total_seconds: float,
     ) -> AbstractAsyncContextManager[Answer]:
         self.asked.append(query)
         return self._api.get(
-            path, query=query, silence_seconds=silence_seconds, total_seconds=total_seconds
+            path,
+            query=query,
+            idle_timeout_seconds=idle_timeout_seconds,
+            total_seconds=total_seconds,
         )
 
 
@@ -189,7 +200,7 @@ async def following(
     resumed: Following | None = None,
     watch_timeout_seconds: float = 60.0,
     watch_list: Literal["auto", "off"] = "auto",
-    silence_seconds: float = 90.0,
+    idle_timeout_seconds: float = 90.0,
 ) -> AsyncIterator[Following]:
     """Follow the pods while the context is open; a resumed one goes on where it was left."""
     settings = KubernetesSettings(
@@ -197,9 +208,9 @@ async def following(
         watch_list=watch_list,
         page_limit=2,
         watch_timeout_seconds=watch_timeout_seconds,
-        silence_seconds=silence_seconds,
+        idle_timeout_seconds=idle_timeout_seconds,
         backoff_first_seconds=0.02,
-        backoff_most_seconds=0.5,
+        backoff_max_seconds=0.5,
     )
     reader = PodReader(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
     async with open_api(settings) as opened:
@@ -239,7 +250,7 @@ async def running(
 
 
 async def versions(bus: MemoryBus, uid: str) -> AsyncGenerator[PodRecord]:
-    """Give what the topic of pods tells of one pod, as it comes."""
+    """Yield what the topic of pods tells of one pod, as it comes."""
     subscription = Subscription(group="contract", topics=[PODS.name])
     async with bus.consumer(subscription) as consumer:
         while True:

@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen
+from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Upserted
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.service import Readiness
 from tests.podwatch_cluster import DEADLINE_SECONDS, Cluster, following, running, versions
@@ -25,11 +25,11 @@ class PodwatchContract:
     ) -> None:
         uids = {await cluster.create_pod(f"p{number}") for number in range(5)}
         async with following(cluster, watch_list=watch_list) as found:
-            await found.until(lambda: Mark.WATCHING in found.steps)
+            await found.until(lambda: Phase.WATCHING in found.steps)
             last = await cluster.create_pod("last")
             await found.until_seen(last)
-        end = found.steps.index(Mark.LISTED)
-        listed = [step.pod for step in found.steps[:end] if isinstance(step, Seen)]
+        end = found.steps.index(Phase.LISTED)
+        listed = [step.pod for step in found.steps[:end] if isinstance(step, Upserted)]
         assert ({pod.uid for pod in listed}, len(listed)) == (uids, 5)
         # Whom such a list does not have is deleted as of its version: above all records of it.
         assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
@@ -39,7 +39,7 @@ class PodwatchContract:
 
     async def test_a_pod_is_seen_as_it_comes_changes_and_goes(self, cluster: Cluster) -> None:
         async with following(cluster) as found:
-            await found.until(lambda: Mark.WATCHING in found.steps)
+            await found.until(lambda: Phase.WATCHING in found.steps)
             uid = await cluster.create_pod("web")
             fresh = await found.until_seen(uid)
             await cluster.set_status("web", phase="Running", container_id="c1")
@@ -59,46 +59,48 @@ class PodwatchContract:
     async def test_a_pod_without_a_node_is_not_seen(self, cluster: Cluster) -> None:
         await cluster.create_pod("unscheduled", node=None)
         async with following(cluster) as found:
-            await found.until(lambda: Mark.WATCHING in found.steps)
+            await found.until(lambda: Phase.WATCHING in found.steps)
             await cluster.create_pod("unscheduled-too", node=None)
             uid = await cluster.create_pod("scheduled")
             await found.until_seen(uid)
-        assert {step.pod.name for step in found.steps if isinstance(step, Seen)} == {"scheduled"}
+        assert {step.pod.name for step in found.steps if isinstance(step, Upserted)} == {
+            "scheduled"
+        }
 
     async def test_a_bookmark_carries_the_version_on_without_any_pod(
         self, cluster: Cluster
     ) -> None:
         async with following(cluster, watch_timeout_seconds=4.0) as found:
-            await found.until(lambda: Mark.WATCHING in found.steps)
+            await found.until(lambda: Phase.WATCHING in found.steps)
             listed = int(found.reflector.version or 0)
             await cluster.create_pod("nowhere", node=None)
             await found.until(lambda: int(found.reflector.version or 0) > listed)
-        assert not any(isinstance(step, Seen | Interrupted) for step in found.steps)
+        assert not any(isinstance(step, Upserted | Interrupted) for step in found.steps)
 
     async def test_an_expired_version_leads_to_a_new_list(self, own_cluster: Cluster) -> None:
         await own_cluster.create_pod("old")
         async with following(own_cluster) as before:
-            await before.until(lambda: Mark.WATCHING in before.steps)
+            await before.until(lambda: Phase.WATCHING in before.steps)
         await own_cluster.delete_pod("old")
         uid = await own_cluster.create_pod("new")
         await own_cluster.force_expired()
         async with following(own_cluster, resumed=before) as found:
-            await found.until(lambda: Mark.LISTED in found.steps)
-        end = found.steps.index(Mark.LISTED)
+            await found.until(lambda: Phase.LISTED in found.steps)
+        end = found.steps.index(Phase.LISTED)
         first = next(step for step in found.steps if isinstance(step, Interrupted))
         assert (first.error.status, first.error.expired) == (410, True)
-        assert [step.pod.uid for step in found.steps[:end] if isinstance(step, Seen)] == [uid]
+        assert [step.pod.uid for step in found.steps[:end] if isinstance(step, Upserted)] == [uid]
 
     async def test_a_restart_in_mid_watch_loses_nothing(self, own_cluster: Cluster) -> None:
         async with following(own_cluster) as found:
-            await found.until(lambda: Mark.WATCHING in found.steps)
+            await found.until(lambda: Phase.WATCHING in found.steps)
             before = await own_cluster.create_pod("before")
             await found.until_seen(before)
-            watches = found.steps.count(Mark.WATCHING)
+            watches = found.steps.count(Phase.WATCHING)
             await own_cluster.restart()
             after = await own_cluster.create_pod("after")
             await found.until_seen(after)
-            assert found.steps.count(Mark.WATCHING) > watches
+            assert found.steps.count(Phase.WATCHING) > watches
 
     async def test_a_pod_and_then_its_deletion_are_published(self, cluster: Cluster) -> None:
         uid = await cluster.create_pod("short")

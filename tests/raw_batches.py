@@ -48,7 +48,7 @@ def body(records: Sequence[Raw], *, deltas: Sequence[int] | None = None) -> byte
 def batch(
     packed: bytes, *, count: int, codec: int = NONE, time_ms: int, base_offset: int = 0
 ) -> bytes:
-    """Give a whole batch of so many records, with the checksum of what is in it."""
+    """Return a whole batch of so many records, with the checksum of what is in it."""
     checked = _CHECKED.pack(codec, count - 1, time_ms, time_ms, -1, -1, -1, count) + packed
     head = struct.pack(">iBI", -1, 2, calc_crc32c(checked))
     return struct.pack(">qi", base_offset, len(head) + len(checked)) + head + checked
@@ -61,7 +61,7 @@ def pack(data: bytes, codec: int) -> bytes:
 
 
 def skipped_frame(content: bytes) -> bytes:
-    """Give a frame of zstd that is to be stepped over."""
+    """Return a frame of zstd that is to be stepped over."""
     return struct.pack("<II", _SKIPPED_MAGIC, len(content)) + content
 
 
@@ -87,7 +87,7 @@ def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
 
 
 async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
-    """Send a batch to a broker as it is; give the offset of its first record."""
+    """Send a batch to a broker as it is; return the offset of its first record."""
     client = AIOKafkaClient(bootstrap_servers=servers)
     await client.bootstrap()
     try:

@@ -21,8 +21,8 @@ from agent.exposition.fields import (
     nearest_name,
 )
 from agent.metrics import COUNTERS_SKIPPED
+from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
-from gpuledger.explaining import shorten, shorten_middle
 
 _log = structlog.get_logger(__name__)
 _COLUMNS: Final = 3
@@ -42,7 +42,7 @@ class Counter(NamedTuple):
 
 
 def default_counters() -> tuple[Counter, ...]:
-    """Give what dcgm-exporter shows without a file."""
+    """Return what dcgm-exporter shows without a file."""
     return tuple(
         Counter(field, field.kind, field.meaning) for field in all_fields() if field.is_default
     )

@@ -9,11 +9,11 @@ from typing import Final, Literal
 from agent.exposition.counters import Counter
 from agent.exposition.fields import SEVERAL_UNIT, Field
 from agent.exposition.holders import Share
-from agent.exposition.rows import Row, RowWriter
-from agent.exposition.several import SEVERAL, Window
-from agent.exposition.text import Sample, write_family, write_labels
+from agent.exposition.multi_series import SEVERAL, EventWindow
+from agent.exposition.node_state import Snapshot
+from agent.exposition.rows import RowWriter, SeriesRow
+from agent.exposition.text import SampleLine, write_family, write_labels
 from agent.exposition.units import unit_of
-from agent.exposition.view import Snapshot
 from gpuledger.xids import find_xid
 
 Names = Literal["old", "new", "both"]
@@ -31,14 +31,14 @@ class DcgmPage:
         *,
         names: Names,
         host_label: str,
-        window_seconds: float = 300.0,
+        event_window_seconds: float = 300.0,
         pod_series: bool = False,
         dashes_in_model_name: bool = False,
     ) -> None:
         counters = tuple(counters)
         self._shown = [one for one in counters if one.kind != "label"]
         self._names = names
-        self._window_ms = str(round(window_seconds * 1e3))
+        self._window_ms = str(round(event_window_seconds * 1e3))
         self._rows = RowWriter(
             label_fields=[one.field for one in counters if one.kind == "label"],
             host_label=host_label,
@@ -52,7 +52,7 @@ class DcgmPage:
         for field, kind, meaning in self._shown:
             found = list(self._samples(field, rows.of(field), now))
             for name, is_old in self._names_of(field):
-                samples = (Sample(old if is_old else new, value) for old, new, value in found)
+                samples = (SampleLine(old if is_old else new, value) for old, new, value in found)
                 yield from write_family(name, kind, meaning, samples)
 
     def _names_of(self, field: Field) -> Iterator[tuple[str, bool]]:
@@ -62,9 +62,9 @@ class DcgmPage:
             yield field.new, False
 
     def _samples(
-        self, field: Field, rows: Sequence[Row], now: Snapshot
+        self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
-        """Give the labels by old names, those by new names, and the value, of each series."""
+        """Yield the labels by old names, those by new names, and the value, of each series."""
         if field.unit == SEVERAL_UNIT:
             yield from self._several(field, rows, now)
             return
@@ -81,9 +81,9 @@ class DcgmPage:
                     yield old_labels, new_labels, part
 
     def _several(
-        self, field: Field, rows: Sequence[Row], now: Snapshot
+        self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
-        window = Window(now.since_ns, self._window_ms)
+        window = EventWindow(now.since_ns, self._window_ms)
         for row in rows:
             for labels, value in SEVERAL[field.path](row.device, window):
                 extra = "," + write_labels(labels)
@@ -95,8 +95,8 @@ def _xid_labels(xid: int) -> str:
     return "," + write_labels([("err_code", str(xid)), ("err_msg", words)])
 
 
-def _gpus_with_instances(rows: Iterable[Row], values: Iterable[object]) -> set[str]:
-    """Give the GPUs whose instances have a value: theirs is the sum, which would count twice."""
+def _gpus_with_instances(rows: Iterable[SeriesRow], values: Iterable[object]) -> set[str]:
+    """Return the GPUs whose instances have a value: theirs is the sum, which would count twice."""
     return {
         row.device.reading.parent_uuid
         for row, value in zip(rows, values, strict=True)
@@ -104,8 +104,8 @@ def _gpus_with_instances(rows: Iterable[Row], values: Iterable[object]) -> set[s
     }
 
 
-def _part_of(name: str, share: Share, row: Row, value: float) -> float | None:
-    """Give a container's part of a device's value, where that can be told."""
+def _part_of(name: str, share: Share, row: SeriesRow, value: float) -> float | None:
+    """Return a container's part of a device's value, where that can be told."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     if share.busy_ratio is None:
@@ -118,7 +118,7 @@ def _part_of(name: str, share: Share, row: Row, value: float) -> float | None:
 
 
 def _divide(value: float, part: float, whole: float | None) -> float | None:
-    """Give the part of a value that a part of the kernel time stands for."""
+    """Return the part of a value that a part of the kernel time stands for."""
     if whole is None:
         return None
     return min(value, value * part / whole) if whole else 0.0

@@ -25,7 +25,7 @@ from gpuledger.records import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
+class ShownDevice:
     """All that is known of one device; a part is absent where it is not known, or no more."""
 
     reading: GpuReading
@@ -62,7 +62,7 @@ class Device:
         return self.reading.parent_uuid or self.reading.uuid
 
 
-Read = Callable[[Device], Converted]
+Read = Callable[[ShownDevice], Converted]
 
 
 def read_at(path: str, unit: str = "") -> Read:
@@ -73,12 +73,12 @@ def read_at(path: str, unit: str = "") -> Read:
     part_name, _, name = path.partition(".")
     convert = unit_of(unit)
     if part_name == "derived":
-        part_of: Callable[[Device], Any] = lambda device: device  # noqa: E731  # one of two
+        part_of: Callable[[ShownDevice], Any] = lambda device: device  # noqa: E731  # one of two
         get: Callable[[Any], Any] = DERIVED[name]
     else:
         part_of, get = attrgetter(part_name), attrgetter(name)
 
-    def read(device: Device) -> Converted:
+    def read(device: ShownDevice) -> Converted:
         part = part_of(device)
         value = None if part is None else get(part)
         return None if value is None else convert(value)
@@ -86,7 +86,7 @@ def read_at(path: str, unit: str = "") -> Read:
     return read
 
 
-def _memory_free_bytes(device: Device) -> int | None:
+def _memory_free_bytes(device: ShownDevice) -> int | None:
     reading = device.reading
     if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
         return None
@@ -94,23 +94,23 @@ def _memory_free_bytes(device: Device) -> int | None:
     return max(0, reading.memory_total_bytes - reading.memory_used_bytes - reserved)
 
 
-def _memory_used_ratio(device: Device) -> float | None:
+def _memory_used_ratio(device: ShownDevice) -> float | None:
     free, used = _memory_free_bytes(device), device.reading.memory_used_bytes
     return None if not used or free is None else used / (used + free)
 
 
-def _nvlink_rate(device: Device) -> float | None:
+def _nvlink_rate(device: ShownDevice) -> float | None:
     """Return the rate over all links, as long as the counters are still read."""
     return device.rates.total if device.rates and device.traffic else None
 
 
-def _nvlink_link_rates(device: Device) -> Mapping[str, float | None]:
+def _nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
     """Return the rate over each link that is still told of, by the link's number."""
     rates = device.rates.links if device.rates else {}
     return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
 
 
-def _vgpu_license_status(device: Device) -> int | None:
+def _vgpu_license_status(device: ShownDevice) -> int | None:
     """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
     return None if device.health is None else device.health.vgpu_license_status or 0
 
@@ -120,7 +120,7 @@ _FABRIC_SUCCESS: Final = 3
 _FABRIC_FAILURE: Final = 4
 
 
-def _fabric_code(device: Device) -> int | None:
+def _fabric_code(device: ShownDevice) -> int | None:
     health = device.health
     if health is None or health.fabric_state is None:
         return None
@@ -129,7 +129,7 @@ def _fabric_code(device: Device) -> int | None:
     return _FABRIC_CODES.get(health.fabric_state)
 
 
-DERIVED: Final[dict[str, Callable[[Device], float | Mapping[str, float | None] | None]]] = {
+DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | None] | None]]] = {
     "memory_free_bytes": _memory_free_bytes,
     "memory_used_ratio": _memory_used_ratio,
     "nvlink_rate": _nvlink_rate,

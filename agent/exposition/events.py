@@ -7,12 +7,12 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from agent.incidents.making import severities_of
+from agent.incidents.builder import severities_of
 from gpuledger.records import Incident
 
 K = TypeVar("K")
-_MOST_RECENT: Final = 1000
-_MOST_KINDS: Final = 100
+_MAX_RECENT: Final = 1000
+_MAX_KINDS: Final = 100
 CLOCK_EVENTS: Final = {
     0x1: "gpu_idle",
     0x2: "clocks_setting",
@@ -42,8 +42,8 @@ class GpuEvents:
         self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
         """How many incidents of each kind and severity there were; XIDs and losses from 0, so that
         a rule over the increase sees the first."""
-        self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
-        self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MOST_RECENT)
+        self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
+        self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._reasons = 0
 
     def note_incident(self, incident: Incident, *, at_ns: int) -> None:
@@ -63,15 +63,15 @@ class GpuEvents:
                     self._recent_reasons.append((at_ns, bit))
 
     def recent_xids(self, since_ns: int) -> Counter[str]:
-        """Give how often each XID came since then."""
+        """Return how often each XID came since then."""
         return Counter(str(xid) for at_ns, xid in self._recent_xids if at_ns >= since_ns)
 
     def recent_clock_events(self, since_ns: int) -> Counter[str]:
-        """Give how often each reason began since then."""
+        """Return how often each reason began since then."""
         recent: Iterable[tuple[int, int]] = self._recent_reasons
         return Counter(CLOCK_EVENTS[bit] for at_ns, bit in recent if at_ns >= since_ns)
 
 
 def _count(counts: Counter[K], key: K) -> None:
-    if key in counts or len(counts) < _MOST_KINDS:
+    if key in counts or len(counts) < _MAX_KINDS:
         counts[key] += 1

@@ -61,7 +61,7 @@ class Field(NamedTuple):
 
 @cache
 def all_fields() -> tuple[Field, ...]:
-    """Give the table in its order."""
+    """Return the table in its order."""
     with FILE.open(newline="") as lines:
         return tuple(_fields(csv.reader(line for line in lines if not line.startswith("#"))))
 

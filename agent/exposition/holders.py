@@ -12,7 +12,7 @@ from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, GpuRea
 _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class ContainerName(Protocol):
+class NamedContainer(Protocol):
     """A container's name and its pod's."""
 
     @property
@@ -28,14 +28,14 @@ class ContainerName(Protocol):
         """Name of the container in the pod."""
 
 
-class ContainerNames(Protocol):
+class ContainerLookup(Protocol):
     """Who knows how a container is called."""
 
-    def name_of(self, container_id: str) -> ContainerName | None:
-        """Give the name of a container, `None` where it is not known."""
+    def name_of(self, container_id: str) -> NamedContainer | None:
+        """Return the name of a container, `None` where it is not known."""
 
 
-class Holder(NamedTuple):
+class NodeHolder(NamedTuple):
     """A container as far as the node knows it; what is not known is empty."""
 
     namespace: str = ""
@@ -53,7 +53,7 @@ class Holder(NamedTuple):
 class Share(NamedTuple):
     """What the processes of one container use of one device."""
 
-    holder: Holder
+    holder: NodeHolder
     """The container."""
     busy_ratio: float | None
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
@@ -61,8 +61,10 @@ class Share(NamedTuple):
     """Device memory that they hold; absent where the driver does not say."""
 
 
-def whole_holder(reading: GpuReading, allocations: Iterable[DeviceAllocation]) -> Holder | None:
-    """Give the one container that has all of a device; `None` where none or several have it.
+def exclusive_holder(
+    reading: GpuReading, allocations: Iterable[DeviceAllocation]
+) -> NodeHolder | None:
+    """Return the one container that has all of a device; `None` where none or several have it.
 
     A share of a device is not all of it, even while nobody has the others.
     """
@@ -72,7 +74,7 @@ def whole_holder(reading: GpuReading, allocations: Iterable[DeviceAllocation]) -
             continue
         if one.replica is not None:
             return None
-        holders.add(Holder(one.namespace, one.pod, one.container))
+        holders.add(NodeHolder(one.namespace, one.pod, one.container))
     return holders.pop() if len(holders) == 1 else None
 
 
@@ -89,8 +91,8 @@ def _is_of(allocation: DeviceAllocation, reading: GpuReading) -> bool:
     )
 
 
-def find_shares(sample: NodeSample, names: ContainerNames) -> Mapping[str, list[Share]]:
-    """Give, by a device's UUID, what each container uses of it; the host's processes are left out.
+def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list[Share]]:
+    """Return, by a device's UUID, what each container uses; the host's processes are left out.
 
     A container of which only the UID or the id is known is a holder without a name.
     """
@@ -106,17 +108,17 @@ def find_shares(sample: NodeSample, names: ContainerNames) -> Mapping[str, list[
     return shares
 
 
-def holders_of(sample: NodeSample, names: ContainerNames) -> list[Holder]:
-    """Give the containers of a tick in its order."""
+def holders_of(sample: NodeSample, names: ContainerLookup) -> list[NodeHolder]:
+    """Return the containers of a tick in its order."""
     return [_holder_of(ref, names) for ref in sample.containers]
 
 
-def _holder_of(ref: ContainerRef, names: ContainerNames) -> Holder:
+def _holder_of(ref: ContainerRef, names: ContainerLookup) -> NodeHolder:
     container_id = ref.container_id or ""
     name = names.name_of(container_id) if container_id else None
     if name is None:
-        return Holder(pod_uid=ref.pod_uid or "", container_id=container_id)
-    return Holder(name.namespace, name.pod, name.container, ref.pod_uid or "", container_id)
+        return NodeHolder(pod_uid=ref.pod_uid or "", container_id=container_id)
+    return NodeHolder(name.namespace, name.pod, name.container, ref.pod_uid or "", container_id)
 
 
 def _busy_ratio(processes: Sequence[GpuProcess]) -> float | None:

@@ -6,10 +6,10 @@ Bounded, as every new process is a new series: those that hold most memory are s
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from agent.exposition.holders import Holder, holders_of
-from agent.exposition.own_facts import Constant
-from agent.exposition.text import Sample, write_family, write_labels
-from agent.exposition.view import Snapshot
+from agent.exposition.holders import NodeHolder, holders_of
+from agent.exposition.native_info import Constant
+from agent.exposition.node_state import Snapshot
+from agent.exposition.text import SampleLine, write_family, write_labels
 from gpuledger.records import GpuProcess
 
 _MIB: Final = 1 << 20
@@ -48,7 +48,7 @@ CONSTANTS: Final = (PID_POD, BUSY, MEMORY)
 class _Entry(NamedTuple):
     process: GpuProcess
     name: str
-    holder: Holder
+    holder: NodeHolder
 
 
 def write_processes(now: Snapshot, *, most: int) -> Iterator[str]:
@@ -61,7 +61,7 @@ def write_processes(now: Snapshot, *, most: int) -> Iterator[str]:
             for one in entries
             if (value := getattr(one.process, field)) is not None
         }
-        samples = (Sample(labels, value) for labels, value in values.items())
+        samples = (SampleLine(labels, value) for labels, value in values.items())
         yield from write_family(constant.name, constant.kind, constant.meaning, samples)
 
 
@@ -74,13 +74,13 @@ def _entries(now: Snapshot, most: int) -> list[_Entry]:
         _Entry(
             one,
             now.commands.get(one.pid, ""),
-            Holder() if one.container is None else holders[one.container],
+            NodeHolder() if one.container is None else holders[one.container],
         )
         for one in present[:most]
     ]
 
 
-def _pid_pod(entries: list[_Entry], now: Snapshot) -> Iterator[Sample]:
+def _pid_pod(entries: list[_Entry], now: Snapshot) -> Iterator[SampleLine]:
     """Sum what a process holds on all GPUs: the labels name none."""
     held: dict[str, int] = {}
     for process, name, holder in entries:
@@ -96,7 +96,7 @@ def _pid_pod(entries: list[_Entry], now: Snapshot) -> Iterator[Sample]:
             )
             held[labels] = held.get(labels, 0) + process.memory_used_bytes
     for labels, memory_bytes in held.items():
-        yield Sample(labels, memory_bytes // _MIB)
+        yield SampleLine(labels, memory_bytes // _MIB)
 
 
 def _labels(entry: _Entry, now: Snapshot) -> str:

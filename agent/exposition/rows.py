@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
-from agent.exposition.devices import Device
+from agent.exposition.devices import ShownDevice
 from agent.exposition.fields import Field
-from agent.exposition.holders import Holder, Share, find_shares, whole_holder
+from agent.exposition.holders import NodeHolder, Share, exclusive_holder, find_shares
+from agent.exposition.node_state import Snapshot
 from agent.exposition.text import Labels, write_labels
-from agent.exposition.view import Snapshot
 
 SHARE_LABEL: Final = "gpuledger_share"
 
 
-class Row(NamedTuple):
+class SeriesRow(NamedTuple):
     """One device with its labels written, by the old names and by the new."""
 
-    device: Device
+    device: ShownDevice
     """The device whose values are shown."""
     old_labels: str
     """Its labels, fields among them by their old names."""
@@ -34,13 +34,13 @@ class Row(NamedTuple):
 class Rows(NamedTuple):
     """The devices of a tick, told apart in the two ways that families need."""
 
-    devices: Sequence[Row]
+    devices: Sequence[SeriesRow]
     """A row for each GPU, each MIG instance and each compute instance."""
-    memories: Sequence[Row]
+    memories: Sequence[SeriesRow]
     """The same, with one row for all compute instances that have one memory."""
 
-    def of(self, field: Field) -> Sequence[Row]:
-        """Give the rows of a field's family."""
+    def of(self, field: Field) -> Sequence[SeriesRow]:
+        """Return the rows of a field's family."""
         return self.memories if field.is_of_memory else self.devices
 
 
@@ -69,12 +69,12 @@ class RowWriter:
 
     def _memories(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[SeriesRow],
         now: Snapshot,
         shares: Mapping[str, list[Share]],
-        split: Mapping[tuple[str, int | None], list[Device]],
-    ) -> Iterator[Row]:
-        """Give one row for each memory: compute instances of one GPU instance read the same one."""
+        split: Mapping[tuple[str, int | None], list[ShownDevice]],
+    ) -> Iterator[SeriesRow]:
+        """Yield one row for each memory: those of one GPU instance read the same one."""
         for row in rows:
             siblings = split.get(_instance_of(row.device))
             if siblings is None:
@@ -85,30 +85,35 @@ class RowWriter:
                 yield self._written(row.device, self._identity(row.device), now, None, held)
 
     def _row(
-        self, device: Device, now: Snapshot, shares: Mapping[str, list[Share]], *, is_split: bool
-    ) -> Row:
+        self,
+        device: ShownDevice,
+        now: Snapshot,
+        shares: Mapping[str, list[Share]],
+        *,
+        is_split: bool,
+    ) -> SeriesRow:
         reading = device.reading
         identity = self._identity(device)
         if is_split:
             identity.append(("GPU_C_ID", str(reading.compute_instance)))
-        holder = whole_holder(reading, now.sample.allocations)
+        holder = exclusive_holder(reading, now.sample.allocations)
         found = () if holder else shares.get(reading.uuid, ())
         return self._written(device, identity, now, holder, found)
 
     def _written(
         self,
-        device: Device,
+        device: ShownDevice,
         identity: Labels,
         now: Snapshot,
-        holder: Holder | None,
+        holder: NodeHolder | None,
         shares: Iterable[Share],
-    ) -> Row:
+    ) -> SeriesRow:
         if self.host_label != "none":
             identity = [*identity, (self.host_label, now.sample.node)]
         old = [*identity, *self._read(device, "old")]
         new = [*identity, *self._read(device, "new")]
         tail = _pod_labels(holder) if holder else ()
-        return Row(
+        return SeriesRow(
             device=device,
             old_labels=write_labels([*old, *tail]),
             new_labels=write_labels([*new, *tail]),
@@ -123,7 +128,7 @@ class RowWriter:
             ],
         )
 
-    def _identity(self, device: Device) -> list[tuple[str, str]]:
+    def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
         reading, facts = device.reading, device.facts
         model = (facts and facts.model) or reading.model or ""
         labels = [
@@ -138,14 +143,14 @@ class RowWriter:
             labels.append(("GPU_I_ID", str(reading.gpu_instance)))
         return labels
 
-    def _read(self, device: Device, names: Literal["old", "new"]) -> Iterator[tuple[str, str]]:
+    def _read(self, device: ShownDevice, names: Literal["old", "new"]) -> Iterator[tuple[str, str]]:
         for field in self.label_fields:
             value = field.read(device)
             if value is not None:
                 yield getattr(field, names), str(value)
 
 
-def _pod_labels(holder: Holder) -> Labels:
+def _pod_labels(holder: NodeHolder) -> Labels:
     return [
         ("container", holder.container),
         ("namespace", holder.namespace),
@@ -153,13 +158,13 @@ def _pod_labels(holder: Holder) -> Labels:
     ]
 
 
-def _share_labels(holder: Holder) -> Labels:
+def _share_labels(holder: NodeHolder) -> Labels:
     return [*_pod_labels(holder), ("pod_uid", holder.pod_uid), (SHARE_LABEL, "pod")]
 
 
 def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
-    """Give what each container holds in all: it may have processes on several of them."""
-    held: dict[Holder, Share] = {}
+    """Return what each container holds in all: it may have processes on several of them."""
+    held: dict[NodeHolder, Share] = {}
     for one in shares:
         before = held.get(one.holder)
         known = [x.memory_bytes for x in (before, one) if x and x.memory_bytes is not None]
@@ -167,13 +172,15 @@ def _merge_memory(shares: Iterable[Share]) -> Iterable[Share]:
     return held.values()
 
 
-def _instance_of(device: Device) -> tuple[str, int | None]:
+def _instance_of(device: ShownDevice) -> tuple[str, int | None]:
     return device.gpu_uuid, device.reading.gpu_instance
 
 
-def _find_split(devices: Iterable[Device]) -> Mapping[tuple[str, int | None], list[Device]]:
+def _find_split(
+    devices: Iterable[ShownDevice],
+) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
     """Find the GPU instances with several compute instances, which DCGM's labels do not tell."""
-    found: dict[tuple[str, int | None], list[Device]] = {}
+    found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
             found.setdefault(_instance_of(device), []).append(device)

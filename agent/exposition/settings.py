@@ -11,10 +11,10 @@ Profile = Literal["lean", "full"]
 class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the node shows of its GPUs on `/metrics`."""
 
-    names: Literal["old", "new", "both", "none"] = "old"
+    dcgm_names: Literal["old", "new", "both", "none"] = "old"
     """Which of DCGM's names to show: those that dcgm-exporter has always had, those of DCGM 4.6,
     both together, or none."""
-    own_names: bool = True
+    native_metrics: bool = True
     """Whether to show `gpuledger_…` metrics of GPUs and containers, in base units."""
     profile: Profile = "lean"
     """How many of them: `lean` shows what each GPU does, what is wrong with it and who is on it,
@@ -32,12 +32,12 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Whether DCGM's metrics have dashes in place of the blanks in `modelName`."""
     process_series: bool = False
     """Whether to show single processes: `nvidia_pid_pod` and `gpuledger_process_…`."""
-    most_process_series: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256
+    max_process_series: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256
     """The most processes shown, those that hold most memory first; the others are counted."""
     stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
     """For how long a GPU that does not answer any more is still shown, and no less than 3 ticks."""
     slow_stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
     """For how long health and limits, which are asked every few seconds, are still shown."""
-    window_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e16)] = 300.0
+    event_window_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e16)] = 300.0
     """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`; as
     long as dcgm-exporter's may be. At most the last 1000 events of a GPU are counted."""

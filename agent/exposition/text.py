@@ -8,7 +8,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
-class Sample(NamedTuple):
+class SampleLine(NamedTuple):
     """One series with its value now."""
 
     labels: str
@@ -22,7 +22,9 @@ def write_labels(labels: Labels) -> str:
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels if value)
 
 
-def write_family(name: str, kind: str, meaning: str, samples: Iterable[Sample]) -> Iterator[str]:
+def write_family(
+    name: str, kind: str, meaning: str, samples: Iterable[SampleLine]
+) -> Iterator[str]:
     """Write a family line by line; nothing at all where it has no series."""
     head = f"# HELP {name} {meaning.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
     for labels, value in samples:

@@ -15,7 +15,7 @@ Unit = Callable[[Any], Converted]
 
 
 def unit_of(name: str) -> Unit:
-    """Give the conversion that a table names; raises KeyError where there is none."""
+    """Return the conversion that a table names; raises KeyError where there is none."""
     kind, _, number = name.partition(" ")
     if kind == "link":
         return _link(number)

@@ -9,14 +9,14 @@ from collections import OrderedDict, deque
 from typing import Final
 
 WINDOW_NS: Final = 2_000_000_000
-_MOST_KEYS: Final = 256
-_MOST_UNPAIRED: Final = 512
+_MAX_KEYS: Final = 256
+_MAX_UNPAIRED: Final = 512
 
 Key = tuple[str, int | str]
 """GPU and XID, or GPU and kind."""
 
 
-class Pairing:
+class Deduplicator:
     """The sightings that no other source has had yet, a bounded number of them."""
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class Pairing:
         for other, times in by_source.items():
             if other != source and _pair(times, time_ns, window_ns):
                 return False
-        by_source.setdefault(source, deque(maxlen=_MOST_UNPAIRED)).append(time_ns)
+        by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
         return True
 
     def _of(self, key: Key) -> dict[str, deque[int]]:
         found = self._unpaired.setdefault(key, {})
         self._unpaired.move_to_end(key)
-        if len(self._unpaired) > _MOST_KEYS:
+        if len(self._unpaired) > _MAX_KEYS:
             self._unpaired.popitem(last=False)
         return found
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import pynvml
 import structlog
 
-from agent.incidents.sighting import Sighting
+from agent.incidents.detection import Detection
 from agent.metrics import EVENT_SET_FAILURES
 from agent.nvml.calls import FailedError, NothingHappenedError, UnsupportedError, call_nvml
 from gpuledger.clock import Clock
@@ -40,7 +40,7 @@ _CREDIBLE_NS: Final = 3_600_000_000_000
 _log = structlog.get_logger(__name__)
 
 
-class Device(Protocol):
+class EventDevice(Protocol):
     """A GPU of an open library."""
 
     @property
@@ -59,7 +59,7 @@ class Device(Protocol):
 class DriverEvents:
     """An event set in which every GPU is registered that can be."""
 
-    def __init__(self, library: Any, gpus: Sequence[Device], *, clock: Clock) -> None:  # noqa: ANN401  # pynvml is an untyped module
+    def __init__(self, library: Any, gpus: Sequence[EventDevice], *, clock: Clock) -> None:  # noqa: ANN401  # pynvml is an untyped module
         """Make the set; raises UnavailableError where the driver makes none."""
         self._library = library
         self._clock = clock
@@ -74,7 +74,7 @@ class DriverEvents:
         """Free the set; raises UnavailableError where the library is gone."""
         call_nvml(self._library, "nvmlEventSetFree", self._set)
 
-    def take(self, timeout_ms: int) -> Sighting | None:
+    def take(self, timeout_ms: int) -> Detection | None:
         """Wait for the next event; `None` where there is none in time. Raises UnavailableError."""
         if not self._uuids:
             raise FailedError("no GPU can be registered for events")
@@ -83,7 +83,7 @@ class DriverEvents:
         except NothingHappenedError:
             return None
 
-    def _take_v3(self, timeout_ms: int) -> Sighting | None:
+    def _take_v3(self, timeout_ms: int) -> Detection | None:
         try:
             found = self._v3(timeout_ms)
         except NothingHappenedError:
@@ -97,7 +97,7 @@ class DriverEvents:
         self._has_v3 = True
         return found
 
-    def _v3(self, timeout_ms: int) -> Sighting | None:
+    def _v3(self, timeout_ms: int) -> Detection | None:
         make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
         if make is None:
             raise UnsupportedError("nvmlEventSetWait_v3: this nvidia-ml-py does not have it")
@@ -112,7 +112,7 @@ class DriverEvents:
             uuid = None
         return self._sighting(event, uuid, self._credible(event.timestampUsec * _NS_PER_US))
 
-    def _v2(self, timeout_ms: int) -> Sighting | None:
+    def _v2(self, timeout_ms: int) -> Detection | None:
         event = call_nvml(self._library, "nvmlEventSetWait_v2", self._set, timeout_ms)
         now_ns = self._clock.time_ns()
         uuid = self._uuids.get(_identity(event.device)) or self._ask_uuid(event.device)
@@ -127,12 +127,12 @@ class DriverEvents:
         now_ns = self._clock.time_ns()
         return stamp_ns if abs(now_ns - stamp_ns) <= _CREDIBLE_NS else now_ns
 
-    def _sighting(self, event: Any, uuid: str | None, time_ns: int) -> Sighting | None:  # noqa: ANN401  # a struct of ctypes
+    def _sighting(self, event: Any, uuid: str | None, time_ns: int) -> Detection | None:  # noqa: ANN401  # a struct of ctypes
         kind = KINDS.get(event.eventType)
         if kind is None:
             return None
         is_xid = kind == "xid"
-        return Sighting(
+        return Detection(
             kind=kind,
             gpu_uuid=uuid or "unknown",
             time_ns=time_ns,
@@ -142,7 +142,7 @@ class DriverEvents:
             compute_instance=_instance(event.computeInstanceId),
         )
 
-    def _register(self, gpu: Device) -> bool:
+    def _register(self, gpu: EventDevice) -> bool:
         """Register for what is wanted and supported; a GPU that refuses must not cost the rest."""
         try:
             supported = call_nvml(self._library, "nvmlDeviceGetSupportedEventTypes", gpu.handle)
@@ -154,7 +154,7 @@ class DriverEvents:
             return False
         return bool(supported & WANTED)
 
-    def _register_bits(self, gpu: Device, bits: int) -> None:
+    def _register_bits(self, gpu: EventDevice, bits: int) -> None:
         """Register all bits at once, else one by one: one that is refused must not cost the rest.
 
         Raises UnavailableError where none is taken.
@@ -166,19 +166,19 @@ class DriverEvents:
             if not taken:
                 raise
 
-    def _takes(self, gpu: Device, bit: int) -> bool:
+    def _takes(self, gpu: EventDevice, bit: int) -> bool:
         try:
             self._register_mask(gpu, bit)
         except UnsupportedError:
             return False
         return True
 
-    def _register_mask(self, gpu: Device, bits: int) -> None:
+    def _register_mask(self, gpu: EventDevice, bits: int) -> None:
         call_nvml(self._library, "nvmlDeviceRegisterEvents", gpu.handle, bits, self._set)
 
 
-def buses_of(library: Any, gpus: Sequence[Device]) -> dict[str, str]:  # noqa: ANN401  # as above
-    """Give the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+def buses_of(library: Any, gpus: Sequence[EventDevice]) -> dict[str, str]:  # noqa: ANN401  # as above
+    """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
     found = {}
     for gpu in gpus:
         with suppress(UnavailableError):
@@ -187,7 +187,7 @@ def buses_of(library: Any, gpus: Sequence[Device]) -> dict[str, str]:  # noqa: A
 
 
 def _identity(handle: Any) -> Any:  # noqa: ANN401  # the library's own
-    """Give what tells handles apart: the binding makes a new object each time."""
+    """Return what tells handles apart: the binding makes a new object each time."""
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value
     return handle

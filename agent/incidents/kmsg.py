@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.incidents.sighting import Sighting
-from agent.incidents.xid_line import XidLine, read_bus, read_xid_line, write_bus
+from agent.incidents.detection import Detection
+from agent.incidents.xid_parser import XidLine, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.clock import Clock
 from gpuledger.service import Backoff, Check
@@ -21,7 +21,7 @@ SOURCE: Final = "kmsg"
 _MARK: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _LOOK_SECONDS: Final = 0.5
-_MOST_AT_ONCE: Final = 1000
+_MAX_AT_ONCE: Final = 1000
 _NS_PER_US: Final = 1_000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
 """Facility with level, number, stamp."""
@@ -33,7 +33,7 @@ class Kmsg(Protocol):
     """An open kernel log, behind the last record of the time when it was opened."""
 
     def read(self) -> bytes:
-        """Give the next record, or several.
+        """Return the next record, or several.
 
         Raises BlockingIOError where there is none yet, BrokenPipeError once where records were
         overwritten before they were read, and OSError where the log is lost.
@@ -53,7 +53,7 @@ class DeviceKmsg:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def read(self) -> bytes:
-        """Give what can be read; raises BlockingIOError, BrokenPipeError or OSError."""
+        """Return what can be read; raises BlockingIOError, BrokenPipeError or OSError."""
         if not (record := os.read(self._file, _RECORD_BYTES)):
             raise BlockingIOError
         return record
@@ -80,7 +80,7 @@ class RecordTime:
         self._empty_ns = self._clock.boottime_ns()
 
     def time_ns(self, stamp_us: int) -> int:
-        """Give when a record was written that was read just now, nanoseconds since the epoch."""
+        """Return when a record was written that was read just now, nanoseconds since the epoch."""
         now_ns = self._clock.boottime_ns()
         written_ns = min(max(stamp_us * _NS_PER_US, self._empty_ns), now_ns)
         return self._clock.time_ns() - (now_ns - written_ns)
@@ -95,7 +95,7 @@ class KmsgReader:
         open_log: Callable[[], Kmsg],
         clock: Clock,
         buses: Callable[[], Mapping[str, str]],
-        take: Callable[[Sighting], None],
+        take: Callable[[Detection], None],
         check: Check,
         backoff: Backoff,
     ) -> None:
@@ -130,7 +130,7 @@ class KmsgReader:
 
     def read(self, log: Kmsg) -> bool:
         """Read what there is, at most a thousand records; tells whether there may be more."""
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             try:
                 record = log.read()
             except BlockingIOError:
@@ -152,8 +152,8 @@ class KmsgReader:
             if found and stamp_us is not None:
                 self._take(self._sighting(found, self._record_time.time_ns(stamp_us)))
 
-    def _sighting(self, line: XidLine, time_ns: int) -> Sighting:
-        return Sighting(
+    def _sighting(self, line: XidLine, time_ns: int) -> Detection:
+        return Detection(
             kind="xid",
             gpu_uuid=self._uuid(line),
             time_ns=time_ns,
@@ -177,6 +177,6 @@ class KmsgReader:
 
 
 def _kernels_stamp_us(head: str) -> int | None:
-    """Give a record's stamp where the kernel itself wrote it: programs can write there too."""
+    """Return a record's stamp where the kernel itself wrote it: programs can write there too."""
     found = _HEAD.match(head)
     return int(found[2]) if found and int(found[1]) < _FIRST_OF_PROGRAMS else None

@@ -9,10 +9,10 @@ from typing import Final
 
 import structlog
 
+from agent.kubelet.assignments import DeviceAssignment, allocate, find_holdings
 from agent.kubelet.client import Kubelet
 from agent.kubelet.devices import DeviceIndex, Unresolved
 from agent.kubelet.errors import KubeletError
-from agent.kubelet.holdings import Holding, allocate, find_holdings
 from agent.kubelet.messages import parse_answer
 from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, KUBELET_ERRORS
 from agent.settings import KubeletSettings
@@ -21,7 +21,7 @@ from gpuledger.records import DeviceAllocation
 from gpuledger.service import Backoff, Check
 from gpuledger.tasks import end_tasks
 
-LEAST_SECONDS: Final = 1.0
+MIN_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""
 _NS: Final = 1_000_000_000
 
@@ -48,9 +48,9 @@ class Allocations:
         self._wanted = asyncio.Event()
         self._answer = b""
         self._answered_ns: int | None = None
-        self._holdings: Sequence[Holding] = ()
+        self._holdings: Sequence[DeviceAssignment] = ()
         self._resolved: list[DeviceAllocation] = []
-        self._resolved_of: tuple[Sequence[Holding], DeviceIndex] | None = None
+        self._resolved_of: tuple[Sequence[DeviceAssignment], DeviceIndex] | None = None
         self._is_told = False
 
     def ask_soon(self) -> None:
@@ -58,7 +58,7 @@ class Allocations:
         self._wanted.set()
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
-        """Give what is allocated, as far as it leads to a GPU; the list is not to be changed.
+        """Return what is allocated, as far as it leads to a GPU; the list is not to be changed.
 
         Empty where there is no answer, or where the last one is too old.
         """
@@ -77,11 +77,11 @@ class Allocations:
                 self._take(await self._kubelet.list_pods())
             except KubeletError as error:
                 self._fail(error)
-                await self._clock.sleep(max(LEAST_SECONDS, self._backoff.next_seconds()))
+                await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
-                await self._clock.sleep(LEAST_SECONDS)
-                await self._wait(self._settings.refresh_seconds - LEAST_SECONDS)
+                await self._clock.sleep(MIN_SECONDS)
+                await self._wait(self._settings.refresh_seconds - MIN_SECONDS)
 
     async def _wait(self, seconds: float) -> None:
         """Wait until it is time, or until somebody wants to know."""
@@ -113,7 +113,7 @@ class Allocations:
         self._judge(f"the kubelet at {self._settings.socket}: {error}")
 
     def _judge(self, detail: str) -> None:
-        """Say how bad a failure is: not at all where nobody promised that there is a kubelet."""
+        """Return how bad a failure is: not at all where nobody promised that there is a kubelet."""
         if self._is_fresh():
             self._check.ok(f"{detail}; the last answer still counts")
         elif self._answered_ns is None and self._settings.enabled == "auto":
@@ -131,9 +131,9 @@ class Allocations:
         if self._answered_ns is None:
             return False
         age_ns = self._clock.monotonic_ns() - self._answered_ns
-        return age_ns <= self._settings.keep_seconds * _NS
+        return age_ns <= self._settings.cache_ttl_seconds * _NS
 
-    def _resolve(self, holdings: Sequence[Holding], devices: DeviceIndex) -> None:
+    def _resolve(self, holdings: Sequence[DeviceAssignment], devices: DeviceIndex) -> None:
         self._resolved, unresolved = allocate(holdings, devices)
         ALLOCATIONS.set(len(self._resolved))
         for reason in Unresolved:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from agent.kubelet.errors import KubeletError
 
-MOST_ANSWER_BYTES: Final = 4 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Some ten times what the kubelet of a node with 250 pods answers, and gRPC's own default."""
 
 _REASONS: Final[Mapping[int, str]] = {
@@ -23,15 +23,15 @@ class Kubelet(Protocol):
     """Who says which container holds which device."""
 
     async def list_pods(self) -> bytes:
-        """Give a `v1.ListPodResourcesResponse`; raises KubeletError."""
+        """Return a `v1.ListPodResourcesResponse`; raises KubeletError."""
 
 
 class SocketKubelet:
     """The kubelet behind its Unix socket."""
 
-    def __init__(self, socket: Path, *, deadline_seconds: float) -> None:
+    def __init__(self, socket: Path, *, timeout_seconds: float) -> None:
         self._socket = socket
-        self._deadline_seconds = deadline_seconds
+        self._deadline_seconds = timeout_seconds
 
     async def list_pods(self) -> bytes:
         """Ask, on a connection for this one question: a kubelet that restarts leaves none behind.
@@ -46,8 +46,8 @@ class SocketKubelet:
             async with asyncio.timeout(self._deadline_seconds):
                 return await ask(
                     self._socket,
-                    deadline_seconds=self._deadline_seconds,
-                    most_bytes=MOST_ANSWER_BYTES,
+                    timeout_seconds=self._deadline_seconds,
+                    max_bytes=MAX_ANSWER_BYTES,
                 )
         except TimeoutError as error:
             detail = f"no answer within {self._deadline_seconds:g} s"

@@ -36,7 +36,7 @@ class Unresolved(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class DevicePlace:
     """Where a device is."""
 
     gpu_uuid: str
@@ -74,14 +74,14 @@ class DeviceIndex:
         )
 
 
-def find_device(device_id: str, index: DeviceIndex) -> Place | Unresolved:
+def find_device(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolved:
     """Find the device that a device plugin calls so."""
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
-        return Place(gpu_uuid=whole, replica=replica or None)
+        return DevicePlace(gpu_uuid=whole, replica=replica or None)
     if whole in index.instances:
         gpu_uuid, instance = index.instances[whole]
-        return Place(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
+        return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
     if match := _OLD_MIG.fullmatch(whole):
         return _place(match["gpu"], index, instance=int(match["instance"]), replica=replica or None)
     if match := _GKE.fullmatch(device_id):
@@ -93,7 +93,7 @@ def find_device(device_id: str, index: DeviceIndex) -> Place | Unresolved:
 
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
-) -> Place | Unresolved:
+) -> DevicePlace | Unresolved:
     """Find the device that NVIDIA's driver for resource claims calls so."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
         return _place(index.by_minor.get(int(match["minor"])), index, replica=share_id)
@@ -106,7 +106,7 @@ def find_claimed(
     instance = _find_instance(match, index.layouts[gpu_uuid])
     if instance is None:
         return Unresolved.UNKNOWN_INSTANCE
-    return Place(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=share_id)
+    return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=share_id)
 
 
 def _place(
@@ -115,13 +115,13 @@ def _place(
     *,
     instance: int | None = None,
     replica: str | None = None,
-) -> Place | Unresolved:
+) -> DevicePlace | Unresolved:
     if gpu_uuid is None or gpu_uuid not in index.uuids:
         return Unresolved.UNKNOWN_GPU
-    return Place(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica)
+    return DevicePlace(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica)
 
 
-def _find_gke(match: re.Match[str], index: DeviceIndex) -> Place | Unresolved:
+def _find_gke(match: re.Match[str], index: DeviceIndex) -> DevicePlace | Unresolved:
     return _place(
         index.by_minor.get(int(match["minor"])),
         index,
@@ -130,7 +130,7 @@ def _find_gke(match: re.Match[str], index: DeviceIndex) -> Place | Unresolved:
     )
 
 
-def _find_counted(device_id: str, index: DeviceIndex) -> Place | Unresolved:
+def _find_counted(device_id: str, index: DeviceIndex) -> DevicePlace | Unresolved:
     """Find a GPU of which a plugin made several, numbered behind the UUID.
 
     HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) take the kubelet's choice as a
@@ -143,7 +143,7 @@ def _find_counted(device_id: str, index: DeviceIndex) -> Place | Unresolved:
         return Unresolved.UNKNOWN_GPU
     if len(index.uuids) > 1:
         return Unresolved.CHOSEN_ELSEWHERE
-    return Place(gpu_uuid=match["gpu"], replica=match["replica"])
+    return DevicePlace(gpu_uuid=match["gpu"], replica=match["replica"])
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:

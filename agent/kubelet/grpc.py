@@ -21,7 +21,7 @@ _REASONS: Final = {
 }
 
 
-class _Bytes(CodecBase):
+class _RawCodec(CodecBase):
     """Passes messages on as the bytes that they are."""
 
     __content_subtype__ = "proto"
@@ -38,9 +38,9 @@ class _Bytes(CodecBase):
 class _BoundedChannel(Channel):
     """A connection that ends when it has brought more than it may: grpclib takes any length."""
 
-    def __init__(self, socket: Path, *, most_bytes: int) -> None:
-        super().__init__(path=str(socket), codec=_Bytes())
-        self._left_bytes = most_bytes
+    def __init__(self, socket: Path, *, max_bytes: int) -> None:
+        super().__init__(path=str(socket), codec=_RawCodec())
+        self._left_bytes = max_bytes
         self.overran = False
 
     @override
@@ -60,18 +60,18 @@ class _BoundedChannel(Channel):
         return protocol
 
 
-async def ask(socket: Path, *, deadline_seconds: float, most_bytes: int) -> bytes:
+async def ask(socket: Path, *, timeout_seconds: float, max_bytes: int) -> bytes:
     """Ask the kubelet for its list; raises KubeletError, OSError, TimeoutError."""
-    channel = _BoundedChannel(socket, most_bytes=most_bytes)
+    channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, METHOD, bytes, bytes)
-        return await call(b"", timeout=deadline_seconds)
+        return await call(b"", timeout=timeout_seconds)
     except GRPCError as error:
         detail = f"{error.status.name}: {readable(error.message or '')}"
         raise KubeletError(_REASONS.get(error.status, "error"), detail) from error
     except StreamTerminatedError as error:
         if channel.overran:
-            detail = f"the answer is larger than {most_bytes} bytes"
+            detail = f"the answer is larger than {max_bytes} bytes"
             raise KubeletError("too_large", detail) from error
         raise KubeletError("broken", str(error)) from error
     except (OSError, TimeoutError):

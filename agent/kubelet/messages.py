@@ -38,7 +38,7 @@ class ClaimedDevice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class ResourceClaim:
     """A resource claim of a container."""
 
     name: str
@@ -50,46 +50,46 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Container:
+class ContainerResources:
     """A container of a pod."""
 
     name: str
     """Its name in the pod."""
     devices: list[ContainerDevices]
     """What device plugins gave it."""
-    claims: list[Claim]
+    claims: list[ResourceClaim]
     """What resource claims gave it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pod:
+class PodResources:
     """A pod that the kubelet knows."""
 
     name: str
     """Its name."""
     namespace: str
     """Its namespace."""
-    containers: list[Container]
+    containers: list[ContainerResources]
     """Its containers."""
 
 
-def parse_answer(answer: bytes) -> list[Pod]:
+def parse_answer(answer: bytes) -> list[PodResources]:
     """Read a `ListPodResourcesResponse`; raises ValueError where the bytes are none."""
     return [_pod(value) for number, value in read_fields(answer) if number == 1]
 
 
-def _pod(message: bytes) -> Pod:
+def _pod(message: bytes) -> PodResources:
     fields = _gather(message)
-    return Pod(
+    return PodResources(
         name=_text(fields, 1),
         namespace=_text(fields, 2),
         containers=[_container(one) for one in fields.get(3, ())],
     )
 
 
-def _container(message: bytes) -> Container:
+def _container(message: bytes) -> ContainerResources:
     fields = _gather(message)
-    return Container(
+    return ContainerResources(
         name=_text(fields, 1),
         devices=[_devices(one) for one in fields.get(2, ())],
         claims=[_claim(one) for one in fields.get(5, ())],
@@ -104,9 +104,9 @@ def _devices(message: bytes) -> ContainerDevices:
     )
 
 
-def _claim(message: bytes) -> Claim:
+def _claim(message: bytes) -> ResourceClaim:
     fields = _gather(message)
-    return Claim(
+    return ResourceClaim(
         name=_text(fields, 2),
         namespace=_text(fields, 3),
         devices=[_claimed(one) for one in fields.get(4, ())],
@@ -131,5 +131,5 @@ def _gather(message: bytes) -> dict[int, list[bytes]]:
 
 
 def _text(fields: dict[int, list[bytes]], number: int) -> str:
-    """Give a text; of one that comes twice the last counts, as the format demands."""
+    """Return a text; of one that comes twice the last counts, as the format demands."""
     return fields[number][-1].decode() if number in fields else ""

@@ -9,12 +9,12 @@ from typing import Final
 _VARINT: Final = 0
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 _LENGTH: Final = 2
-_MOST_VARINT_BYTES: Final = 10
+_MAX_VARINT_BYTES: Final = 10
 _MORE: Final = 0x80
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Give number and bytes of each field that has bytes; the others are passed over.
+    """Yield number and bytes of each field that has bytes; the others are passed over.
 
     Raises ValueError where the bytes are no message.
     """
@@ -44,7 +44,7 @@ def _skip(message: bytes, position: int, kind: int) -> int:
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
-    for byte in message[position : position + _MOST_VARINT_BYTES]:
+    for byte in message[position : position + _MAX_VARINT_BYTES]:
         position += 1
         value |= (byte & 0x7F) << shift
         if not byte & _MORE:

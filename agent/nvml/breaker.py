@@ -5,11 +5,11 @@ from typing import Final
 
 from gpuledger.service import Backoff
 
-MOST_FAILURES: Final = 3
+MAX_FAILURES: Final = 3
 """Failures one after the other after which a breaker opens."""
 
 
-class Turn(Enum):
+class Permit(Enum):
     """What may be done now."""
 
     ASK = "ask"
@@ -23,9 +23,9 @@ class Turn(Enum):
 class Breaker:
     """Opens where something fails again and again; then lets single probes through, ever rarer."""
 
-    def __init__(self, *, backoff: Backoff, most_failures: int = MOST_FAILURES) -> None:
+    def __init__(self, *, backoff: Backoff, max_failures: int = MAX_FAILURES) -> None:
         self._backoff = backoff
-        self._most_failures = most_failures
+        self._max_failures = max_failures
         self._failures = 0
         self._retry_ns: int | None = None
 
@@ -34,11 +34,11 @@ class Breaker:
         """Whether it is asked by probes only."""
         return self._retry_ns is not None
 
-    def turn(self, now_ns: int) -> Turn:
-        """Tell what may be done now; a probe has to be followed by `succeeded` or `failed`."""
+    def turn(self, now_ns: int) -> Permit:
+        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
         if self._retry_ns is None:
-            return Turn.ASK
-        return Turn.SKIP if now_ns < self._retry_ns else Turn.PROBE
+            return Permit.ASK
+        return Permit.SKIP if now_ns < self._retry_ns else Permit.PROBE
 
     def succeeded(self) -> None:
         """Close: it answered in its time."""
@@ -50,7 +50,7 @@ class Breaker:
         """Count a failure; tells whether it opened by it."""
         self._failures += 1
         was_open = self.is_open
-        if was_open or self._failures >= self._most_failures:
+        if was_open or self._failures >= self._max_failures:
             self._wait(now_ns)
         return self.is_open and not was_open
 

@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from agent.nvml.answers import CallGroup
+from agent.nvml.raw import CallGroup
 
 _log = structlog.get_logger(__name__)
 

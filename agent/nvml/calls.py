@@ -76,7 +76,7 @@ _LOST: Final[Mapping[int, type[NvmlLostError]]] = {
 
 
 def none_where_absent(take: Callable[[], T]) -> T | None:
-    """Give what `take` gives, or `None` where the driver does not give it, now or ever."""
+    """Return what `take` gives, or `None` where the driver does not give it, now or ever."""
     try:
         return take()
     except (UnsupportedError, FailedError):

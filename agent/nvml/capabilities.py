@@ -8,7 +8,7 @@ from gpuledger.records import Capability
 
 
 def capabilities_of(outcomes: Mapping[tuple[Any, ...], str | None]) -> list[Capability]:
-    """Give a record for each question that was answered or refused, in the order of their names.
+    """Return a record for each question that was answered or refused, in the order of their names.
 
     An argument stands behind the name where one function was asked with several.
     """

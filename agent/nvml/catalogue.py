@@ -10,13 +10,13 @@ from typing import Final
 
 import pynvml as nvml
 
-from agent.nvml import questions as q
-from agent.nvml.answers import CallGroup
-from agent.nvml.questions import Call, FieldValue, Metric, Question, Reading, Unit
+from agent.nvml import metric_specs as q
+from agent.nvml.metric_specs import FieldValue, FunctionCall, GpmMetric, MetricSpec, Source, Unit
+from agent.nvml.raw import CallGroup
 
 
-def _row(name: str, unit: Unit, *asked: Question, since: str = "") -> Reading:
-    return Reading(name=name, unit=unit, asked=asked, since=since)
+def _row(name: str, unit: Unit, *asked: Source, since: str = "") -> MetricSpec:
+    return MetricSpec(name=name, unit=unit, asked=asked, since=since)
 
 
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
@@ -25,50 +25,61 @@ _BOOKS: Final = (
     _row(
         "utilization_ratio",
         q.RATIO,
-        Call("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
-        Call("nvmlDeviceGetUtilizationRates", part="gpu"),
+        FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
+        FunctionCall("nvmlDeviceGetUtilizationRates", part="gpu"),
     ),
     _row(
         "memory_utilization_ratio",
         q.RATIO,
-        Call("nvmlDeviceGetSamples", (nvml.NVML_MEMORY_UTILIZATION_SAMPLES,)),
-        Call("nvmlDeviceGetUtilizationRates", part="memory"),
+        FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_MEMORY_UTILIZATION_SAMPLES,)),
+        FunctionCall("nvmlDeviceGetUtilizationRates", part="memory"),
     ),
-    _row("memory_total_bytes", q.MEMORY_BYTES, Call(*_V2, "total"), Call(*_V1, "total")),
-    _row("memory_used_bytes", q.MEMORY_BYTES, Call(*_V2, "used"), Call(*_V1, "used")),
-    _row("memory_reserved_bytes", q.MEMORY_BYTES, Call(*_V2, "reserved")),
-    _row("power_watts", q.MILLIWATTS, Call("nvmlDeviceGetPowerUsage")),
+    _row(
+        "memory_total_bytes",
+        q.MEMORY_BYTES,
+        FunctionCall(*_V2, "total"),
+        FunctionCall(*_V1, "total"),
+    ),
+    _row(
+        "memory_used_bytes", q.MEMORY_BYTES, FunctionCall(*_V2, "used"), FunctionCall(*_V1, "used")
+    ),
+    _row("memory_reserved_bytes", q.MEMORY_BYTES, FunctionCall(*_V2, "reserved")),
+    _row("power_watts", q.MILLIWATTS, FunctionCall("nvmlDeviceGetPowerUsage")),
     _row(
         "energy_total_joules",
         q.MILLIJOULES,
-        Call("nvmlDeviceGetTotalEnergyConsumption"),
+        FunctionCall("nvmlDeviceGetTotalEnergyConsumption"),
         since="Volta",
     ),
 )
 
 
-def _clock(name: str, kind: int) -> Reading:
-    return _row(name, q.MEGAHERTZ, Call("nvmlDeviceGetClockInfo", (kind,)))
+def _clock(name: str, kind: int) -> MetricSpec:
+    return _row(name, q.MEGAHERTZ, FunctionCall("nvmlDeviceGetClockInfo", (kind,)))
 
 
 _INSTANT: Final = (
     _row(
         "temperature_celsius",
         q.CELSIUS,
-        Call("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
-        Call("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
+        FunctionCall("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
+        FunctionCall("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
     ),
     _row("memory_temperature_celsius", q.CELSIUS, FieldValue(82), since="HBM"),
     _clock("sm_clock_hertz", nvml.NVML_CLOCK_SM),
     _clock("memory_clock_hertz", nvml.NVML_CLOCK_MEM),
     _row("power_instant_watts", q.MILLIWATTS, FieldValue(186), since="Ampere"),
-    _row("encoder_utilization_ratio", q.RATIO, Call("nvmlDeviceGetEncoderUtilization", (), 0)),
-    _row("decoder_utilization_ratio", q.RATIO, Call("nvmlDeviceGetDecoderUtilization", (), 0)),
-    _row("performance_state", q.PERFORMANCE_STATE, Call("nvmlDeviceGetPerformanceState")),
+    _row(
+        "encoder_utilization_ratio", q.RATIO, FunctionCall("nvmlDeviceGetEncoderUtilization", (), 0)
+    ),
+    _row(
+        "decoder_utilization_ratio", q.RATIO, FunctionCall("nvmlDeviceGetDecoderUtilization", (), 0)
+    ),
+    _row("performance_state", q.PERFORMANCE_STATE, FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
 
-def _throttled(name: str, field: int, since: str = "") -> Reading:
+def _throttled(name: str, field: int, since: str = "") -> MetricSpec:
     return _row(f"throttling.{name}_seconds_total", q.NANOSECONDS, FieldValue(field), since=since)
 
 
@@ -76,8 +87,8 @@ _THROTTLING: Final = (
     _row(
         "throttling.reasons",
         q.BITS,
-        Call("nvmlDeviceGetCurrentClocksEventReasons"),
-        Call("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        FunctionCall("nvmlDeviceGetCurrentClocksEventReasons"),
+        FunctionCall("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
     _throttled("power", 74),
     _throttled("thermal", 75),
@@ -91,7 +102,7 @@ _THROTTLING: Final = (
 )
 
 
-def _nvlinks(name: str, field: int) -> Reading:
+def _nvlinks(name: str, field: int) -> MetricSpec:
     name, row = f"traffic.nvlink_{name}_bytes_total", FieldValue(field, q.ALL_LINKS)
     return _row(name, q.KIBIBYTES, row, since="Ampere")
 
@@ -104,19 +115,19 @@ _TRAFFIC: Final = (
 )
 
 
-def _active(name: str, metric: int) -> Reading:
-    row = Metric(metric)
+def _active(name: str, metric: int) -> MetricSpec:
+    row = GpmMetric(metric)
     return _row(f"profiling.{name}_active_ratio", q.ACTIVITY, row, since="Hopper")
 
 
-def _engines(name: str, metric: int, count: int) -> Reading:
-    row = Metric(metric, count)
+def _engines(name: str, metric: int, count: int) -> MetricSpec:
+    row = GpmMetric(metric, count)
     return _row(f"profiling.{name}_active_ratios", q.ACTIVITY, row, since="Hopper")
 
 
-def _flow(name: str, metric: int) -> Reading:
+def _flow(name: str, metric: int) -> MetricSpec:
     name = f"profiling.{name}_bytes_per_second"
-    return _row(name, q.MEBIBYTES_PER_SECOND, Metric(metric), since="Hopper")
+    return _row(name, q.MEBIBYTES_PER_SECOND, GpmMetric(metric), since="Hopper")
 
 
 _PROFILING: Final = (
@@ -125,7 +136,7 @@ _PROFILING: Final = (
     _row(
         "profiling.sm_occupancy_ratio",
         q.ACTIVITY,
-        Metric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
+        GpmMetric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
         since="Hopper",
     ),
     _active("tensor", nvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
@@ -149,36 +160,38 @@ _PROFILING: Final = (
 )
 
 
-def _health(name: str, unit: Unit, *asked: Question, since: str = "") -> Reading:
+def _health(name: str, unit: Unit, *asked: Source, since: str = "") -> MetricSpec:
     return _row(f"health.{name}", unit, *asked, since=since)
 
 
-def _ecc(kind: int, since: int) -> Call:
-    return Call("nvmlDeviceGetTotalEccErrors", (kind, since))
+def _ecc(kind: int, since: int) -> FunctionCall:
+    return FunctionCall("nvmlDeviceGetTotalEccErrors", (kind, since))
 
 
-def _sram(name: str, unit: Unit, part: str) -> Reading:
-    call = Call("nvmlDeviceGetSramEccErrorStatus", (), part, "c_nvmlEccSramErrorStatus_v1_t")
+def _sram(name: str, unit: Unit, part: str) -> MetricSpec:
+    call = FunctionCall(
+        "nvmlDeviceGetSramEccErrorStatus", (), part, "c_nvmlEccSramErrorStatus_v1_t"
+    )
     return _health(f"sram_{name}", unit, call, since="Ampere")
 
 
-def _rows(name: str, unit: Unit, part: int) -> Reading:
-    call = Call("nvmlDeviceGetRemappedRows", (), part)
+def _rows(name: str, unit: Unit, part: int) -> MetricSpec:
+    call = FunctionCall("nvmlDeviceGetRemappedRows", (), part)
     return _health(f"remapped_rows_{name}", unit, call, since="Ampere")
 
 
-def _banks(part: str) -> Reading:
-    call = Call("nvmlDeviceGetRowRemapperHistogram", (), part)
+def _banks(part: str) -> MetricSpec:
+    call = FunctionCall("nvmlDeviceGetRowRemapperHistogram", (), part)
     return _health(f"remap_banks_{part}", q.COUNT, call, since="Ampere")
 
 
-def _links(name: str, field: int) -> Reading:
+def _links(name: str, field: int) -> MetricSpec:
     name, row = f"nvlink_link_{name}_bytes_totals", FieldValue(field, q.EACH_LINK)
     return _health(name, q.KIBIBYTES_OF_A_LINK, row, since="Ampere")
 
 
-def _fabric(name: str, unit: Unit, part: str) -> Reading:
-    call = Call("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
+def _fabric(name: str, unit: Unit, part: str) -> MetricSpec:
+    call = FunctionCall("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
     return _health(f"fabric_{name}", unit, call, since="Hopper")
 
 
@@ -200,7 +213,7 @@ _HEALTH: Final = (
     _rows("pending", q.FLAG, 2),
     _rows("failed", q.FLAG, 3),
     *(_banks(part) for part in ("max", "high", "partial", "low", "none")),
-    _health("pcie_replays_total", q.EVER, Call("nvmlDeviceGetPcieReplayCounter")),
+    _health("pcie_replays_total", q.EVER, FunctionCall("nvmlDeviceGetPcieReplayCounter")),
     _health("nvlink_crc_flit_errors_total", q.EVER, FieldValue(38)),
     _health("nvlink_crc_data_errors_total", q.EVER, FieldValue(45)),
     _health("nvlink_replays_total", q.EVER, FieldValue(52)),
@@ -210,22 +223,26 @@ _HEALTH: Final = (
     _fabric("state", q.FABRIC_STATE, "state"),
     _fabric("status", q.NUMBER, "status"),
     _fabric("health_mask", q.BITS, "healthMask"),
-    _health("pcie_link_generation", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkGeneration")),
-    _health("pcie_link_width", q.NUMBER, Call("nvmlDeviceGetCurrPcieLinkWidth")),
-    _health("bar1_used_bytes", q.MEMORY_BYTES, Call("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
-    _health("fan_speed_ratio", q.FAN_SPEED, Call("nvmlDeviceGetFanSpeed")),
-    _health("vgpu_license_status", q.COUNT, Call("nvmlDeviceGetGridLicensableFeatures_v4")),
+    _health("pcie_link_generation", q.NUMBER, FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
+    _health("pcie_link_width", q.NUMBER, FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
+    _health(
+        "bar1_used_bytes",
+        q.MEMORY_BYTES,
+        FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used"),
+    ),
+    _health("fan_speed_ratio", q.FAN_SPEED, FunctionCall("nvmlDeviceGetFanSpeed")),
+    _health("vgpu_license_status", q.COUNT, FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4")),
     _health("c2c_links", q.NUMBER, FieldValue(170), since="Hopper"),
 )
 
 
-def _power(name: str, call: str, part: int | None = None) -> Reading:
+def _power(name: str, call: str, part: int | None = None) -> MetricSpec:
     name = f"limits.power_limit_{name}_watts"
-    return _row(name, q.MILLIWATTS, Call(f"nvmlDeviceGet{call}", (), part))
+    return _row(name, q.MILLIWATTS, FunctionCall(f"nvmlDeviceGet{call}", (), part))
 
 
-def _heat(name: str, threshold: int) -> Reading:
-    call = Call("nvmlDeviceGetTemperatureThreshold", (threshold,))
+def _heat(name: str, threshold: int) -> MetricSpec:
+    call = FunctionCall("nvmlDeviceGetTemperatureThreshold", (threshold,))
     return _row(f"limits.temperature_{name}_celsius", q.CELSIUS, call, since="until Hopper")
 
 
@@ -239,7 +256,7 @@ _LIMITS: Final = (
     _heat("shutdown", nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
 )
 
-CATALOGUE: Final[Mapping[CallGroup, Sequence[Reading]]] = {
+CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.BOOKS: _BOOKS,
     CallGroup.READINGS: (*_INSTANT, *_THROTTLING, *_TRAFFIC),
     CallGroup.PROFILING: _PROFILING,

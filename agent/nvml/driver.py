@@ -16,17 +16,17 @@ from typing import Final
 import structlog
 
 from agent.metrics import DRIVER_UP
-from agent.nvml.answers import GpuAnswers, LastSeen, NodeFacts
+from agent.nvml.availability import GpuAvailability, Tell, tell_nobody
 from agent.nvml.calls import DriverNotLoadedError, NvmlLostError
-from agent.nvml.crew import Crew
-from agent.nvml.glancer import Glancer
 from agent.nvml.gpu import Gpu
-from agent.nvml.gpu_thread import slow_backoff
-from agent.nvml.library import Nvml
-from agent.nvml.losses import Losses, Tell, tell_nobody
-from agent.nvml.restarts import LibraryKeeper, LibraryUser, Retry
-from agent.nvml.round import wait_for
-from agent.nvml.unbind import Wish, capability_of
+from agent.nvml.gpu_pool import GpuPool
+from agent.nvml.gpu_worker import slow_backoff
+from agent.nvml.library import NvmlSession
+from agent.nvml.lifecycle import NvmlLifecycle, NvmlListener, Retry
+from agent.nvml.poll import wait_for
+from agent.nvml.process_scanner import ProcessScanner
+from agent.nvml.raw import NodeFacts, RawGpuSample, SampleCursor
+from agent.nvml.unbind import DriverEvent, capability_of
 from gpuledger.clock import Clock
 from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
@@ -41,7 +41,7 @@ class Driver:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: NvmlSession,
         *,
         clock: Clock,
         check: Check,
@@ -51,7 +51,7 @@ class Driver:
         lost_gpu_backoff: Backoff | None = None,
         health_seconds: float = 10.0,
         tell: Tell = tell_nobody,
-        users: Sequence[LibraryUser] = (),
+        users: Sequence[NvmlListener] = (),
     ) -> None:
         """Take the parts; `check`: does any GPU answer, `gpus_check`: does each one."""
         self._nvml = nvml
@@ -59,12 +59,12 @@ class Driver:
         self._check = check
         self._gpus_check = gpus_check or Check()
         self._deadline_seconds = deadline_seconds
-        self._keeper = LibraryKeeper(nvml, users=users)
-        self._losses = Losses(tell)
-        self._crew = Crew(
+        self._keeper = NvmlLifecycle(nvml, users=users)
+        self._losses = GpuAvailability(tell)
+        self._crew = GpuPool(
             losses=self._losses, deadline_seconds=deadline_seconds, health_seconds=health_seconds
         )
-        self._glancer = Glancer()
+        self._glancer = ProcessScanner()
         self._start_retry = Retry(backoff)
         self._lost_gpu_retry = Retry(lost_gpu_backoff or slow_backoff())
         self._opening: Future[Sequence[Gpu]] | None = None
@@ -74,7 +74,7 @@ class Driver:
         self._worked_seconds = time.monotonic()
         self._told: object = None
         self._logged: object = None
-        self._wish = Wish.NOTHING
+        self._wish = DriverEvent.NOTHING
 
     @property
     def idle_seconds(self) -> float:
@@ -92,9 +92,9 @@ class Driver:
         return self._losses.known
 
     async def ask(
-        self, last_seen: Mapping[str, LastSeen], *, asking: Callable[[], object] = bool
-    ) -> list[GpuAnswers] | None:
-        """Give the answers of the GPUs that answered in time; `None` without a working library.
+        self, last_seen: Mapping[str, SampleCursor], *, asking: Callable[[], object] = bool
+    ) -> list[RawGpuSample] | None:
+        """Return the answers of the GPUs that answered in time; `None` without a working library.
 
         `asking` is called when the GPUs are asked: the answers are of then, and not of when the
         last one came or did not come.
@@ -117,11 +117,11 @@ class Driver:
         return self._closed is None and bool(self._crew.accounting_gpus)
 
     async def glance(self) -> Collection[int]:
-        """Give the pids that are new since the last glance on GPUs that keep accounts."""
+        """Return the pids that are new since the last glance on GPUs that keep accounts."""
         return await self._glancer.look(self._crew.accounting_gpus)
 
     def inventory(self) -> NodeFacts | None:
-        """Give what the node is built of, where that is news."""
+        """Return what the node is built of, where that is news."""
         state = (self._crew.facts_changes, self._keeper.versions, self._keeper.unbind_unheard)
         if not self._crew.facts or state == self._told:
             return None
@@ -178,7 +178,7 @@ class Driver:
         self._logged = found
 
     def _take_down_failure(self, error: NvmlLostError) -> None:
-        self._wish = Wish.NOTHING
+        self._wish = DriverEvent.NOTHING
         if self._is_unbound and isinstance(error, DriverNotLoadedError):
             # As it should be while a driver is exchanged, so no reason to give up.
             self._worked_seconds = time.monotonic()
@@ -191,11 +191,11 @@ class Driver:
     def _heed(self) -> None:
         """Do what the driver wishes for, or as soon as the library is open again."""
         heard = self._keeper.look()
-        self._wish = self._wish if heard is Wish.NOTHING else heard
-        if self._closed is not None or self._wish is Wish.NOTHING:
+        self._wish = self._wish if heard is DriverEvent.NOTHING else heard
+        if self._closed is not None or self._wish is DriverEvent.NOTHING:
             return
-        wish, self._wish = self._wish, Wish.NOTHING
-        if wish is Wish.LOOK_AGAIN:
+        wish, self._wish = self._wish, DriverEvent.NOTHING
+        if wish is DriverEvent.LOOK_AGAIN:
             self._restart("the driver was bound to a GPU")
             return
         self._losses.tell_all("driver_unbound", "the agent has closed the library")
@@ -241,7 +241,7 @@ class Driver:
         return replace(facts, capabilities=[*facts.capabilities, told])
 
     def _missing(self) -> str:
-        """Say which GPUs only a new start could bring back; empty where there are none."""
+        """Return which GPUs only a new start could bring back; empty where there are none."""
         lost = sorted(self._losses.lost.keys() - self._crew.uuids)
         count = max(self._nvml.missing, len(lost))
         named = f": {', '.join(lost)}" if lost else ""

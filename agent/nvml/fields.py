@@ -9,9 +9,9 @@ from typing import Any, Final
 import pynvml
 
 from agent.metrics import NVML_ERRORS
-from agent.nvml.asking import Asker, reason_of
 from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError, call_nvml
-from agent.nvml.questions import FieldValue
+from agent.nvml.device import DeviceClient, reason_of
+from agent.nvml.metric_specs import FieldValue
 from agent.nvml.structs import peek
 from gpuledger.errors import UnavailableError
 
@@ -43,21 +43,21 @@ _LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET
 
 
 def value_name(value_type: int | None) -> str:
-    """Give the member of the union that holds a value of this type."""
+    """Return the member of the union that holds a value of this type."""
     return _VALUE_NAMES.get(value_type, "uiVal")
 
 
 class FieldBatch:
     """Fields that are asked together."""
 
-    def __init__(self, asker: Asker, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
+    def __init__(self, asker: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
         """`wanted` are fields by our names."""
         self._asker = asker
         self._wanted = [(name, field.key) for name, field in wanted]
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
     def ask(self) -> dict[Name, Any]:
-        """Give those that the driver gives; raises NvmlLostError."""
+        """Return those that the driver gives; raises NvmlLostError."""
         if not self._numbers or self._asker.is_refused((_CALL,)):
             return {}
         try:
@@ -95,15 +95,15 @@ class FieldBatch:
         return given
 
 
-def refuse_alone(asker: Asker, key: _Key, error: UnavailableError) -> None:
+def refuse_alone(asker: DeviceClient, key: _Key, error: UnavailableError) -> None:
     """Remember that one of many was refused, asked alone; what only failed may come yet."""
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
         asker.refuse(key, reason_of(error))
 
 
-def check_code(asker: Asker, key: _Key, code: int) -> bool:
-    """Tell whether a code inside a successful answer is success; raises NvmlLostError."""
+def check_code(asker: DeviceClient, key: _Key, code: int) -> bool:
+    """Return whether a code inside a successful answer is success; raises NvmlLostError."""
     if code == _SUCCESS:
         asker.outcomes.setdefault(key, None)
         return True

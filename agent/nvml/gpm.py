@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.nvml.asking import Asker, reason_of
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
+from agent.nvml.device import DeviceClient, reason_of
 from agent.nvml.fields import check_code, refuse_alone
-from agent.nvml.questions import Metric, Reading
+from agent.nvml.metric_specs import GpmMetric, MetricSpec
 from agent.nvml.structs import peek
 
-LEAST_NS: Final = 100_000_000
+MIN_NS: Final = 100_000_000
 """NVML's least time between two samples."""
-_MOST_NS: Final = 600_000_000_000
+_MAX_NS: Final = 600_000_000_000
 _QUERY: Final = "nvmlGpmQueryDeviceSupport"
 _SAMPLE: Final = "nvmlGpmSampleGet"
 _MIG_SAMPLE: Final = "nvmlGpmMigSampleGet"
@@ -30,12 +30,12 @@ class Gpm:
 
     def __init__(
         self,
-        asker: Asker,
-        readings: Sequence[Reading],
+        asker: DeviceClient,
+        readings: Sequence[MetricSpec],
         *,
         monotonic_ns: Callable[[], int],
         gpu_instance: int | None = None,
-        whole: Asker | None = None,
+        whole: DeviceClient | None = None,
     ) -> None:
         """`asker` asks the GPU itself, also where `gpu_instance` names an instance of it.
 
@@ -56,13 +56,13 @@ class Gpm:
         self._is_asking = False
 
     def ask(self) -> dict[str, Any]:
-        """Give `profiling`, by our names, and the time that it is of as `profiling_ns`.
+        """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
 
         Empty where there is nothing to tell: the GPU has no such counters, or no sample before
         this one, or one that is too old or too young. Raises NvmlLostError.
         """
         now_ns = self._monotonic_ns()
-        if self._taken_ns is not None and now_ns - self._taken_ns < LEAST_NS:
+        if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
             return {}
         self._is_asking = True
         try:
@@ -93,7 +93,7 @@ class Gpm:
         before_ns, self._taken_ns = self._taken_ns, now_ns
         # The newer one is the older one of the next time, whatever comes of this one.
         self._buffers = [newer, older]
-        if before_ns is None or now_ns - before_ns > _MOST_NS:
+        if before_ns is None or now_ns - before_ns > _MAX_NS:
             return {}
         return {
             "profiling": self._by_name(self._metrics(older, newer)),
@@ -168,7 +168,7 @@ class Gpm:
         return given
 
     def _possible(self) -> list[int]:
-        """Give the metrics that are not refused."""
+        """Return the metrics that are not refused."""
         numbers = (number for _, numbers, _ in self._wanted for number in numbers)
         return [one for one in numbers if not self._asker.is_refused((_METRICS, one))]
 
@@ -188,10 +188,10 @@ def _is_there(value: float | None) -> bool:
     return value is not None
 
 
-def _wanted(reading: Reading) -> tuple[str, range, bool]:
-    """Give our name, the metrics' numbers, and whether they make a list."""
+def _wanted(reading: MetricSpec) -> tuple[str, range, bool]:
+    """Return our name, the metrics' numbers, and whether they make a list."""
     metric = reading.asked[0]
-    if not isinstance(metric, Metric):
+    if not isinstance(metric, GpmMetric):
         raise TypeError(f"{reading.name} is asked by {metric}, which is no metric")
     numbers = range(metric.number, metric.number + (metric.count or 1))
     return reading.name, numbers, metric.count is not None

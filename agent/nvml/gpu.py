@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.nvml.accounting import Accounting
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
-from agent.nvml.asking import Asker
-from agent.nvml.books import ask_books, list_processes
 from agent.nvml.catalogue import CATALOGUE
+from agent.nvml.core import list_processes, query_core
+from agent.nvml.device import DeviceClient
 from agent.nvml.gpm import Gpm
-from agent.nvml.inquiry import Inquiry
 from agent.nvml.instance_counters import InstanceCounters
 from agent.nvml.inventory import Facts
 from agent.nvml.mig import Partition
+from agent.nvml.process_accounting import AccountingReader
+from agent.nvml.query import QueryPlan
+from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger.records import GpuFacts
 
 
@@ -39,23 +39,23 @@ class Gpu:
     """The clock by which samples are far enough apart."""
 
     def __post_init__(self) -> None:
-        asker = self.asker = Asker(library=self.library, handle=self.handle)
+        asker = self.asker = DeviceClient(library=self.library, handle=self.handle)
         # With a memory of its own: it is asked by another thread than the rest.
-        self._beside = Asker(library=self.library, handle=self.handle)
-        self._readings = Inquiry(asker, CATALOGUE[CallGroup.READINGS])
+        self._beside = DeviceClient(library=self.library, handle=self.handle)
+        self._readings = QueryPlan(asker, CATALOGUE[CallGroup.READINGS])
         self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
-        self._health = Inquiry(asker, CATALOGUE[CallGroup.HEALTH])
+        self._health = QueryPlan(asker, CATALOGUE[CallGroup.HEALTH])
         self._partition = Partition(asker=asker, uuid=self.uuid, index=self.index)
         self._told: GpuFacts | None = None
         self._told_cut = 0
-        self._accounting = Accounting(asker=asker)
+        self._accounting = AccountingReader(asker=asker)
         self._counters = InstanceCounters(
             asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
         )
         self._facts = Facts(asker, uuid=self.uuid, index=self.index, peers=self.peers)
 
-    def answers_of(self, group: CallGroup, last_seen: LastSeen) -> dict[str, Any]:
-        """Ask one group, by the fields of `GpuAnswers`.
+    def answers_of(self, group: CallGroup, last_seen: SampleCursor) -> dict[str, Any]:
+        """Ask one group, by the fields of `RawGpuSample`.
 
         Raises NvmlLostError where the library must be started again.
         """
@@ -70,12 +70,12 @@ class Gpu:
         self._told = self._with_layout(self._facts.ask())
         return {"health": health, "facts": self._told}
 
-    def answer(self, last_seen: LastSeen) -> GpuAnswers:
+    def answer(self, last_seen: SampleCursor) -> RawGpuSample:
         """Ask everything; raises NvmlLostError where the library must be started again."""
         given: dict[str, Any] = {}
         for group in CallGroup:
             given |= self.answers_of(group, last_seen)
-        return GpuAnswers(uuid=self.uuid, index=self.index, **given)
+        return RawGpuSample(uuid=self.uuid, index=self.index, **given)
 
     @property
     def keeps_accounts(self) -> bool:
@@ -83,7 +83,7 @@ class Gpu:
         return self._accounting.is_kept
 
     def running_pids(self) -> frozenset[int] | None:
-        """Give who is on the GPU, from any thread; `None` where a list failed.
+        """Return who is on the GPU, from any thread; `None` where a list failed.
 
         Raises NvmlLostError.
         """
@@ -95,8 +95,8 @@ class Gpu:
         self._gpm.close()
         self._counters.close()
 
-    def _books(self, last_seen: LastSeen) -> dict[str, Any]:
-        books = ask_books(self.asker, last_seen)
+    def _books(self, last_seen: SampleCursor) -> dict[str, Any]:
+        books = query_core(self.asker, last_seen)
         books |= self._partition.ask(books)
         if not books["mig_enabled"]:
             books["accounted"] = self._accounting.ask(books["processes"])

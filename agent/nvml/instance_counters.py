@@ -8,17 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent.nvml.asking import Asker
+from agent.nvml.device import DeviceClient
 from agent.nvml.gpm import Gpm
-from agent.nvml.mig import Instance
-from agent.nvml.questions import MEBIBYTES_PER_SECOND, Reading
+from agent.nvml.metric_specs import MEBIBYTES_PER_SECOND, MetricSpec
+from agent.nvml.mig import InstanceClient
 
 
 class InstanceCounters:
     """The counters of one GPU's instances."""
 
     def __init__(
-        self, asker: Asker, readings: Sequence[Reading], *, monotonic_ns: Callable[[], int]
+        self,
+        asker: DeviceClient,
+        readings: Sequence[MetricSpec],
+        *,
+        monotonic_ns: Callable[[], int],
     ) -> None:
         self._asker = asker
         # By NVML's own words the links' flows are the GPU's: told of each instance they would be
@@ -27,8 +31,8 @@ class InstanceCounters:
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 
-    def ask(self, instances: Sequence[Instance]) -> Mapping[str, Mapping[str, Any]]:
-        """Give what `Gpm.ask` gives, by the instance's UUID; raises NvmlLostError."""
+    def ask(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what `Gpm.ask` gives, by the instance's UUID; raises NvmlLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
@@ -45,16 +49,16 @@ class InstanceCounters:
             gpm.close()
         self._of.clear()
 
-    def _gpm(self, key: tuple[str, bool], instance: Instance) -> Gpm:
+    def _gpm(self, key: tuple[str, bool], instance: InstanceClient) -> Gpm:
         if key not in self._of:
             self._of[key] = self._open(instance, is_alone=key[1])
         return self._of[key]
 
-    def _open(self, instance: Instance, *, is_alone: bool) -> Gpm:
+    def _open(self, instance: InstanceClient, *, is_alone: bool) -> Gpm:
         number = instance.identity.gpu_instance if is_alone else None
         asker = instance.asker
         if number is not None:
-            asker = Asker(library=self._asker.library, handle=self._asker.handle)
+            asker = DeviceClient(library=self._asker.library, handle=self._asker.handle)
         return Gpm(
             asker,
             self._readings,

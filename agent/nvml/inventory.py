@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pynvml as nvml
 
-from agent.nvml.asking import Asker
 from agent.nvml.calls import FailedError, UnsupportedError, call_nvml
 from agent.nvml.capabilities import capabilities_of
+from agent.nvml.device import DeviceClient
 from agent.nvml.memory import ask_memory
-from agent.nvml.questions import MEMORY_BYTES
+from agent.nvml.metric_specs import MEMORY_BYTES
 from agent.nvml.structs import peek
 from gpuledger.records import GpuFacts
 
@@ -60,14 +60,14 @@ _PEER_STATUSES: Final = {
     nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
 }
 _PEER: Final = "nvmlDeviceGetP2PStatus"
-_MOST: Final = 2**31 - 1
+_MAX: Final = 2**31 - 1
 
 
 class Facts:
     """The facts of one GPU."""
 
     def __init__(
-        self, asker: Asker, *, uuid: str, index: int, peers: Sequence[tuple[str, Any]]
+        self, asker: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, Any]]
     ) -> None:
         """`peers` are the node's other GPUs as pairs of UUID and handle."""
         self._asker = asker
@@ -78,7 +78,7 @@ class Facts:
         self._reached: dict[str, str] = {}
 
     def ask(self) -> GpuFacts:
-        """Give the facts as they are now, without the MIG layout; raises NvmlLostError."""
+        """Return the facts as they are now, without the MIG layout; raises NvmlLostError."""
         self._look_at_board()
         self._look_at_peers()
         return GpuFacts(
@@ -120,7 +120,7 @@ class Facts:
 
 
 def _small(value: int) -> int | None:
-    return value if 0 <= value <= _MOST else None
+    return value if 0 <= value <= _MAX else None
 
 
 def _version(parts: tuple[int, int]) -> str:
@@ -149,7 +149,7 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = 
 )
 
 
-def _settings(asker: Asker) -> dict[str, Any]:
+def _settings(asker: DeviceClient) -> dict[str, Any]:
     ask = asker.ask
     ecc = ask("nvmlDeviceGetEccMode")
     return {
@@ -161,7 +161,7 @@ def _settings(asker: Asker) -> dict[str, Any]:
 
 
 def ask_versions(library: Any) -> Mapping[str, str | None]:  # noqa: ANN401  # pynvml is untyped
-    """Give the node's versions by the fields of `Inventory`; raises NvmlLostError."""
+    """Return the node's versions by the fields of `Inventory`; raises NvmlLostError."""
     cuda = _of_system(library, "nvmlSystemGetCudaDriverVersion_v2")
     return {
         "driver_version": _of_system(library, "nvmlSystemGetDriverVersion"),

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from agent.incidents.xid_line import read_bus, write_bus
+from agent.incidents.xid_parser import read_bus, write_bus
 from agent.nvml.calls import call_nvml
 from agent.nvml.gpu import Gpu
 from agent.nvml.inventory import ask_versions
@@ -29,7 +29,7 @@ class _Found(NamedTuple):
     handle: Any
 
 
-class Nvml:
+class NvmlSession:
     """The library, from its start to its end."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Nvml:
         return len(self.unfound)
 
     def versions(self) -> Mapping[str, str | None]:
-        """Give the versions by the fields of `Inventory`; raises NvmlLostError."""
+        """Return the versions by the fields of `Inventory`; raises NvmlLostError."""
         return ask_versions(self.library)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Nvml:
         return [place for index in done if (place := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
-        """Give the GPU at an index; one that is lost must not cost the others."""
+        """Return the GPU at an index; one that is lost must not cost the others."""
         try:
             handle = call_nvml(self.library, "nvmlDeviceGetHandleByIndex", index)
         except UnavailableError:

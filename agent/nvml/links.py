@@ -7,9 +7,9 @@ from typing import Final
 
 import pynvml
 
-from agent.nvml.asking import Asker
+from agent.nvml.device import DeviceClient
 from agent.nvml.fields import FieldBatch
-from agent.nvml.questions import FieldValue
+from agent.nvml.metric_specs import FieldValue
 
 _COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
 
@@ -17,7 +17,7 @@ _COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
 class Links:
     """The NVLinks of one GPU; their numbers begin at 0."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: DeviceClient) -> None:
         self._asker = asker
         self._batch = FieldBatch(asker, [("count", _COUNT)])
         self._is_known = False

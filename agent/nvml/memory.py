@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from agent.nvml.asking import Asker
+from agent.nvml.device import DeviceClient
 
 _CALL: Final = "nvmlDeviceGetMemoryInfo"
 
@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     """What the driver and the firmware keep for themselves."""
 
 
-def ask_memory(asker: Asker) -> Memory:
+def ask_memory(asker: DeviceClient) -> Memory:
     """Ask for the memory; raises NvmlLostError."""
     newer: Any = asker.ask(_CALL, pynvml.nvmlMemory_v2)
     if newer is not None:

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 import structlog
 
-from agent.nvml.answers import GpuAnswers, InstanceIdentity, ListedProcess
-from agent.nvml.asking import Asker
-from agent.nvml.books import list_processes
 from agent.nvml.calls import FailedError, UnsupportedError
+from agent.nvml.core import list_processes
+from agent.nvml.device import DeviceClient
 from agent.nvml.memory import ask_memory
+from agent.nvml.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
 _HOLE: Final = object()
-_MOST: Final = 2**31 - 1
+_MAX: Final = 2**31 - 1
 _BYTES_PER_MIB: Final = 1 << 20
 _PROFILE: Final = re.compile(r" MIG (\S+)$")
 # What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
@@ -36,12 +36,12 @@ _ABSENT: Final = {
 
 
 @dataclass(kw_only=True)
-class Instance:
+class InstanceClient:
     """One instance and how to ask it."""
 
     identity: InstanceIdentity
     """Which one it is."""
-    asker: Asker
+    asker: DeviceClient
     """Asks it."""
 
 
@@ -49,13 +49,13 @@ class Instance:
 class Partition:
     """How one GPU is cut now."""
 
-    asker: Asker
+    asker: DeviceClient
     """Asks the GPU."""
     uuid: str
     """The GPU's identity."""
     index: int
     """The driver's index of the GPU."""
-    instances: Sequence[Instance] = ()
+    instances: Sequence[InstanceClient] = ()
     """The instances as they were at the last question."""
     is_enabled: bool | None = None
     """Whether MIG is on; `None` where the GPU has none."""
@@ -63,10 +63,10 @@ class Partition:
     """Counts the layouts that were seen."""
     _most: int = 0
     _lists_all: bool = False
-    _known: dict[str, Instance] = field(default_factory=dict)
+    _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def ask(self, books: Mapping[str, Any]) -> dict[str, Any]:
-        """Give what changes in the answers of a GPU's books; raises NvmlLostError."""
+        """Return what changes in the answers of a GPU's books; raises NvmlLostError."""
         was, self.is_enabled = self.is_enabled, self._ask_mode()
         if was is not None and was != self.is_enabled:
             # What was refused in one mode may be given in the other.
@@ -84,7 +84,7 @@ class Partition:
         return {**_ABSENT, "mig_enabled": True, "instances": instances, "processes": left}
 
     def describe(self) -> list[MigInstance]:
-        """Give the layout as it was at the last question."""
+        """Return the layout as it was at the last question."""
         return [
             MigInstance(
                 uuid=one.uuid,
@@ -115,22 +115,22 @@ class Partition:
         found = [one for place in range(self._most) if (one := self._find(place))]
         self._take(found)
 
-    def _take(self, found: list[Instance]) -> None:
+    def _take(self, found: list[InstanceClient]) -> None:
         known = {instance.identity.uuid: instance for instance in found}
         if known.keys() != self._known.keys():
             self.cut += 1
             _log.info("mig_layout_changed", gpu=self.uuid, instances=sorted(known))
         self.instances, self._known = found, known
 
-    def _find(self, place: int) -> Instance | None:
-        """Give the instance at an index; one whose handle fails now is still there."""
+    def _find(self, place: int) -> InstanceClient | None:
+        """Return the instance at an index; one whose handle fails now is still there."""
         before = next((one for one in self.instances if one.identity.place == place), None)
         try:
             call = ("nvmlDeviceGetMigDeviceHandleByIndex",)
             handle = self.asker.insist(call, place, empty=_HOLE)
             if handle is _HOLE:
                 return None
-            asker = Asker(library=self.asker.library, handle=handle)
+            asker = DeviceClient(library=self.asker.library, handle=handle)
             uuid = asker.insist(("nvmlDeviceGetUUID",))
         except UnsupportedError:
             return None
@@ -138,11 +138,11 @@ class Partition:
             return before
         known = self._known.get(uuid)
         if known is None or known.identity.place != place:
-            return Instance(identity=self._identify(asker, uuid, place), asker=asker)
+            return InstanceClient(identity=self._identify(asker, uuid, place), asker=asker)
         known.asker.handle = handle
         return known
 
-    def _identify(self, asker: Asker, uuid: str, place: int) -> InstanceIdentity:
+    def _identify(self, asker: DeviceClient, uuid: str, place: int) -> InstanceIdentity:
         attributes = asker.ask("nvmlDeviceGetAttributes_v2")
         gpu_instance = _small(asker.ask("nvmlDeviceGetGpuInstanceId"))
         return InstanceIdentity(
@@ -165,13 +165,13 @@ class Partition:
         handle = self.asker.ask("nvmlDeviceGetGpuInstanceById", gpu_instance)
         if handle is None:
             return None
-        info = Asker(library=self.asker.library, handle=handle).ask("nvmlGpuInstanceGetInfo")
+        info = DeviceClient(library=self.asker.library, handle=handle).ask("nvmlGpuInstanceGetInfo")
         return info and int(info.placement.start)
 
     def _share_out(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
-        """Give each instance its processes, and those that are in none of them."""
+        """Return each instance its processes, and those that are in none of them."""
         own, left = self._by_ids(listed or ())
         if listed is not None and not left and (listed or self._lists_all):
             # The parent's list is the whole list where it has shown that it is: three calls
@@ -207,10 +207,13 @@ class Partition:
         return own, left
 
     def _answer(
-        self, instance: Instance, model: str | None, processes: tuple[ListedProcess, ...] | None
-    ) -> GpuAnswers:
+        self,
+        instance: InstanceClient,
+        model: str | None,
+        processes: tuple[ListedProcess, ...] | None,
+    ) -> RawGpuSample:
         memory = ask_memory(instance.asker)
-        return GpuAnswers(
+        return RawGpuSample(
             uuid=instance.identity.uuid,
             index=self.index,
             model=model,
@@ -223,16 +226,16 @@ class Partition:
 
 
 def _small(given: int | None) -> int | None:
-    """Give an id or a number of parts where it can be one; "none" is the greatest number of all."""
-    return given if given is not None and 0 <= given <= _MOST else None
+    """Return an id or a number of parts where it can be one; "none" is the greatest of all."""
+    return given if given is not None and 0 <= given <= _MAX else None
 
 
 def _bytes(mebibytes: int) -> int | None:
-    return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MOST else None
+    return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MAX else None
 
 
 def _profile(name: str | None, attributes: Any) -> str | None:  # noqa: ANN401  # a ctypes struct
-    """Give the profile as the driver names it, else as its names are built."""
+    """Return the profile as the driver names it, else as its names are built."""
     found = _PROFILE.search(name or "")
     if found:
         return found[1]

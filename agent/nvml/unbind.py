@@ -15,7 +15,7 @@ from gpuledger.records import Capability
 
 # The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
 _WAIT_MILLISECONDS: Final = 1
-_MOST_EVENTS: Final = 16
+_MAX_EVENTS: Final = 16
 _VERSIONS: Final = {
     "nvmlSystemEventSetCreate": "nvmlSystemEventSetCreateRequest_v1",
     "nvmlSystemRegisterEvents": "nvmlSystemRegisterEventRequest_v1",
@@ -24,7 +24,7 @@ _VERSIONS: Final = {
 }
 
 
-class Wish(Enum):
+class DriverEvent(Enum):
     """What the driver wants of us."""
 
     NOTHING = "nothing"
@@ -35,7 +35,7 @@ class Wish(Enum):
     """It was bound to a GPU."""
 
 
-class SystemEvents:
+class DriverEvents:
     """The driver's events that are not a GPU's; all calls in one thread."""
 
     def __init__(self, library: Any) -> None:  # noqa: ANN401  # pynvml is an untyped module
@@ -55,28 +55,28 @@ class SystemEvents:
         try:
             self._set = self._call("nvmlSystemEventSetCreate")
             self._call("nvmlSystemRegisterEvents", _events(), self._set)
-            self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MOST_EVENTS)()
+            self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MAX_EVENTS)()
             self.refused = None
         except UnavailableError as error:
             self.close()
             self.refused = str(error)
 
-    def look(self) -> Wish:
-        """Give what has happened since the last look; an error ends the listening."""
+    def look(self) -> DriverEvent:
+        """Return what has happened since the last look; an error ends the listening."""
         if self._set is None:
-            return Wish.NOTHING
+            return DriverEvent.NOTHING
         try:
             happened = self._call(
-                "nvmlSystemEventSetWait", self._set, _WAIT_MILLISECONDS, self._data, _MOST_EVENTS
+                "nvmlSystemEventSetWait", self._set, _WAIT_MILLISECONDS, self._data, _MAX_EVENTS
             )
         except UnavailableError as error:
             self.close()
             self.refused = str(error)
-            return Wish.NOTHING
+            return DriverEvent.NOTHING
         kinds = {event["eventType"] for event in happened}
         if pynvml.nvmlSystemEventTypeGpuDriverUnbind in kinds:
-            return Wish.LET_GO
-        return Wish.LOOK_AGAIN if kinds else Wish.NOTHING
+            return DriverEvent.LET_GO
+        return DriverEvent.LOOK_AGAIN if kinds else DriverEvent.NOTHING
 
     def close(self) -> None:
         """Free the event set."""
@@ -94,7 +94,7 @@ class SystemEvents:
 
 
 def capability_of(refused: str | None) -> Capability:
-    """Say whether the driver tells of its unbinding, by the first function that takes."""
+    """Return whether the driver tells of its unbinding, by the first function that takes."""
     return Capability(call="nvmlSystemEventSetCreate", supported=refused is None, reason=refused)
 
 

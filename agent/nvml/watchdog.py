@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.nvml.losses import Tell
+from agent.nvml.availability import Tell
 from agent.nvml.worker import start_thread
 from gpuledger.errors import FreshStartError
 
@@ -67,7 +67,7 @@ class Watchdog:
         self._looked_seconds = now_seconds()
         self._awake_since_seconds = -math.inf
         self._loop_watch = LoopWatch(
-            most_missed=_LOOKS, end_process=end_process or _end_process, seconds=seconds
+            max_missed=_LOOKS, end_process=end_process or _end_process, seconds=seconds
         )
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Watchdog:
         raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
 
     def _awake_seconds(self) -> float:
-        """Give for how long the process has not been stopped: so long it could have worked."""
+        """Return for how long the process has not been stopped: so long it could have worked."""
         before, self._looked_seconds = self._looked_seconds, self._now_seconds()
         if self._looked_seconds - before > _LONGEST_PAUSE * self._seconds:
             self._awake_since_seconds = self._looked_seconds
@@ -105,10 +105,8 @@ class LoopWatch:
     Looks are counted, not seconds: a process that was stopped for an hour has not looked.
     """
 
-    def __init__(
-        self, *, most_missed: int, end_process: Callable[[], None], seconds: float
-    ) -> None:
-        self._most_missed = most_missed
+    def __init__(self, *, max_missed: int, end_process: Callable[[], None], seconds: float) -> None:
+        self._max_missed = max_missed
         self._end_process = end_process
         self._seconds = seconds
         self._missed = 0
@@ -123,16 +121,16 @@ class LoopWatch:
         self._ended.set()
 
     def beat(self) -> None:
-        """Say that the event loop goes on."""
+        """Report that the event loop goes on."""
         self._missed = 0
 
     def look(self) -> bool:
         """Look once, from the thread; tells whether the loop has stood still for too long."""
         self._missed += 1
-        return self._missed > self._most_missed
+        return self._missed > self._max_missed
 
     def _run(self) -> None:
-        while not self._ended.wait(self._seconds / self._most_missed):
+        while not self._ended.wait(self._seconds / self._max_missed):
             if self.look():
                 _log.critical("event_loop_stalled", stalled_seconds=self._seconds)
                 self._end_process()

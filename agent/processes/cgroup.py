@@ -50,7 +50,7 @@ class Location:
         return self.container_id is not None or self.pod_uid is not None
 
 
-class _Line(NamedTuple):
+class _CgroupLine(NamedTuple):
     text: str
     controllers: str
     path: str
@@ -95,7 +95,7 @@ def find_node_paths(agents_text: str) -> NodePaths:
     return paths
 
 
-def _parse_all(text: str) -> list[_Line]:
+def _parse_all(text: str) -> list[_CgroupLine]:
     # The kernel ends lines with \n alone; any other separator can stand in a cgroup's name.
     return [_parse(line) for line in text.split("\n") if line.strip()]
 
@@ -113,13 +113,13 @@ def _last_of_node(segments: Sequence[str]) -> int:
     )
 
 
-def _parse(text: str) -> _Line:
+def _parse(text: str) -> _CgroupLine:
     matched = _PROC_LINE.fullmatch(text)
     controllers, path = matched.groups() if matched else ("", text)
-    return _Line(text=text, controllers=controllers, path=path.removesuffix(_DELETED))
+    return _CgroupLine(text=text, controllers=controllers, path=path.removesuffix(_DELETED))
 
 
-def _rank(found: tuple[str | None, str | None], line: _Line) -> tuple[bool, bool, int]:
+def _rank(found: tuple[str | None, str | None], line: _CgroupLine) -> tuple[bool, bool, int]:
     container_id, pod_uid = found
     known = line.controllers in _CONTROLLERS
     preference = _CONTROLLERS.index(line.controllers) if known else len(_CONTROLLERS)

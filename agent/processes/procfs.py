@@ -27,7 +27,7 @@ class Procfs(Protocol):
     """Where the node's files under `/proc` are read."""
 
     def read(self, path: str) -> bytes:
-        """Give a file's bytes; raises OSError where it cannot be read."""
+        """Return a file's bytes; raises OSError where it cannot be read."""
 
 
 class SystemProcfs:
@@ -37,7 +37,7 @@ class SystemProcfs:
         self._root = str(root)
 
     def read(self, path: str) -> bytes:
-        """Give the bytes of `/proc/...`; raises OSError where it cannot be read."""
+        """Return the bytes of `/proc/...`; raises OSError where it cannot be read."""
         # Read many times a tick, so without the layers that pathlib and io put between.
         file = os.open(f"{self._root}/{path.removeprefix('/proc/')}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -92,12 +92,12 @@ class ProcessReader:
 
 
 def read_boot_id(procfs: Procfs) -> str:
-    """Give the kernel's id of this boot; raises OSError where it cannot be read."""
+    """Return the kernel's id of this boot; raises OSError where it cannot be read."""
     return procfs.read(BOOT_ID).decode("ascii", "replace").strip()
 
 
 def _parse_stat(stat: bytes) -> tuple[str, int]:
-    """Give name and start time; the name may itself hold spaces and parentheses."""
+    """Return name and start time; the name may itself hold spaces and parentheses."""
     head, _, rest = stat.rpartition(b")")
     ticks = int(rest.split()[_START_FIELD])
     command = head.partition(b"(")[2].decode("utf-8", "replace")

@@ -32,12 +32,12 @@ class KnownProcess:
 
     @property
     def certain_facts(self) -> ProcessFacts:
-        """Give what is certain of the process that was listed."""
+        """Return what is certain of the process that was listed."""
         return self.facts if self.is_confirmed else UNREADABLE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roll:
+class TableUpdate:
     """The processes of one tick."""
 
     now: Mapping[int, KnownProcess]
@@ -48,7 +48,7 @@ class Roll:
     """What happened since the tick before."""
 
     def was_recycled(self, pid: int) -> bool:
-        """Tell whether the pid was another process before."""
+        """Return whether the pid was another process before."""
         return _is_another(self.now.get(pid), self.before.get(pid))
 
 
@@ -72,7 +72,7 @@ class ProcessTable:
         lingering: Collection[int] = (),
         listed_boottime_ns: int,
         time_ns: int,
-    ) -> Roll:
+    ) -> TableUpdate:
         """Call the roll: `listed` holds the pids on each GPU that answered.
 
         On a GPU that did not answer, processes are where they were: nobody can tell whether one
@@ -93,12 +93,12 @@ class ProcessTable:
             for pid in sorted({*before, *self._known})
             for record in self._tell(self._known.get(pid), before.get(pid), time_ns)
         ]
-        roll = Roll(now=self._known, before={**self._gone, **before}, records=records)
+        roll = TableUpdate(now=self._known, before={**self._gone, **before}, records=records)
         self._gone = {pid: roll.before[pid] for pid in lingering if pid in roll.before}
         return roll
 
     def on(self, gpus: Collection[str]) -> list[IncidentProcess]:
-        """Give the processes that the last roll found on any of these GPUs, by pid."""
+        """Return the processes that the last roll found on any of these GPUs, by pid."""
         return [
             _involved(known)
             for _, known in sorted(self._known.items())
@@ -168,7 +168,7 @@ def _involved(known: KnownProcess) -> IncidentProcess:
 
 
 def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
-    """Tell whether one pid has passed from one process to another."""
+    """Return whether one pid has passed from one process to another."""
     if now is None or before is None or now.facts.started_boottime_ns is None:
         return False
     if before.facts.started_boottime_ns is None:

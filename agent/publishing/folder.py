@@ -71,18 +71,18 @@ class SpoolFolder:
         return sorted(path for path in paths if path.suffix == _SUFFIX and path.stem.isdecimal())
 
     def file(self, number: int) -> Path:
-        """Give the path of the file of a number; a later number is a later file."""
+        """Return the path of the file of a number; a later number is a later file."""
         return self.path / f"{number:012d}{_SUFFIX}"
 
-    def refuse_below(self, least_free_bytes: int) -> None:
+    def refuse_below(self, min_free_bytes: int) -> None:
         """Raise `OSError` (ENOSPC) where the file system has less free space than that."""
         disk = os.statvfs(self.path)
         free_bytes = disk.f_bavail * disk.f_frsize
-        if free_bytes < least_free_bytes:
+        if free_bytes < min_free_bytes:
             raise OSError(
                 errno.ENOSPC,
-                f"{free_bytes} bytes are free there, and spool.least_free_bytes leaves the last"
-                f" {least_free_bytes} to others",
+                f"{free_bytes} bytes are free there, and spool.min_free_bytes leaves the last"
+                f" {min_free_bytes} to others",
                 str(self.path),
             )
 

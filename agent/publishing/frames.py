@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.publishing.parcels import Parcel, time_ms
+from agent.publishing.message_bundle import Parcel, time_ms
 from gpuledger.errors import GpuledgerError
 
 _HEAD: Final = struct.Struct("<IIIqq")
@@ -73,7 +73,7 @@ def is_whole(data: bytes) -> bool:
 
 
 def unpack_frame(data: bytes) -> list[Parcel]:
-    """Give the parcels of a whole frame; raises `DamagedError` where it is not one."""
+    """Return the parcels of a whole frame; raises `DamagedError` where it is not one."""
     import cramjam  # noqa: PLC0415  # as in pack_frame
 
     if not is_whole(data):

@@ -27,9 +27,9 @@ from agent.metrics import (
     READING_RECORDS_PUBLISHED,
     TICKS_PUBLISHED,
 )
-from agent.publishing.outbox import Outbox
-from agent.publishing.pace import pause_seconds
-from agent.publishing.parcels import Parcel, time_ms
+from agent.publishing.message_bundle import Parcel, time_ms
+from agent.publishing.rate_limit import pause_seconds
+from agent.publishing.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
 from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
-class Publisher:
+class SamplePublisher:
     """Publishes one node's ticks."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Publisher:
         *,
         node: str,
         bus: Bus,
-        outbox: Outbox,
+        outbox: SendQueue,
         check: Check,
         backoff: Backoff,
         catch_up_factor: float,
@@ -190,15 +190,15 @@ def _small(messages: Sequence[Message]) -> list[Message]:
 
 
 def _tell_dropped(detail: str, count: int) -> None:
-    """Say once a minute what is left out, as it may be every message for hours."""
+    """Report once a minute what is left out, as it may be every message for hours."""
     if told := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=told)
 
 
 async def shut_down(
-    publisher: Publisher, outbox: Outbox, *tasks: "asyncio.Task[None]", seconds: float
+    publisher: SamplePublisher, outbox: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Give the publisher `seconds` to send what is in memory, then end its tasks and the outbox.
+    """Return the publisher `seconds` to send what is in memory, then end its tasks and the outbox.
 
     What remains is brought to the disk; what cannot be is logged. Where the disk holds something
     already, its turn would come first, and it waits for the next start as well as the rest.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.publishing.frames import head_of, unpack_frame
-from agent.publishing.parcels import Parcel
+from agent.publishing.message_bundle import Parcel
 from agent.publishing.scanning import Frame, next_whole, scan
 
 _MAGIC: Final = b"gpuledger spool\2"
@@ -93,7 +93,7 @@ class Segment:
         )
 
     def append(self, frame: bytes) -> int:
-        """Write a frame at the end, whole or not at all; give where it ends."""
+        """Write a frame at the end, whole or not at all; return where it ends."""
         start = self.size_bytes
         with _opened(self.path, os.O_WRONLY) as file:
             try:
@@ -108,7 +108,7 @@ class Segment:
         return self.size_bytes
 
     def read(self, frame: Frame) -> list[Parcel]:
-        """Give what is in a frame; raises `DamagedError` where it is not whole."""
+        """Return what is in a frame; raises `DamagedError` where it is not whole."""
         with _opened(self.path, os.O_RDONLY) as file:
             data = os.pread(file, frame.end - frame.start, frame.start)
         return unpack_frame(data)

@@ -33,7 +33,7 @@ from agent.metrics import (
 )
 from agent.publishing.folder import NoFolderError, SpoolFolder
 from agent.publishing.frames import DamagedError, pack_frame
-from agent.publishing.parcels import Parcel, size_bytes
+from agent.publishing.message_bundle import Parcel, size_bytes
 from agent.publishing.scanning import Frame
 from agent.publishing.segment import START, Segment, same_boot
 from agent.publishing.unreadable import UnreadableFiles
@@ -46,7 +46,7 @@ _NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 
 
-class Mark(NamedTuple):
+class SpoolPosition(NamedTuple):
     """A place in the spool: all that stands before it is meant."""
 
     segment: int
@@ -69,13 +69,13 @@ class Spool:
         self._boot_id = boot_id
         self._boottime_ns = boottime_ns
         self._found_ms = 0
-        self._segment_bytes = min(_SEGMENT_BYTES, settings.most_bytes // _FEWEST_SEGMENTS)
+        self._segment_bytes = min(_SEGMENT_BYTES, settings.max_bytes // _FEWEST_SEGMENTS)
         self._segments: list[Segment] = []
         self._unreadable = UnreadableFiles(now_ms=self._now_ms)
         self._is_passed_over = False
         self._writing: Segment | None = None
         self._last_number = 0
-        self._lent: Mark | None = None
+        self._lent: SpoolPosition | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -116,11 +116,11 @@ class Spool:
             self._drop(segment, reason="late")
         self._show()
 
-    def append(self, parcels: Sequence[Parcel]) -> Mark:
-        """Write parcels behind all others, whole or not at all; give the place behind them."""
+    def append(self, parcels: Sequence[Parcel]) -> SpoolPosition:
+        """Write parcels behind all others, whole or not at all; return the place behind them."""
         self.open()
         self._lose_removed()
-        self._folder.refuse_below(self._settings.least_free_bytes)
+        self._folder.refuse_below(self._settings.min_free_bytes)
         frame = pack_frame(parcels, spooled_ms=self._now_ms())
         self._drop_old()
         self._make_room(len(frame))
@@ -129,12 +129,12 @@ class Spool:
         self._show()
         return mark
 
-    def lend(self, mark: Mark) -> None:
+    def lend(self, mark: SpoolPosition) -> None:
         """Take note that somebody holds what stands before a place: it is not lost when dropped."""
         self._lent = mark
 
-    def read(self, *, at_most: int) -> tuple[list[Parcel], Mark] | None:
-        """Give the oldest parcels without forgetting them; `None` where there are none.
+    def read(self, *, at_most: int) -> tuple[list[Parcel], SpoolPosition] | None:
+        """Return the oldest parcels without forgetting them; `None` where there are none.
 
         They are at most `at_most`, and not many bytes, or one frame. A frame that is damaged, and a
         file that was removed, are left out, counted. Raises `OSError` where the oldest file cannot
@@ -148,7 +148,7 @@ class Spool:
         self._show()
         return found
 
-    def forget(self, mark: Mark) -> None:
+    def forget(self, mark: SpoolPosition) -> None:
         """Take everything before a place for sent."""
         self._lent = None
         while self._segments and self._segments[0].number <= mark.segment:
@@ -213,7 +213,9 @@ class Spool:
             _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
         return segment
 
-    def _read_from(self, segment: Segment, at_most: int) -> tuple[list[Parcel], Mark] | None:
+    def _read_from(
+        self, segment: Segment, at_most: int
+    ) -> tuple[list[Parcel], SpoolPosition] | None:
         parcels: list[Parcel] = []
         end = segment.start
         try:
@@ -240,7 +242,7 @@ class Spool:
                 self._tolerate(segment.delete)
                 return None
         self._unreadable.forget(segment.path)
-        return parcels, Mark(segment.number, end)
+        return parcels, SpoolPosition(segment.number, end)
 
     def _lose_removed(self) -> None:
         """Leave out, counted, the files that somebody else has removed."""
@@ -260,7 +262,7 @@ class Spool:
         _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
 
     def _drop_old(self) -> None:
-        oldest_ms = self._now_ms() - self._settings.most_age_seconds * 1000
+        oldest_ms = self._now_ms() - self._settings.max_age_seconds * 1000
         while self._segments:
             segment = self._segments[0]
             if self._spooled_ms(segment, segment.frames[0]) >= oldest_ms:
@@ -284,10 +286,10 @@ class Spool:
         return self._boottime_ns() // _NS_PER_MS
 
     def _make_room(self, needed_bytes: int) -> None:
-        if needed_bytes + START > self._settings.most_bytes:
+        if needed_bytes + START > self._settings.max_bytes:
             raise OSError(errno.EFBIG, "larger than the whole spool may be", str(self._folder.path))
-        most_bytes = self._settings.most_bytes - needed_bytes - START
-        while self._segments and self._bytes() > most_bytes:
+        max_bytes = self._settings.max_bytes - needed_bytes - START
+        while self._segments and self._bytes() > max_bytes:
             self._drop(self._segments[0], reason="bytes")
 
     def _drop(self, segment: Segment, *, reason: str) -> None:
@@ -303,9 +305,9 @@ class Spool:
         return sum(one.head.parcels for one in frames if not self._is_lent(segment, one.end))
 
     def _is_lent(self, segment: Segment, end: int) -> bool:
-        return self._lent is not None and Mark(segment.number, end) <= self._lent
+        return self._lent is not None and SpoolPosition(segment.number, end) <= self._lent
 
-    def _append(self, frame: bytes) -> Mark:
+    def _append(self, frame: bytes) -> SpoolPosition:
         segment = self._writing
         if segment is None or segment.size_bytes + len(frame) > self._segment_bytes:
             segment = self._new_segment()
@@ -318,7 +320,7 @@ class Spool:
         if segment is not self._writing:
             self._writing = segment
             self._segments.append(segment)
-        return Mark(segment.number, end)
+        return SpoolPosition(segment.number, end)
 
     def _new_segment(self) -> Segment:
         # Counted on also where it fails: a file that may be there is not made again.

@@ -177,7 +177,7 @@ GPM_METRICS: Final = len(FUNCTIONS) + 2
 
 
 def as_header(functions: Iterable[Function] = FUNCTIONS) -> str:
-    """Give `functions.inc`; indices count from 1, as 0 marks an empty slot."""
+    """Return `functions.inc`; indices count from 1, as 0 marks an empty slot."""
     return "".join(
         f'X({index}, {function.name}, "{function.pattern}")\n'
         for index, function in enumerate(functions, start=1)
@@ -185,7 +185,7 @@ def as_header(functions: Iterable[Function] = FUNCTIONS) -> str:
 
 
 def as_bytes(function: Function, answer: Any) -> bytes:  # noqa: ANN401  # as the library has it
-    """Give an answer as it lies in memory."""
+    """Return an answer as it lies in memory."""
     if function.item is not None:
         items = answer[1] if function.name == "nvmlDeviceGetSamples" else answer
         return b"".join(_item(function.item, each) for each in items)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 _WANTED: Final = 1024
 _SLOTS: Final = 8192
 _ARENA_BYTES: Final = 4 * 1024 * 1024
-_LEAST_ROOM: Final = 16
+_MIN_ROOM: Final = 16
 _HEAD: Final = struct.Struct("<II")
 _QUESTION: Final = struct.Struct("<IIII")
 _MASK: Final = 0xFFFFFFFF
@@ -60,7 +60,7 @@ class SharedMemory:
         self._taken = 0
 
     def wanted(self) -> list[Question]:
-        """Give the questions that are new."""
+        """Return the questions that are new."""
         _, count = _HEAD.unpack(self._map[: _HEAD.size])
         first = max(self._taken, count - _WANTED)
         self._taken = count
@@ -73,7 +73,7 @@ class SharedMemory:
     def answer(self, question: Question, *, error: int, answer: bytes, room: int = 0) -> None:
         """Put an answer in its place; `room` is how long it may grow."""
         if question not in self._places:
-            self._places[question] = self._make(question, max(room, len(answer), _LEAST_ROOM))
+            self._places[question] = self._make(question, max(room, len(answer), _MIN_ROOM))
         slot, most = self._places[question]
         answer = answer[:most]
         if slot.version:
@@ -95,7 +95,7 @@ class SharedMemory:
 
 
 def _place_of(question: Question) -> int:
-    """Give where the search for a question begins, as `place_of` of `stub.c` does."""
+    """Return where the search for a question begins, as `place_of` of `stub.c` does."""
     at = (
         question.function * 2654435761
         ^ question.device * 2246822519

@@ -126,7 +126,7 @@ class GpmPair:
             self._nvml.nvmlGpmSampleGet(self._handle, self._samples[1])
 
     def metric(self, number: int) -> bytes:
-        """Give id, return code and value of a metric, as they lie in its struct."""
+        """Return id, return code and value of a metric, as they lie in its struct."""
         struct = pynvml.c_nvmlGpmMetricsGet_t()
         struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         struct.numMetrics = 1

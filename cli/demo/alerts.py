@@ -9,10 +9,10 @@ from typing import Final
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.records.base import record
-from sinks.alerts.engine import Watch
+from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import Labels, Now, Standing, rfc3339
+from sinks.alerts.standing import ActiveAlert, Labels, Now, rfc3339
 
 _MAX_ALERTS: Final = 200
 
@@ -41,11 +41,11 @@ class RunAlerts:
     """Follows what fires and what has fired; bounded in both."""
 
     def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
-        self._watch = Watch(rules=rules_of(settings))
+        self._watch = RuleEvaluator(rules=rules_of(settings))
         self._hold_ns = round(settings.incident_hold_seconds * 1e9)
-        self._silent_ns = round(settings.silent_seconds * 1e9)
+        self._silent_ns = round(settings.stale_after_seconds * 1e9)
         self._clock = clock
-        self._fired: dict[Labels, Standing] = {}
+        self._fired: dict[Labels, ActiveAlert] = {}
 
     def add(self, event: GpuEvent) -> None:
         """Hold the rules against an event."""
@@ -82,11 +82,11 @@ def as_line(alert: AlertLine) -> str:
     return f"{alert.name} {alert.severity}  {alert.text}"
 
 
-def _began(alert: Standing) -> int:
+def _began(alert: ActiveAlert) -> int:
     return alert.starts_ns
 
 
-def _line(alert: Standing) -> AlertLine:
+def _line(alert: ActiveAlert) -> AlertLine:
     labels = dict(alert.labels)
     index = labels.get("gpu_index")
     return AlertLine(

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from cli.demo.groups import is_own, own_group
-from cli.demo.machine import DemoBus
 from cli.demo.plan import SESSION_SECONDS, DemoPlan
+from cli.demo.source import DemoBus
 from enricher.join.settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import (
     check_topics,
@@ -15,8 +15,8 @@ from gpuledger.bus.administration import (
     find_live_groups,
     refuse_other_partitions,
 )
-from gpuledger.bus.history import History, Span
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.log_reader import History, Span
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock, SystemClock

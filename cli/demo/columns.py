@@ -9,11 +9,11 @@ from typing import Final, Literal, NamedTuple
 
 _GAP: Final = "  "
 _ELLIPSIS: Final = "…"
-_LEAST_PART: Final = 12
+_MIN_PART: Final = 12
 """Characters of a pod's name for the sake of which its namespace is shortened too."""
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table."""
 
     name: str
@@ -33,7 +33,7 @@ def shorten(text: str, width: int) -> str:
     parent, slash, name = text.rpartition("/")
     if not slash:
         return _shorten_middle(text, width)
-    name_width = max(width - len(parent) - 1, min(len(name), _LEAST_PART, width))
+    name_width = max(width - len(parent) - 1, min(len(name), _MIN_PART, width))
     parent_width = width - 1 - name_width
     if parent_width < 1:
         return _shorten_middle(name, width)
@@ -53,7 +53,7 @@ def _shorten_middle(text: str, width: int) -> str:
     return text[: kept - tail] + _ELLIPSIS[:width] + text[len(text) - tail :]
 
 
-def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int) -> list[int]:
+def fit(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int) -> list[int]:
     """Return each column's width in a table of at most `width` characters; 0 is left out."""
     wanted = [
         max(map(len, [column.name, *(row[place] for row in rows)]))
@@ -72,7 +72,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int)
 
 
 def _widened(
-    least: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[Column]
+    least: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[TableColumn]
 ) -> list[int]:
     """Share out what is left among the names, the first one first; take from it what is missing."""
     widths = list(least)
@@ -88,7 +88,7 @@ def _total(widths: Sequence[int]) -> int:
     return sum(kept) + len(_GAP) * (len(kept) - 1)
 
 
-def line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+def line(columns: Sequence[TableColumn], cells: Sequence[str], widths: Sequence[int]) -> str:
     """Return one line of the table, without blanks at its end."""
     placed = []
     for column, cell, width in zip(columns, cells, widths, strict=True):
@@ -99,6 +99,6 @@ def line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int])
     return _GAP.join(placed).rstrip()
 
 
-def shown(columns: Sequence[Column], widths: Sequence[int]) -> set[str]:
+def shown(columns: Sequence[TableColumn], widths: Sequence[int]) -> set[str]:
     """Return the names of the columns that are not left out."""
     return {column.name for column, width in zip(columns, widths, strict=True) if width}

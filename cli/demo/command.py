@@ -16,11 +16,11 @@ from rich.console import Console
 from cli.demo.alerts import as_line
 from cli.demo.buses import open_bus
 from cli.demo.interruption import INTERRUPTED, unless_stopped
-from cli.demo.machine import find_machine
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import DemoPlan, Source, check_url, find_scenario, find_store, parse_bus
-from cli.demo.screen import Header, Line, draw, standstill
+from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
+from cli.demo.source import find_machine
 from cli.demo.summary import (
     StoreLine,
     Summary,
@@ -36,7 +36,7 @@ from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
 from gpuledger.service import configure_logs
 from gpuledger.settings import LogSettings
-from sinks.store.reading import count_rows
+from sinks.store.query import count_rows
 
 
 def demo(  # one parameter an option
@@ -122,7 +122,7 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         width = width_of(console)
         if not is_live:
             last = _header(run, plan, is_over=True)
-            show(console, [*draw(run.tally, last, width=width), Line("")])
+            show(console, [*draw(run.tally, last, width=width), ScreenLine("")])
         show(console, draw_summary(summary, width=width))
     if not run.ending.is_closed:
         # What is left waits for who does not answer: the event loop would wait for it.
@@ -150,14 +150,14 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 def _frames(run: Run, plan: DemoPlan) -> Draw:
-    def frame(width: int, height: int, seconds: float) -> Sequence[Line]:
+    def frame(width: int, height: int, seconds: float) -> Sequence[ScreenLine]:
         header = _header(run, plan)
         return draw(run.tally, header, width=width, height=height, seconds=seconds)
 
     return frame
 
 
-def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
+def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
     now_ns = run.machine.clock.time_ns()
@@ -167,7 +167,7 @@ def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> Header:
     ]
     counts = (f"{run.tally.events} events", writes)
     facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
-    return Header(
+    return ScreenHeader(
         facts=[fact for fact in facts if fact],
         problems=[said for said in problems if said],
         alerts=[as_line(alert) for alert in run.alerts.firing()],
@@ -208,6 +208,6 @@ def _since(began_seconds: float, at_seconds: float | None) -> float | None:
 
 
 def _process_start_seconds() -> float:
-    """Give when this process was started, on the clock of `time.clock_gettime(CLOCK_BOOTTIME)`."""
+    """Return when this process started, on the clock of `time.clock_gettime(CLOCK_BOOTTIME)`."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")

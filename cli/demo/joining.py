@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from cli.demo.groups import PREFIX
-from cli.demo.machine import DemoBus
 from cli.demo.run_bus import Offsets, RunBus
-from cli.demo.stages import Stages
+from cli.demo.source import DemoBus
+from cli.demo.stage_tasks import Stages
 from gpuledger.errors import BusUnavailableError
 from gpuledger.tasks import end_tasks
 from gpuledger.topics import SAMPLES

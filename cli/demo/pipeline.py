@@ -14,14 +14,14 @@ from typing import Final
 from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.joining import hold_all, refuse_changes
-from cli.demo.machine import DemoBus, Machine
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.receivers import Received, serve_receivers
 from cli.demo.run_bus import Offsets, RunBus, find_beginning
 from cli.demo.sending import SinkWatch, Work
-from cli.demo.stages import Stages
-from cli.demo.tally import Tally
+from cli.demo.source import DemoBus, DemoSource
+from cli.demo.stage_tasks import Stages
+from cli.demo.totals import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
@@ -71,7 +71,7 @@ class Run:
 
     bus: DemoBus
     """What it runs on."""
-    machine: Machine
+    machine: DemoSource
     """Whose GPUs are read."""
     tally: Tally
     """What the events add up to so far."""
@@ -90,7 +90,7 @@ class Run:
 
 
 @asynccontextmanager
-async def running(plan: DemoPlan, *, bus: DemoBus, machine: Machine) -> AsyncIterator[Run]:
+async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
     What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where

@@ -92,7 +92,7 @@ def _are_brokers(servers: str) -> bool:
 
 
 def find_store(given: Path | None) -> Path:
-    """Give the store's folder: the named one, or a new one under the system's temporary folder.
+    """Return the store's folder: the named one, or a new one under the system's temporary folder.
 
     Raises `UserError` where the named one cannot be written to, or is a URL, which is not repeated.
     """

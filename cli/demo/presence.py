@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.records import AttributedIncident, GpuEvent, Incident
-from sinks.describing import name_holder
+from sinks.entry_owner import name_holder
 
 XID: Final = "xid"
-_MOST_INCIDENTS: Final = 200
+_MAX_INCIDENTS: Final = 200
 _SAME_CAUSE_NS: Final = 60 * 10**9
 """An XID at most so long before a GPU's last reading is taken for the cause of its loss."""
 
@@ -51,7 +51,7 @@ class GpuPresence:
     """Follows the GPUs of all nodes; bounded by them, and in the incidents that it keeps."""
 
     def __init__(self) -> None:
-        self.incidents: deque[AttributedIncident] = deque(maxlen=_MOST_INCIDENTS)
+        self.incidents: deque[AttributedIncident] = deque(maxlen=_MAX_INCIDENTS)
         self._seen: dict[str, _Seen] = {}
 
     def add(self, event: GpuEvent) -> None:

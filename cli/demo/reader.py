@@ -8,7 +8,7 @@ from typing import Final
 from cli.demo.alerts import RunAlerts
 from cli.demo.groups import own_group
 from cli.demo.run_bus import Offsets
-from cli.demo.tally import Tally
+from cli.demo.totals import Tally
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError, UndecodableError
@@ -19,11 +19,11 @@ from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
 _EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
 _INCIDENT: Final = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 _TOPICS: Final = (EVENTS.name, ATTRIBUTED_INCIDENTS.name, DEAD_LETTERS.name)
-_MOST_NEWEST: Final = 10_000
+_MAX_NEWEST: Final = 10_000
 
 
 def subscription() -> Subscription:
-    """Give the subscription of the reader."""
+    """Return the subscription of the reader."""
     return Subscription(group=own_group("gpuledger-reader"), topics=_TOPICS)
 
 
@@ -45,12 +45,12 @@ class EventReader:
         self._nodes = nodes
         self._begun = {at: end for at, end in beginning.items() if at.topic == SAMPLES.name}
         self.dead_letters = 0
-        self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MOST_NEWEST)
+        self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MAX_NEWEST)
         """Where the records that were read last stand: what the sinks should have too."""
 
     async def follow(self) -> None:
         """Hand events to the tally, for ever; brokers and topics that are away are waited for."""
-        backoff = Backoff(first_seconds=0.2, most_seconds=5.0)
+        backoff = Backoff(first_seconds=0.2, max_seconds=5.0)
         while True:
             try:
                 batch = await self._consumer.poll(timeout_seconds=0.5, max_records=500)
@@ -63,7 +63,7 @@ class EventReader:
                 self._take(records)
 
     async def count_ticks(self) -> int:
-        """Give how many ticks have been published since the run began."""
+        """Return how many ticks have been published since the run began."""
         ends = await self._consumer.end_offsets(self._begun)
         return sum(end - self._begun[place] for place, end in ends.items())
 

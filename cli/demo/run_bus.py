@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from typing import Final
 
-from gpuledger.bus.history import History, HistoryReader, WholeBus
+from gpuledger.bus.log_reader import History, HistoryReader, WholeBus
 from gpuledger.bus.protocol import (
     Consumer,
     Producer,
@@ -157,7 +157,7 @@ class _RunConsumer:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Give records of the run; go on to it where the group was before it."""
+        """Return records of the run; go on to it where the group was before it."""
         batch = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
         for place, records in batch.items():
             first = self._view.first(place)
@@ -173,7 +173,7 @@ class _RunConsumer:
         self._view.delivered.update(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Give the committed offset."""
+        """Return the committed offset."""
         return await self.inner.committed(partition)
 
     async def topic_id(self, topic: str) -> str | None:
@@ -181,7 +181,7 @@ class _RunConsumer:
         return await self.inner.topic_id(topic)
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Give the partitions that are held now."""
+        """Return the partitions that are held now."""
         return self.inner.assignment()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -197,13 +197,13 @@ class _RunConsumer:
         await self.inner.seek(partition, max(offset, self._view.first(partition)))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Give the offset of the next record to be polled."""
+        """Return the offset of the next record to be polled."""
         return await self.inner.position(partition)
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Give the offsets behind the last records."""
+        """Return the offsets behind the last records."""
         return await self.inner.end_offsets(partitions)
 
     def withheld_seconds(self) -> float:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from cli.demo.columns import Column, fit, line, shorten, shown
+from cli.demo.columns import TableColumn, fit, line, shorten, shown
 from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
 from cli.demo.presence import LostGpu
 from cli.demo.prose import elide, fold, wrap
-from cli.demo.tally import Tally, owner_of
+from cli.demo.totals import Tally, owner_of
 from gpuledger.records import (
     Account,
     Entry,
@@ -23,18 +23,18 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from sinks.describing import Debtor, Debtors, holder_of
+from sinks.entry_owner import EntryOwner, EntryOwners, holder_of
 
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
 _GIB: Final = 2**30
 _SECOND_NS: Final = 10**9
 _STANDSTILL_NS: Final = 5 * _SECOND_NS
-_MOST_ALERTS: Final = 5
+_MAX_ALERTS: Final = 5
 # Lines of the table below its titles: where there is room, and at least, a node's name and a row.
 _GOOD_BODY: Final = 4
-_LEAST_BODY: Final = 2
-_LEAST_SCREEN: Final = 3
+_MIN_BODY: Final = 2
+_MIN_SCREEN: Final = 3
 _STYLES: Final = {
     Account.POD: "",
     Account.HOST: "yellow",
@@ -42,24 +42,24 @@ _STYLES: Final = {
     Account.IDLE: "dim",
 }
 _COLUMNS: Final = (
-    Column("GPU"),
-    Column("Pod", "left", floor=36),
-    Column("SM %"),
-    Column("Memory", leaves=4),
-    Column("Watts", leaves=3),
-    Column("Method", "left", floor=12, leaves=2, keeps="beginning"),
-    Column("Owner", "left", floor=18, leaves=1),
+    TableColumn("GPU"),
+    TableColumn("Pod", "left", floor=36),
+    TableColumn("SM %"),
+    TableColumn("Memory", leaves=4),
+    TableColumn("Watts", leaves=3),
+    TableColumn("Method", "left", floor=12, leaves=2, keeps="beginning"),
+    TableColumn("Owner", "left", floor=18, leaves=1),
 )
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """One line of the screen."""
 
     text: str
     style: str = ""
 
 
-class Row(NamedTuple):
+class ScreenRow(NamedTuple):
     """One entry of one GPU, as it is shown."""
 
     gpu: str
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class ScreenHeader:
     """What stands above the table."""
 
     facts: Sequence[str]
@@ -88,7 +88,7 @@ class _Block(NamedTuple):
     """The lines of one GPU, which stay together where they fit on a page."""
 
     node: str
-    lines: list[Line]
+    lines: list[ScreenLine]
 
 
 def standstill(tally: Tally, *, now_ns: int) -> str | None:
@@ -100,8 +100,13 @@ def standstill(tally: Tally, *, now_ns: int) -> str | None:
 
 
 def draw(
-    tally: Tally, header: Header, *, width: int, height: int | None = None, seconds: float = 0.0
-) -> list[Line]:
+    tally: Tally,
+    header: ScreenHeader,
+    *,
+    width: int,
+    height: int | None = None,
+    seconds: float = 0.0,
+) -> list[ScreenLine]:
     """Return the lines of a screen; `seconds` since the first one turn the pages.
 
     Without a `height` all lines are returned. Where it is too low for all of them, first what the
@@ -111,7 +116,7 @@ def draw(
     rows = {node: list(rows_of(event)) for node, event in sorted(tally.latest.items())}
     cells = [row[:-1] for shown in rows.values() for row in shown]
     widths = fit(_COLUMNS, cells, width=width)
-    titles = Line(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold")
+    titles = ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold")
     lost = {node: tally.presence.lost(event) for node, event in tally.latest.items()}
     blocks = [
         block
@@ -125,49 +130,50 @@ def draw(
         if len(above) + len(body) + len(below) <= height:
             return [*above, *body, *below]
     head = _short_head(header, width, most=_room_above(height))
-    above = [*head, titles] if height > _LEAST_SCREEN else []
-    pages = _pages(blocks, max(_LEAST_BODY, height - len(above) - 1))
+    above = [*head, titles] if height > _MIN_SCREEN else []
+    pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
     more = f"page {number + 1} of {len(pages)}; a higher window shows more"
-    return [*above, *_body(pages[number]), Line(shorten(more, width), "dim")]
+    return [*above, *_body(pages[number]), ScreenLine(shorten(more, width), "dim")]
 
 
 def _room_above(height: int) -> int:
     """Return for how many lines of a head there is room above titles, GPUs and the page's line."""
-    return max(height - _GOOD_BODY - 2, min(1, height - _LEAST_BODY - 2), 0)
+    return max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
 
 
-def _head(header: Header, width: int) -> list[Line]:
+def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
     """Return the lines above the table, each sentence whole."""
     return [
         *_facts(header, width),
         *(
-            Line(text, "bold red")
+            ScreenLine(text, "bold red")
             for problem in header.problems
             for text in fold(problem, width=width, indent="  ")
         ),
         *(
-            Line(text, "red")
-            for alert in _shown_alerts(header.alerts, most=_MOST_ALERTS)
+            ScreenLine(text, "red")
+            for alert in _shown_alerts(header.alerts, most=_MAX_ALERTS)
             for text in fold(alert, width=width, indent="  ")
         ),
     ]
 
 
-def _short_head(header: Header, width: int, *, most: int | None = None) -> list[Line]:
+def _short_head(header: ScreenHeader, width: int, *, most: int | None = None) -> list[ScreenLine]:
     """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
     facts = _facts(header, width)
-    problems = [Line(elide(said, width=width), "bold red") for said in header.problems[:most]]
-    room = _MOST_ALERTS if most is None else min(most - len(problems), _MOST_ALERTS)
+    problems = [ScreenLine(elide(said, width=width), "bold red") for said in header.problems[:most]]
+    room = _MAX_ALERTS if most is None else min(most - len(problems), _MAX_ALERTS)
     alerts = [
-        Line(elide(alert, width=width), "red") for alert in _shown_alerts(header.alerts, most=room)
+        ScreenLine(elide(alert, width=width), "red")
+        for alert in _shown_alerts(header.alerts, most=room)
     ]
     left = None if most is None else most - len(problems) - len(alerts)
     return [*facts[:left], *problems, *alerts]
 
 
-def _facts(header: Header, width: int) -> list[Line]:
-    return [Line(text, "dim") for text in wrap(header.facts, width=width)]
+def _facts(header: ScreenHeader, width: int) -> list[ScreenLine]:
+    return [ScreenLine(text, "dim") for text in wrap(header.facts, width=width)]
 
 
 def _shown_alerts(alerts: Sequence[str], *, most: int) -> list[str]:
@@ -178,20 +184,20 @@ def _shown_alerts(alerts: Sequence[str], *, most: int) -> list[str]:
     return [f"! {alert}" for alert in shown]
 
 
-def _meanings(widths: Sequence[int], width: int) -> list[Line]:
+def _meanings(widths: Sequence[int], width: int) -> list[ScreenLine]:
     here = shown(_COLUMNS, widths)
     columns = {name: meaning for name, meaning in LIVE_COLUMNS.items() if name in here}
     said = [*as_facts(columns), *as_facts(LIVE_ROWS)]
-    return [Line(""), *(Line(text, "dim") for text in wrap(said, width=width))]
+    return [ScreenLine(""), *(ScreenLine(text, "dim") for text in wrap(said, width=width))]
 
 
-def _body(blocks: Sequence[_Block]) -> list[Line]:
-    lines: list[Line] = []
+def _body(blocks: Sequence[_Block]) -> list[ScreenLine]:
+    lines: list[ScreenLine] = []
     node = None
     for block in blocks:
         if block.node != node:
             node = block.node
-            lines.append(Line(node, "bold"))
+            lines.append(ScreenLine(node, "bold"))
         lines += block.lines
     return lines
 
@@ -218,31 +224,31 @@ def _of_at_most(blocks: Sequence[_Block], most: int) -> Iterator[_Block]:
 
 def _blocks(
     node: str,
-    rows: Sequence[Row],
+    rows: Sequence[ScreenRow],
     lost: Sequence[LostGpu],
     *,
     widths: Sequence[int],
     width: int,
 ) -> list[_Block]:
-    found: list[tuple[int, list[Line]]] = []
+    found: list[tuple[int, list[ScreenLine]]] = []
     for row in rows:
         if row.gpu:
             found.append((int(row.gpu), []))
-        found[-1][1].append(Line(line(_COLUMNS, row[:-1], widths), row.style))
+        found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
     found += [(gpu.index, [_lost_line(gpu, widths[0], width)]) for gpu in lost]
     return [_Block(node, lines) for _, lines in sorted(found, key=lambda each: each[0])]
 
 
-def _lost_line(gpu: LostGpu, index_width: int, width: int) -> Line:
+def _lost_line(gpu: LostGpu, index_width: int, width: int) -> ScreenLine:
     since = datetime.fromtimestamp(gpu.since_ns / _SECOND_NS, tz=UTC).strftime("%H:%M:%S UTC")
     held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
     said = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
-    return Line(elide(f"{gpu.index!s:>{index_width}}  {said}", width=width), "bold red")
+    return ScreenLine(elide(f"{gpu.index!s:>{index_width}}  {said}", width=width), "bold red")
 
 
-def rows_of(event: GpuEvent) -> Iterator[Row]:
+def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
-    debtors = Debtors(event)
+    debtors = EntryOwners(event)
     seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
@@ -266,8 +272,8 @@ def _shown_entries(gpu: GpuBooks) -> list[Entry]:
 
 def _row(
     entry: Entry, description: PodDescription | None, *, who: str, gpu: str, seconds: float
-) -> Row:
-    return Row(
+) -> ScreenRow:
+    return ScreenRow(
         gpu=gpu,
         pod=who,
         sm=_percent(entry.busy_seconds, seconds),
@@ -289,7 +295,7 @@ def _account(entry: Entry, event: GpuEvent) -> str:
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 
 
-def _pod(entry: Entry, debtor: Debtor) -> str | None:
+def _pod(entry: Entry, debtor: EntryOwner) -> str | None:
     if entry.account is not Account.POD:
         return None
     description = debtor.pod

@@ -16,7 +16,7 @@ from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 Work = Callable[..., Coroutine[Any, Any, None]]
 """Runs a sink until cancelled; takes its bus, readiness and clock by keyword."""
 _SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
-_MOST_CHARACTERS: Final = 200
+_MAX_CHARACTERS: Final = 200
 
 
 @record
@@ -94,7 +94,7 @@ class SinkWatch:
         details = (str(check["detail"]) for check in checks.values() if not check["ok"])
         # Several checks may say the same of the one receiver.
         said = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
-        return elide("; ".join(said), width=_MOST_CHARACTERS) or None
+        return elide("; ".join(said), width=_MAX_CHARACTERS) or None
 
 
 def has_failed(line: SinkLine, *, events: int) -> bool:

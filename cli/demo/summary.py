@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cli.demo.alerts import AlertLine, as_line
-from cli.demo.columns import Column, fit, line, shown
+from cli.demo.columns import TableColumn, fit, line, shown
 from cli.demo.meanings import SUMMARY_COLUMNS, as_facts
 from cli.demo.prose import fold, wrap
-from cli.demo.screen import Line
+from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
-from cli.demo.tally import PodTotal
+from cli.demo.totals import PodTotal
 from gpuledger.records import AttributedIncident
 from gpuledger.records.base import record
 
@@ -20,13 +20,13 @@ FAILED: Final = 1
 """The exit code where something of the run is missing: not sent, not booked, or not known."""
 _GIB_HOUR: Final = 2**30 * 3600
 _COLUMNS: Final = (
-    Column("Pod", "left", floor=30),
-    Column("GPU s"),
-    Column("true"),
-    Column("unused"),
-    Column("GiB h", leaves=3),
-    Column("kJ", leaves=2),
-    Column("Owner", "left", floor=18, leaves=1),
+    TableColumn("Pod", "left", floor=30),
+    TableColumn("GPU s"),
+    TableColumn("true"),
+    TableColumn("unused"),
+    TableColumn("GiB h", leaves=3),
+    TableColumn("kJ", leaves=2),
+    TableColumn("Owner", "left", floor=18, leaves=1),
 )
 
 
@@ -202,7 +202,7 @@ def exit_code(summary: Summary) -> int:
     return FAILED if failed or missing or any(_shortcomings(summary)) else 0
 
 
-def draw_summary(summary: Summary, *, width: int) -> list[Line]:
+def draw_summary(summary: Summary, *, width: int) -> list[ScreenLine]:
     """Return the lines that `--format table` leaves on the screen at the end."""
     rows = [_cells(line) for line in summary.pods]
     widths = fit(_COLUMNS, rows, width=width)
@@ -213,21 +213,21 @@ def draw_summary(summary: Summary, *, width: int) -> list[Line]:
     meanings = {name: meaning for name, meaning in SUMMARY_COLUMNS.items() if name in here}
     alerts = [f"! {as_line(alert)}" for alert in summary.alerts]
     return [
-        Line(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
-        *(Line(line(_COLUMNS, row, widths)) for row in rows),
-        *(Line(text, "dim") for text in wrap(as_facts(meanings), width=width)),
-        Line(""),
+        ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
+        *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
+        *(ScreenLine(text, "dim") for text in wrap(as_facts(meanings), width=width)),
+        ScreenLine(""),
         *_folded(_sentences(summary), width),
         # Whole, as it is to be copied.
-        Line(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
+        ScreenLine(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
         *_folded(alerts, width, "red"),
         *_folded(filter(None, (*_shortcomings(summary), *problems)), width, "bold red"),
     ]
 
 
-def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[Line]:
+def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[ScreenLine]:
     return [
-        Line(text, style)
+        ScreenLine(text, style)
         for sentence in sentences
         for text in fold(sentence, width=width, indent="  ")
     ]

@@ -19,14 +19,14 @@ from rich.live import Live
 from rich.text import Text
 from typing_extensions import override
 
-from cli.demo.screen import Line
+from cli.demo.screen import ScreenLine
 from gpuledger.tasks import end_tasks
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25
-_MOST_LOG_LINES: Final = 100
+_MAX_LOG_LINES: Final = 100
 
-Draw = Callable[[int, int, float], Sequence[Line]]
+Draw = Callable[[int, int, float], Sequence[ScreenLine]]
 """Returns the lines of a frame for a width, a height and the seconds since the first one."""
 
 
@@ -40,7 +40,7 @@ def width_of(console: Console) -> int:
     return console.width if console.is_terminal else WIDTH_IN_FILES
 
 
-def show(console: Console, lines: Sequence[Line]) -> None:
+def show(console: Console, lines: Sequence[ScreenLine]) -> None:
     """Print lines, each of them whole."""
     for text, style in lines:
         console.print(Text(text, style=style), soft_wrap=True)
@@ -100,7 +100,7 @@ class _LastLines(io.TextIOBase):
     """Keeps what was written last."""
 
     def __init__(self) -> None:
-        self.lines: deque[str] = deque(maxlen=_MOST_LOG_LINES)
+        self.lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
 
     @override
     def write(self, text: str) -> int:

@@ -12,17 +12,17 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from cli.replay.moments import parse_duration, parse_moment, write_moment
 from cli.replay.outputs import Write, to_file, to_nowhere, to_topic
 from cli.replay.plan import Asked, Plan, make_plan
 from cli.replay.progress import telling_progress
 from cli.replay.report import tell_comparison, tell_outcome
-from cli.replay.run import Outcome, Replaying, count_ticks, refuse_nothing
+from cli.replay.run import Replaying, ReplayOutcome, count_ticks, refuse_nothing
+from cli.replay.time_args import parse_duration, parse_moment, write_moment
 from cli.topics import kafka_settings
-from enricher.join.replaying.comparison import Comparison
-from enricher.join.replaying.replay import TimeRange
-from gpuledger.bus.history import History
+from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.replay import TimeRange
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.service import configure_logs
@@ -119,7 +119,7 @@ def replay(  # one parameter an option
 
 
 def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> OpenOutput:
-    """Give what opens the output that was asked for; raises `UserError` for none, or for two."""
+    """Return what opens the output that was asked for; raises `UserError` for none, or for two."""
     if output is not None and topic is not None:
         raise UserError("--output and --topic: give one of them")
     if output is not None:
@@ -138,7 +138,7 @@ async def replay_range(
     asked: Asked,
     open_output: OpenOutput,
     comparison: Comparison | None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
     plan = await _plan(history, asked)
     with telling_progress(count_ticks(plan)) as advance:
@@ -165,7 +165,7 @@ async def _plan(history: History, asked: Asked) -> Plan:
 
 async def _until_signal(
     bus: KafkaBus, asked: Asked, open_output: OpenOutput, comparison: Comparison | None
-) -> Outcome:
+) -> ReplayOutcome:
     """Replay; SIGTERM ends it as Ctrl-C does, which asyncio sees to itself."""
     task = asyncio.current_task()
     if task is not None:

@@ -20,7 +20,7 @@ _PACKING_LEVEL: Final = 1
 
 @asynccontextmanager
 async def to_nowhere() -> AsyncIterator[Write]:
-    """Give an output that drops everything, for comparing only."""
+    """Yield an output that drops everything, for comparing only."""
 
     async def write(_partition: int, _events: Sequence[Message]) -> None:
         return

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cli.replay.moments import write_duration, write_moment
-from enricher.join.replaying.replay import TimeRange
-from gpuledger.bus.history import HistoryReader, Span
+from cli.replay.time_args import write_duration, write_moment
+from enricher.join.replay.replay import TimeRange
+from gpuledger.bus.log_reader import HistoryReader, Span
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.errors import TopicsError, UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
@@ -96,7 +96,7 @@ def _refuse_other_counts(*spans: Mapping[TopicPartition, Span]) -> None:
 async def _refuse_removed(
     reader: HistoryReader, kept: Mapping[TopicPartition, Span], asked: Asked
 ) -> list[str]:
-    """Say how much of the range retention has removed; as a warning where that was accepted."""
+    """Return how much of the range retention has removed; as a warning where that was accepted."""
     begin_ms = asked.wanted.begin_ms
     removed = [place for place, span in kept.items() if span.first > 0]
     at_begin = await reader.offsets_at(removed, begin_ms) if removed else {}
@@ -129,7 +129,7 @@ async def _refuse_removed(
 
 
 async def _oldest_ms(reader: HistoryReader, place: TopicPartition, span: Span) -> int:
-    """Give the time of the oldest record kept; without one, nothing of any time is."""
+    """Return the time of the oldest record kept; without one, nothing of any time is."""
     async with aclosing(reader.read(place, span)) as chunks:
         async for records in chunks:
             return records[0].timestamp_ms
@@ -143,7 +143,7 @@ async def _cut(
     *,
     lead_in_ms: int,
 ) -> dict[TopicPartition, Span]:
-    """Give what is to be read of each partition, with the offsets as they are now."""
+    """Return what is to be read of each partition, with the offsets as they are now."""
     if not kept:
         return {}
     first = await reader.offsets_at(kept, asked.wanted.begin_ms - lead_in_ms)

@@ -16,7 +16,7 @@ LINE_SECONDS: Final = 10.0
 
 @contextmanager
 def telling_progress(total: int) -> Iterator[Advance]:
-    """Tell progress while the context is open."""
+    """Report progress while the context is open."""
     if sys.stderr.isatty():
         with _bar() as bar:
             task = bar.add_task("replaying", total=total)

@@ -4,17 +4,17 @@ import json
 import sys
 from typing import Final
 
-from cli.replay.moments import write_moment
-from cli.replay.run import Outcome
-from enricher.join.replaying.comparison import Comparison, Counts, Difference
-from enricher.join.replaying.replay import TimeRange
+from cli.replay.run import ReplayOutcome
+from cli.replay.time_args import write_moment
+from enricher.join.replay.comparison import Comparison, Counts, Difference
+from enricher.join.replay.replay import TimeRange
 
 _SHOWN_CHARACTERS: Final = 200
 DIFFERENT: Final = 1
 
 
-def tell_outcome(outcome: Outcome, wanted: TimeRange, *, where: str | None) -> None:
-    """Say how many events there were, and what could not be used."""
+def tell_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
+    """Return how many events there were, and what could not be used."""
     begin, end = map(write_moment, wanted)
     into = f", into {where}" if where else ""
     sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}{into}\n")
@@ -26,7 +26,7 @@ def tell_outcome(outcome: Outcome, wanted: TimeRange, *, where: str | None) -> N
 
 
 def tell_comparison(comparison: Comparison) -> int:
-    """Print what differs, then the verdict; give the exit code."""
+    """Print what differs, then the verdict; return the exit code."""
     for difference in comparison.differences:
         print_line(show_difference(difference))
     hidden = comparison.changes - len(comparison.differences)
@@ -42,7 +42,7 @@ def tell_comparison(comparison: Comparison) -> int:
 
 
 def verdict(counts: Counts) -> str:
-    """Give the one line that counts."""
+    """Return the one line that counts."""
     return (
         f"compared {counts.compared} events: {counts.equal} equal,"
         f" {counts.more_complete} more complete, {counts.different} differ,"
@@ -51,7 +51,7 @@ def verdict(counts: Counts) -> str:
 
 
 def show_difference(difference: Difference) -> str:
-    """Give the line of one field."""
+    """Return the line of one field."""
     event, change = difference
     return (
         f"node {event.node} boot {event.boot_id} seq {event.seq} {change.field}:"

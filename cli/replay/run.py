@@ -13,9 +13,9 @@ import msgspec
 from cli.replay.outputs import Write
 from cli.replay.plan import Asked, Part, Plan
 from enricher.join.placing import placement_rule
-from enricher.join.replaying.comparison import Comparison
-from enricher.join.replaying.replay import Replay, TimeRange
-from gpuledger.bus.history import History, HistoryReader
+from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.replay import Replay, TimeRange
+from gpuledger.bus.log_reader import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.dead_letters import describe_unreadable
 from gpuledger.errors import UserError
@@ -24,7 +24,7 @@ from gpuledger.topics import EVENTS, PODS, SAMPLES
 _Chunks = AsyncGenerator[Sequence[Record], None]
 
 
-class Outcome(NamedTuple):
+class ReplayOutcome(NamedTuple):
     """What a replay came to."""
 
     events: int
@@ -54,13 +54,13 @@ class Replaying:
         self._advance = advance
         self._events = 0
 
-    async def run(self, history: History, plan: Plan) -> Outcome:
+    async def run(self, history: History, plan: Plan) -> ReplayOutcome:
         """Replay everything; a reader of its own brings the events of the first run."""
         async with history.reader() as reader, history.reader() as other:
             for part in plan.parts:
                 await self._run_part(part, reader=reader, other=other)
         unusable = self._replay.unusable
-        return Outcome(self._events, unusable.buried, unusable.first_detail)
+        return ReplayOutcome(self._events, unusable.buried, unusable.first_detail)
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
         await self._take_pods(part, reader)
@@ -129,7 +129,7 @@ class Replaying:
 
 
 def count_ticks(plan: Plan) -> int:
-    """Give how many ticks there are to read, as far as offsets tell."""
+    """Return how many ticks there are to read, as far as offsets tell."""
     return sum(part.ticks.end - part.ticks.first for part in plan.parts)
 
 

@@ -9,7 +9,7 @@ from gpuledger.settings import load_settings
 
 @explain_user_errors
 def main() -> int:
-    """Run the join until it is told to stop; give the exit code."""
+    """Run the join until it is told to stop; return the exit code."""
     settings = load_settings(
         JoinSettings,
         prog="gpuledger-join",
@@ -17,7 +17,7 @@ def main() -> int:
     )
     about = {
         "group": settings.join.group,
-        "member": settings.kafka.group_member or None,
+        "member": settings.kafka.group_instance_id or None,
         "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
     }

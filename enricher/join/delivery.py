@@ -11,11 +11,11 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.join import metrics
-from enricher.join.insistence import Insistence
-from enricher.join.slices import Slice
+from enricher.join.commit_batch import CommitBatch
+from enricher.join.retry import UntilDone
 from gpuledger.bus.protocol import Consumer, Message, Producer, TopicPartition
-from gpuledger.bus.writers import Writers, pause_seconds_after
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import EVENTS
@@ -33,8 +33,8 @@ class Delivery(Protocol):
         Raises `BusError` where that failed; whoever tries again polls in between.
         """
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
-        """Deliver; give the partitions of which it is not known, or which are another's now.
+    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
+        """Deliver; return the partitions of which it is not known, or which are another's now.
 
         Those were given up, and are to be begun with anew from what is committed.
         """
@@ -51,7 +51,7 @@ class AtLeastOnce:
     """
 
     def __init__(
-        self, *, producer: Producer, office: DeadLetterOffice, insist: Insistence, check: Check
+        self, *, producer: Producer, office: DeadLetterQueue, insist: UntilDone, check: Check
     ) -> None:
         """Take what publishes; `insist` fails the check, and only a commit passes it."""
         self._producer = producer
@@ -69,7 +69,7 @@ class AtLeastOnce:
         self._done = {at: next_ for at, next_ in self._done.items() if at.partition not in gone}
         self._pass_check()
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
+    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver everything, however long it takes."""
         await asyncio.gather(
             *(self._publish(*each) for made in slices for each in made.messages.items())
@@ -119,8 +119,8 @@ class ExactlyOnce:
     def __init__(
         self,
         *,
-        writers: Writers,
-        office: DeadLetterOffice,
+        writers: TransactionalWriters,
+        office: DeadLetterQueue,
         check: Check,
         fenced_seconds: float,
     ) -> None:
@@ -128,7 +128,7 @@ class ExactlyOnce:
         self._office = office
         self._check = check
         self._fenced_seconds = fenced_seconds
-        self._backoff = Backoff(first_seconds=0.1, most_seconds=10.0)
+        self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 
     async def take_over(self, numbers: Iterable[int]) -> None:
@@ -142,7 +142,7 @@ class ExactlyOnce:
         self._undelivered -= gone
         self._pass_check()
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
+    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
         """Deliver each slice or undo it as a whole; those undone are given up."""
         failures = await asyncio.gather(*map(self._commit, slices))
         undone = {made.number: error for made, error in zip(slices, failures, strict=True) if error}
@@ -159,21 +159,21 @@ class ExactlyOnce:
         await asyncio.sleep(pause_seconds)
         return undone.keys()
 
-    async def _commit(self, made: Slice) -> Exception | None:
+    async def _commit(self, made: CommitBatch) -> Exception | None:
         drained = self._office.drain(made.number)
         messages = {**made.messages, made.marks_place: made.marks, **drained.messages}
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:
             cause = _cause_of(error)
-            metrics.TRANSACTIONS_UNDONE_TOTAL.labels(cause=cause).inc()
+            metrics.TRANSACTIONS_ABORTED_TOTAL.labels(cause=cause).inc()
             _log.debug("transaction_undone", partition=made.number, reason=cause, error=str(error))
             return drained.explain(error) if isinstance(error, BusError) else error
         self._office.acknowledge(drained)
         count_events(made)
         return None
 
-    def _remember(self, slices: Sequence[Slice], undone: Mapping[int, Exception]) -> None:
+    def _remember(self, slices: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
         """Fail the check, but where another worker has the partition: that is no failure."""
         self._undelivered -= {made.number for made in slices}
         for number, error in undone.items():
@@ -195,6 +195,6 @@ def _cause_of(error: Exception) -> str:
     return "unavailable" if isinstance(error, BusUnavailableError) else "refused"
 
 
-def count_events(made: Slice) -> None:
+def count_events(made: CommitBatch) -> None:
     """Count the events of a slice that was delivered."""
     metrics.EVENTS_TOTAL.inc(len(made.messages.get(TopicPartition(EVENTS.name, made.number), ())))

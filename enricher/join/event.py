@@ -2,7 +2,7 @@
 
 from typing import Final, cast
 
-from enricher.join.naming.describe import Said
+from enricher.join.pods.describe import PodDescriptions
 from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription, Settlement
 from gpuledger.twins import twin_of
 
@@ -12,13 +12,13 @@ _GpuEvent: Final = twin_of(GpuEvent)
 def make_event(
     sample: NodeSample,
     books: list[GpuBooks],
-    said: Said,
+    said: PodDescriptions,
     *,
     late: bool = False,
     uncovered_seconds: float | None = None,
     settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
-    """Give the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
+    """Return the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
     return _GpuEvent(
         node=sample.node,
         boot_id=sample.boot_id,

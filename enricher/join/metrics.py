@@ -38,8 +38,8 @@ PENDING_DELAY_SECONDS: Final = Histogram(
 )
 UNKNOWN_TOTAL: Final = Counter(
     "gpuledger_join_unknown_pods",
-    "Pods whose records did not come in `join.pending_seconds`, and those that were too many to"
-    " wait for: the pod watch is behind, or no pod has these containers.",
+    "Pods whose records did not come in `join.pending_pod_timeout_seconds`, and those that were too"
+    " many to wait for: the pod watch is behind, or no pod has these containers.",
 )
 FOREIGN_POD: Final = "foreign_pod"
 UNKNOWN_HOLDER: Final = "unknown_holder"
@@ -79,14 +79,14 @@ RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
     "Calls that Kafka did not answer, made again: polls, publications, commits.",
 )
-TRANSACTIONS_UNDONE_TOTAL: Final = Counter(
-    "gpuledger_join_transactions_undone",
+TRANSACTIONS_ABORTED_TOTAL: Final = Counter(
+    "gpuledger_join_transactions_aborted",
     "Transactions whose work was dropped and done again from what is committed, by cause: `fenced`"
     " (another worker has the partition, or Kafka aborted what took too long), `unavailable`,"
     " `refused` (a topic or a right is missing).",
     ["cause"],
 )
-count_from_zero(TRANSACTIONS_UNDONE_TOTAL, cause=("fenced", "unavailable", "refused"))
+count_from_zero(TRANSACTIONS_ABORTED_TOTAL, cause=("fenced", "unavailable", "refused"))
 PODS: Final = Gauge("gpuledger_join_pods", "Pods known to this worker.")
 PARTITIONS: Final = Gauge("gpuledger_join_partitions", "Partitions of ticks held by this worker.")
 LAG_SECONDS: Final = Gauge(
@@ -94,8 +94,8 @@ LAG_SECONDS: Final = Gauge(
     "Age of the oldest tick that was read and whose event is not published yet, as of the scrape:"
     " it grows while Kafka takes nothing, and is 0 while there is nothing to join.",
 )
-LEAST_AGE_SECONDS: Final = Gauge(
-    "gpuledger_join_least_age_seconds",
+MIN_AGE_SECONDS: Final = Gauge(
+    "gpuledger_join_min_tick_age_seconds",
     "Age of the newest tick of the last ten minutes when it was taken up: what the way takes at"
     " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
@@ -132,7 +132,7 @@ count_from_zero(
         topics.PROCESSES.name,
         topics.INCIDENTS.name,
         topics.PODS.name,
-        topics.MARKS.name,
+        topics.PROGRESS.name,
     ),
     reason=("undecodable", "unreadable", "invalid", "too_large", "misplaced", "seq_ahead"),
 )

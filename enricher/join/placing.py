@@ -12,8 +12,8 @@ from gpuledger.bus.protocol import Record
 from gpuledger.topics import partition_of_node
 
 # More than a worker has nodes; hashing a name in Python costs as much as a tenth of a tick.
-_MOST_NODES: Final = 65_536
-_MOST_PARTITIONS: Final = 4_096
+_MAX_NODES: Final = 65_536
+_MAX_PARTITIONS: Final = 4_096
 """Which of so many is a node's is looked for, where that is to be told."""
 
 IsPlaced = Callable[[str, int], bool]
@@ -23,7 +23,7 @@ IsPlaced = Callable[[str, int], bool]
 def placement_rule(*, partitions: int) -> IsPlaced:
     """Return the rule of topics with so many partitions."""
 
-    @lru_cache(maxsize=_MOST_NODES)
+    @lru_cache(maxsize=_MAX_NODES)
     def partition_of(node: str) -> int:
         return partition_of_node(node, partitions=partitions)
 
@@ -32,7 +32,7 @@ def placement_rule(*, partitions: int) -> IsPlaced:
 
 def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
     """Return whose record it is, where it belongs, and where it lies."""
-    home = next((each for each in range(_MOST_PARTITIONS) if is_placed(node, each)), "another")
+    home = next((each for each in range(_MAX_PARTITIONS) if is_placed(node, each)), "another")
     found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
     return (
         f"{record.topic}: a record of node {node} belongs in partition {home} under key {key!r};"

@@ -13,16 +13,16 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
+from enricher.join.commit_batch import CommitBatch, CommitBatches
 from enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
-from enricher.join.insistence import Insistence
 from enricher.join.placing import placement_rule
-from enricher.join.rebuilding import INPUTS, STATE, Rebuilding, StalledError, poll
+from enricher.join.restore import INPUTS, STATE, StalledError, StateRestorer, poll
+from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
-from enricher.join.slices import Slice, Slices
 from enricher.join.stage import JoinStage
 from enricher.join.steps import step_through
 from gpuledger.bus.gaps import GapCheck
-from gpuledger.bus.history import WholeBus
+from gpuledger.bus.log_reader import WholeBus
 from gpuledger.bus.protocol import (
     Bus,
     Consumer,
@@ -35,19 +35,19 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     TransactionalBus,
 )
-from gpuledger.bus.writers import Writers
+from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.errors import NotAssignedError, TopicsError
 from gpuledger.lag import Lag
-from gpuledger.service import Backoff, Check, Readiness, Severity, end_where_stalled
+from gpuledger.service import Backoff, Check, CheckSeverity, Readiness, end_where_stalled
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
-    MARKS,
     PROCESSES,
+    PROGRESS,
     SAMPLES,
 )
 
@@ -64,9 +64,9 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     `delivery`, ok while what is made can be published.
     """
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
-    insist = Insistence(check=readiness.check("bus"), backoff=_backoff())
+    insist = UntilDone(check=readiness.check("bus"), backoff=_backoff())
     # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = Insistence(check=delivery_check, backoff=_backoff(), passes_check=False)
+    publishing = UntilDone(check=delivery_check, backoff=_backoff(), passes_check=False)
 
     def rounds() -> int:
         return insist.attempts + publishing.attempts
@@ -77,13 +77,13 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
         async with bus.producer() as producer:
-            office = DeadLetterOffice(
+            office = DeadLetterQueue(
                 consumer=settings.join.group, producer=producer, partitions=letters
             )
             stage = JoinStage(
                 office=office,
                 is_placed=placement_rule(partitions=inputs),
-                pending_seconds=settings.join.pending_seconds,
+                pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
             opening = _open_delivery(
                 AtLeastOnce(
@@ -99,7 +99,7 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     stage=stage,
                     office=office,
                     delivery=delivery,
-                    rebuilding=Rebuilding(
+                    rebuilding=StateRestorer(
                         stage=stage,
                         delivery=delivery,
                         insist=insist,
@@ -110,14 +110,14 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
                     ),
                     insist=insist,
                     tuning=settings.join,
-                    gaps=GapCheck(readiness.check("gaps", severity=Severity.WARNING)),
+                    gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
                 )
-                await worker.run(bus=bus, member=settings.kafka.group_member or None)
+                await worker.run(bus=bus, member=settings.kafka.group_instance_id or None)
         watch.cancel()
 
 
 def _backoff() -> Backoff:
-    return Backoff(first_seconds=0.2, most_seconds=10.0)
+    return Backoff(first_seconds=0.2, max_seconds=10.0)
 
 
 @asynccontextmanager
@@ -125,7 +125,7 @@ async def _open_delivery(
     at_least_once: AtLeastOnce,
     *,
     bus: TransactionalBus,
-    office: DeadLetterOffice,
+    office: DeadLetterQueue,
     check: Check,
     settings: JoinSettings,
 ) -> AsyncIterator[Delivery]:
@@ -133,7 +133,9 @@ async def _open_delivery(
         yield at_least_once
         return
     group = settings.join.group
-    async with Writers(bus=bus, group=group, finish_seconds=_FINISH_SECONDS) as writers:
+    async with TransactionalWriters(
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
         yield ExactlyOnce(
             writers=writers,
             office=office,
@@ -147,7 +149,7 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
 
     Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
     """
-    by_node = (*INPUTS, *STATE, MARKS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
+    by_node = (*INPUTS, *STATE, PROGRESS.name, EVENTS.name, ATTRIBUTED_INCIDENTS.name)
     counts = {name: await bus.partitions(name) for name in by_node}
     if len(set(counts.values())) != 1:
         raise TopicsError(
@@ -164,10 +166,10 @@ class JoinWorker:
         self,
         *,
         stage: JoinStage,
-        office: DeadLetterOffice,
+        office: DeadLetterQueue,
         delivery: Delivery,
-        rebuilding: Rebuilding,
-        insist: Insistence,
+        rebuilding: StateRestorer,
+        insist: UntilDone,
         tuning: JoinTuning,
         gaps: GapCheck,
     ) -> None:
@@ -180,8 +182,8 @@ class JoinWorker:
         self._rebuilding = rebuilding
         self._insist = insist
         self._tuning = tuning
-        self._slices = Slices(
-            most_records=tuning.records_per_commit, most_seconds=tuning.commit_interval_seconds
+        self._slices = CommitBatches(
+            max_records=tuning.records_per_commit, max_seconds=tuning.commit_interval_seconds
         )
 
     async def run(self, *, bus: Bus, member: str | None) -> None:
@@ -264,7 +266,7 @@ class JoinWorker:
     def _make(
         self, place: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
-        """Give what is to be published for these records, and where."""
+        """Return what is to be published for these records, and where."""
         if place.topic == PROCESSES.name:
             self._stage.take_processes(records)
             return EVENTS.name, ()
@@ -279,7 +281,7 @@ class JoinWorker:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         slices = self._slices.take()
         for made in slices:
-            made.marks = self._stage.drain_marks(made.number)
+            made.marks = self._stage.drain_progress(made.number)
         undone = set(await self._delivery.deliver(consumer, slices))
         for made in slices:
             if made.number not in undone:
@@ -288,7 +290,7 @@ class JoinWorker:
             self._forget(undone)
             self._rebuilding.need(undone)
 
-    def _finish(self, made: Slice) -> None:
+    def _finish(self, made: CommitBatch) -> None:
         for place, next_offset in made.offsets.items():
             if place.topic == SAMPLES.name:
                 self._lag.done(place, next_offset, time_ms=made.last_tick_ms)

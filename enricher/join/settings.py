@@ -20,7 +20,7 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether an event may be published twice, under the same id, where a worker dies or is cut
     off (`at_least_once`), or readers of what is committed see it once whatever happens
     (`exactly_once`: Kafka's transactions, one for each partition and commit)."""
-    records_per_poll: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
+    max_poll_records: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
     """The most records taken at once. At 0.15 ms a tick the default keeps the event loop busy for
     less than 100 ms, so that heartbeats live."""
     records_per_commit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2_000
@@ -30,7 +30,7 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     brokers more, and so makes events later where they are busy."""
     poll_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.5
     """How long to wait for records before looking around again."""
-    pending_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
+    pending_pod_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
     """How long the record of a pod that a tick names is waited for, before it counts as unknown.
     Events wait for nothing."""
 

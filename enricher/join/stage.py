@@ -11,44 +11,44 @@ from typing import Final
 
 from enricher.join import metrics
 from enricher.join.accounting.holders import TooManyEntriesError
-from enricher.join.audit import Audit
-from enricher.join.checks import InvalidTickError, book_valid_tick, settle_valid_ends
 from enricher.join.event import make_event
-from enricher.join.naming.describe import DescriptionCache, Said, find_foreign, identity_of
-from enricher.join.naming.incidents import describe_incident
-from enricher.join.naming.pods import PodCache
-from enricher.join.naming.slim import Slimmer
+from enricher.join.observer import JoinObserver
 from enricher.join.placing import IsPlaced, explain_misplaced
-from enricher.join.timing.marks import NodeMarks
-from enricher.join.timing.passage import (
-    MOST_AHEAD_NS,
-    Mark,
+from enricher.join.pods.describe import DescriptionCache, PodDescriptions, find_foreign, identity_of
+from enricher.join.pods.incidents import describe_incident
+from enricher.join.pods.pods import PodCache
+from enricher.join.pods.slim import Interner
+from enricher.join.progress.passage import (
+    MAX_AHEAD_NS,
+    NodeWatermark,
     clock_step_seconds,
-    is_booked,
+    is_duplicate,
     is_late,
     seq_ahead_seconds,
     uncovered_seconds,
 )
+from enricher.join.progress.watermarks import NodeMarks
+from enricher.join.validation import InvalidTickError, book_valid_tick, settle_valid_ends
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterOffice, show_key
+from gpuledger.dead_letters import DeadLetterQueue, show_key
 from gpuledger.records import (
     AttributedIncident,
     GpuEvent,
     Incident,
-    NodeMark,
+    NodeProgress,
     NodeSample,
     PodRecord,
     ProcessRecord,
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
-from gpuledger.topics import INCIDENTS, MARKS, PODS, PROCESSES, SAMPLES
+from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 
 _SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
 _PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
-_MARKS: Final = Decoder(topic=MARKS.name, record=twin_of(NodeMark))
+_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=twin_of(NodeProgress))
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
 _AttributedIncident: Final = twin_of(AttributedIncident)
@@ -61,16 +61,16 @@ class JoinStage:
     def __init__(
         self,
         *,
-        office: DeadLetterOffice,
+        office: DeadLetterQueue,
         is_placed: IsPlaced,
         time_ns: Callable[[], int] = time.time_ns,
-        pending_seconds: float = 120.0,
+        pending_pod_timeout_seconds: float = 120.0,
     ) -> None:
         self.pods = PodCache()
         self._is_placed = is_placed
         self._time_ns = time_ns
-        self._audit = Audit(pending_seconds=pending_seconds)
-        self._slimmer = Slimmer()
+        self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
+        self._slimmer = Interner()
         self._office = office
         self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
         self._descriptions = DescriptionCache(self.pods)
@@ -92,20 +92,20 @@ class JoinStage:
                 for node in self._audit.see_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
-    def take_marks(self, records: Sequence[Record]) -> None:
+    def restore_progress(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
         for record in records:
             marks = self._marks[record.partition]
             if record.value is None and record.key is not None:
                 marks.remove(record.key.decode(errors="replace"))
                 continue
-            for _, mark in self._office.decode(_MARKS, [record]):
+            for _, mark in self._office.decode(_PROGRESS, [record]):
                 if not self._is_at_home(record, node=mark.node, key=mark.node):
                     continue
                 marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
-    def drain_marks(self, partition: int) -> list[Message]:
-        """Give the marks of the nodes that were booked since the last call, for the marks' topic.
+    def drain_progress(self, partition: int) -> list[Message]:
+        """Return the marks of the nodes that were booked since the last call, for the marks' topic.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
@@ -172,7 +172,7 @@ class JoinStage:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
         marks = self._marks[record.partition]
         mark = marks.of(sample.node)
-        if is_booked(sample, mark):
+        if is_duplicate(sample, mark):
             self._audit.see_duplicate(record, sample, mark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
@@ -180,7 +180,7 @@ class JoinStage:
         )
         if ahead_seconds is not None:
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
-            if ahead_seconds * 1e9 > MOST_AHEAD_NS:
+            if ahead_seconds * 1e9 > MAX_AHEAD_NS:
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
         event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
@@ -240,7 +240,9 @@ class JoinStage:
         return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 
-def _book(sample: NodeSample, said: Said, mark: Mark | None, *, reached_ns: int | None) -> GpuEvent:
+def _book(
+    sample: NodeSample, said: PodDescriptions, mark: NodeWatermark | None, *, reached_ns: int | None
+) -> GpuEvent:
     return make_event(
         sample,
         book_valid_tick(sample),

@@ -27,7 +27,7 @@ class ChosenAnnotations:
         )
 
     def of(self, annotations: Annotations) -> dict[str, str]:
-        """Give those that a pod has."""
+        """Return those that a pod has."""
         found: dict[str, str] = {}
         for name, attribute in self._attributes.items():
             value = getattr(annotations, attribute)

@@ -60,10 +60,10 @@ class SilentError(KubernetesError):
 class Answer(Protocol):
     """The body of a successful answer."""
 
-    async def read(self, *, most_bytes: int) -> bytes:
+    async def read(self, *, max_bytes: int) -> bytes:
         """Return the whole body.
 
-        Raises `AnswerTooLargeError` for more than `most_bytes`, `KubernetesError` where the
+        Raises `AnswerTooLargeError` for more than `max_bytes`, `KubernetesError` where the
         connection breaks first.
         """
 
@@ -78,11 +78,16 @@ class Api(Protocol):
     """An API server that lets itself be asked."""
 
     def get(
-        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        idle_timeout_seconds: float,
+        total_seconds: float,
     ) -> AbstractAsyncContextManager[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but success.
 
-        `silence_seconds` is the longest time without a byte, `total_seconds` that of all of it.
+        `idle_timeout_seconds` is the longest time without a byte, `total_seconds` that of it all.
         """
 
     def send(
@@ -102,7 +107,7 @@ async def open_api(
     """
     # The client library takes seconds to import: nobody who does not need it pays for that, whoever
     # runs this loop goes on meanwhile, and a signal does not wait for it.
-    module = f"enricher.podwatch.{'plain' if settings.url else 'client'}"
+    module = f"enricher.podwatch.{'anonymous_client' if settings.url else 'client'}"
     seam = await in_daemon_thread(lambda: importlib.import_module(module))
     opening = seam.open_plain if settings.url else seam.open_client
     async with opening(settings, check or Check()) as api:

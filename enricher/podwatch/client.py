@@ -141,12 +141,17 @@ class Client:
 
     @asynccontextmanager
     async def get(
-        self, path: str, *, query: Mapping[str, str], silence_seconds: float, total_seconds: float
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str],
+        idle_timeout_seconds: float,
+        total_seconds: float,
     ) -> AsyncIterator[Answer]:
         """Open the answer to a GET; `KubernetesError` for all but 200."""
         patience = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
-            silence_seconds=silence_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
             total_seconds=total_seconds,
         )
         async with self._answered(path, "GET", patience, query=query) as answer:
@@ -159,7 +164,7 @@ class Client:
         """Send JSON and open the answer; `KubernetesError` for all but success."""
         patience = limits(
             connect_seconds=self._settings.connect_timeout_seconds,
-            silence_seconds=total_seconds,
+            idle_timeout_seconds=total_seconds,
             total_seconds=total_seconds,
         )
         async with self._answered(path, method, patience, body=body) as answer:

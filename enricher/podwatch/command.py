@@ -6,13 +6,13 @@ from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.addresses import shown_url
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
-from gpuledger.service import Readiness, Severity, explain_user_errors, run_service
+from gpuledger.service import CheckSeverity, Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 
 
 @explain_user_errors
 def main() -> int:
-    """Run podwatch until a signal; give the exit code."""
+    """Run podwatch until a signal; return the exit code."""
     settings = load_settings(
         PodwatchSettings,
         prog="gpuledger-podwatch",
@@ -32,7 +32,7 @@ def main() -> int:
 async def _watch(settings: PodwatchSettings, readiness: Readiness) -> None:
     # Without a critical check it would be ready as soon as its credentials are read.
     readiness.check("api").waits("starting")
-    credentials = readiness.check("credentials", severity=Severity.WARNING)
+    credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
     async with open_api(settings.kubernetes, check=credentials) as api:
         await run_podwatch(
             api=api,

@@ -5,7 +5,7 @@ from sys import intern
 from typing import Final
 
 from enricher.podwatch.objects import (
-    Container,
+    ApiContainer,
     ContainerState,
     ContainerStatus,
     PodSpec,
@@ -22,7 +22,7 @@ _NO_STATE: Final = ContainerState()
 
 
 def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) -> list[PodContainer]:
-    """Give the containers of all three kinds: as their status names them, else as asked for."""
+    """Return the containers of all three kinds: as their status names them, else as asked for."""
     found = [
         *_of_one_kind(spec.init_containers, status.init_container_statuses, nanoseconds),
         *_of_one_kind(spec.containers, status.container_statuses, nanoseconds),
@@ -33,7 +33,7 @@ def containers_of(spec: PodSpec, status: PodStatus, nanoseconds: Nanoseconds) ->
 
 
 def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
-    """Give when the last of the containers ended; `None` where one that was started has not."""
+    """Return when the last of the containers ended; `None` where one that was started has not."""
     last = None
     for one in containers:
         if one.ended_time_ns is not None:
@@ -44,7 +44,7 @@ def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
 
 
 def _of_one_kind(
-    asked: Sequence[Container] | None,
+    asked: Sequence[ApiContainer] | None,
     running: Sequence[ContainerStatus] | None,
     nanoseconds: Nanoseconds,
 ) -> list[PodContainer]:
@@ -73,7 +73,7 @@ def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanosecon
 
 
 def _life(state: ContainerState, last: Terminated | None) -> Running | Terminated | None:
-    """Give the life of the container that the status names.
+    """Return the life of the container that the status names.
 
     One that waits for its restart is named by the id of its last life, and only `lastState` tells
     of that.
@@ -82,5 +82,5 @@ def _life(state: ContainerState, last: Terminated | None) -> Running | Terminate
 
 
 def _without_scheme(container_id: str | None) -> str | None:
-    """Give the id alone: `containerd://4f…` becomes `4f…`; none where nothing was started."""
+    """Return the id alone: `containerd://4f…` becomes `4f…`; none where nothing was started."""
     return container_id.rpartition("://")[2] or None if container_id else None

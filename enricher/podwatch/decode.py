@@ -14,12 +14,12 @@ from msgspec import Raw
 from enricher.podwatch.annotations import ChosenAnnotations
 from enricher.podwatch.containers import containers_of, last_end_ns
 from enricher.podwatch.depth import decode_cut
+from enricher.podwatch.gpu_requests import gpus_requested
+from enricher.podwatch.interning import Shared, Times, same
 from enricher.podwatch.mirrors import mirrored_hash
-from enricher.podwatch.objects import Annotations, Pod, PodEvent, PodSpec, PodStatus
+from enricher.podwatch.objects import Annotations, ApiPod, PodSpec, PodStatus, PodWatchEvent
 from enricher.podwatch.owners import known_owner
-from enricher.podwatch.requests import gpus_requested
 from enricher.podwatch.settings import ALL_LABELS
-from enricher.podwatch.shared import Shared, Times, same
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.twins import twin_of
@@ -59,11 +59,11 @@ class PodReader:
         self._shared_requests: Shared[int] = Shared()
         self._nanoseconds = Times().nanoseconds
         struct = self._annotations.struct
-        self._decode = msgspec.json.Decoder(_reading(Pod, struct)).decode
-        self._decode_event = msgspec.json.Decoder(_reading(PodEvent, struct)).decode
+        self._decode = msgspec.json.Decoder(_reading(ApiPod, struct)).decode
+        self._decode_event = msgspec.json.Decoder(_reading(PodWatchEvent, struct)).decode
 
     def read(self, data: bytes | Raw) -> PodRecord | None:
-        """Give the record of a pod, `None` where it has no node yet.
+        """Return the record of a pod, `None` where it has no node yet.
 
         Raises `UndecodableError` for what is no pod.
         """
@@ -84,7 +84,7 @@ class PodReader:
             raise UndecodableError(f"not a pod's event: {error}") from error
         return PodOfEvent(event.type, pod, event.object.metadata.resource_version)
 
-    def _record(self, pod: Pod[Annotations]) -> PodRecord | None:
+    def _record(self, pod: ApiPod[Annotations]) -> PodRecord | None:
         meta, spec, status = pod.metadata, pod.spec or _NO_SPEC, pod.status or _NO_STATUS
         if not meta.uid:
             raise msgspec.ValidationError("metadata.uid is empty")
@@ -129,11 +129,11 @@ class PodReader:
 
 
 def _reading(kind: type[T], annotations: type[Annotations]) -> type[T]:
-    """Give the struct of a pod, or of its event, of whose annotations these are read."""
+    """Return the struct of a pod, or of its event, of whose annotations these are read."""
     return cast("type[T]", cast("Any", kind)[annotations])
 
 
-def _is_over(pod: Pod[Annotations]) -> bool:
+def _is_over(pod: ApiPod[Annotations]) -> bool:
     """Whether no container of the pod will be started again."""
     phase = pod.status.phase if pod.status else None
     return phase in _OVER or pod.metadata.deletion_timestamp is not None

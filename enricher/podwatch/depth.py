@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from msgspec import Raw
 
 T = TypeVar("T")
-MOST_DEPTH: Final = 64
+MAX_DEPTH: Final = 64
 # A string, whose brackets are none, a bracket, or the begin of a string without end. Possessive, so
 # that no input is looked at twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
@@ -28,8 +28,8 @@ def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
         return decode(cut(bytes(data)))
 
 
-def cut(data: bytes, *, most_depth: int = MOST_DEPTH) -> bytes:
-    """Return JSON with `null` for each array or object that lies deeper than `most_depth`.
+def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
+    """Return JSON with `null` for each array or object that lies deeper than `max_depth`.
 
     What is no JSON is none afterwards.
     """
@@ -39,13 +39,13 @@ def cut(data: bytes, *, most_depth: int = MOST_DEPTH) -> bytes:
         bracket = data[token.start()]
         if bracket in _OPENING:
             depth += 1
-            if depth == most_depth + 1:
+            if depth == max_depth + 1:
                 parts.append(data[kept_to : token.start()])
         elif bracket in _CLOSING:
-            if depth == most_depth + 1:
+            if depth == max_depth + 1:
                 parts.append(b"null")
                 kept_to = token.end()
             depth -= 1
         elif token.end() - token.start() == 1:
             break
-    return b"".join(parts) if depth > most_depth else b"".join([*parts, data[kept_to:]])
+    return b"".join(parts) if depth > max_depth else b"".join([*parts, data[kept_to:]])

@@ -17,7 +17,7 @@ import structlog
 
 from enricher.podwatch import metrics
 from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.lease import Lease, LeaseKeeper, LeaseSpec
+from enricher.podwatch.lease import Lease, LeaseClient, LeaseSpec
 from enricher.podwatch.settings import RETRY_MOST_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
@@ -41,7 +41,7 @@ class Elector:
     def __init__(
         self,
         *,
-        keeper: LeaseKeeper,
+        keeper: LeaseClient,
         settings: LeaseSettings,
         identity: str,
         check: Check,
@@ -137,7 +137,7 @@ class Elector:
         return duration - (self._clock.boottime_ns() - self._seen_at_ns) / _NS
 
     def _claim(self, before: Lease | None) -> LeaseSpec:
-        """Give the Lease as one of ours; the time it was acquired stays while it is renewed."""
+        """Return the Lease as one of ours; the time it was acquired stays while it is renewed."""
         old = before.spec if before else LeaseSpec()
         now = _timestamp(self._clock)
         is_renewal = old.holder_identity == self._identity
@@ -179,7 +179,7 @@ class Elector:
         return (self._held_until_ns - self._clock.boottime_ns()) / _NS
 
     def _pause_seconds(self) -> float:
-        """Give the pause before the next attempt: by chance, and no longer than the Lease lasts."""
+        """Return the pause before the next attempt: random, and no longer than the Lease lasts."""
         spread = RETRY_MOST_FACTOR - 1
         pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
         left = self._free_in_seconds(self._seen) if self._seen else 0.0
@@ -191,7 +191,7 @@ class Elector:
 
 
 def _timestamp(clock: Clock) -> str:
-    """Give the time as Kubernetes' MicroTime."""
+    """Return the time as Kubernetes' MicroTime."""
     now = datetime.fromtimestamp(clock.time_ns() / _NS, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

@@ -13,7 +13,7 @@ from enricher.podwatch.decode import PodOfEvent, PodReader
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.identity import identity_of
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
-from enricher.podwatch.steps import Deleted, Seen, Skipped
+from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
 from gpuledger.errors import UndecodableError
 from gpuledger.service.repeats import Repeats
 
@@ -44,17 +44,17 @@ class Passed(NamedTuple):
     version: str
 
 
-Told = Seen | Deleted | Skipped | Bookmark | Passed
+Told = Upserted | Deleted | Skipped | Bookmark | Passed
 
 
-class EventReader:
+class WatchReader:
     """Reads lines, and counts what they were."""
 
     def __init__(self, reader: PodReader) -> None:
         self._reader = reader
 
     def read(self, line: bytes) -> Told | None:
-        """Give what a line tells; `None` for what nobody knows.
+        """Return what a line tells; `None` for what nobody knows.
 
         Raises `KubernetesError` for a line that tells of an error, or is no event.
         """
@@ -83,7 +83,7 @@ class EventReader:
             case _:
                 return None
 
-    def _change(self, event: WatchEvent) -> Seen | Deleted | Skipped | Passed:
+    def _change(self, event: WatchEvent) -> Upserted | Deleted | Skipped | Passed:
         try:
             pod = self._reader.read(event.object)
         except UndecodableError as error:
@@ -91,13 +91,13 @@ class EventReader:
         version = _bookmark(event.object).version
         return _counted_change(PodOfEvent(event.type, pod, version))
 
-    def item(self, raw: msgspec.Raw) -> Seen | Skipped | None:
+    def item(self, raw: msgspec.Raw) -> Upserted | Skipped | None:
         """Return what a list tells of a pod, `None` where it has no node."""
         try:
             pod = self._reader.read(raw)
         except UndecodableError as error:
             return _skipped(raw, error)
-        return Seen(pod) if pod else None
+        return Upserted(pod) if pod else None
 
 
 def _skipped(data: bytes | msgspec.Raw, error: Exception, *, kind: str | None = None) -> Skipped:
@@ -122,11 +122,11 @@ def _skipped(data: bytes | msgspec.Raw, error: Exception, *, kind: str | None = 
     )
 
 
-def _counted_change(event: PodOfEvent) -> Seen | Deleted | Passed:
+def _counted_change(event: PodOfEvent) -> Upserted | Deleted | Passed:
     _COUNTERS[event.kind].inc()
     if event.pod is None:
         return Passed(event.version)
-    return Deleted(event.pod) if event.kind == "DELETED" else Seen(event.pod)
+    return Deleted(event.pod) if event.kind == "DELETED" else Upserted(event.pod)
 
 
 def _bookmark(raw: msgspec.Raw) -> Bookmark:

@@ -19,7 +19,7 @@ from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError, 
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
 from gpuledger.service.http.client import read_begin, translating
-from gpuledger.service.http.credentials import Credentials
+from gpuledger.service.http.credentials import BasicCredentials
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
@@ -42,36 +42,36 @@ async def answered(
     async with response:
         if response.status not in _SUCCESS:
             raise await _refusal(response)
-        yield _HttpAnswer(response, server=server, silence_seconds=patience.sock_read)
+        yield _HttpAnswer(response, server=server, idle_timeout_seconds=patience.sock_read)
 
 
 def limits(
-    *, connect_seconds: float, silence_seconds: float, total_seconds: float
+    *, connect_seconds: float, idle_timeout_seconds: float, total_seconds: float
 ) -> aiohttp.ClientTimeout:
-    """Give the patience for one request."""
+    """Return the patience for one request."""
     return aiohttp.ClientTimeout(
-        total=total_seconds, sock_connect=connect_seconds, sock_read=silence_seconds
+        total=total_seconds, sock_connect=connect_seconds, sock_read=idle_timeout_seconds
     )
 
 
 class _HttpAnswer:
     def __init__(
-        self, response: aiohttp.ClientResponse, *, server: str, silence_seconds: float | None
+        self, response: aiohttp.ClientResponse, *, server: str, idle_timeout_seconds: float | None
     ) -> None:
         self._response = response
         self._server = server
-        self._silence_seconds = silence_seconds
+        self._idle_timeout_seconds = idle_timeout_seconds
 
-    async def read(self, *, most_bytes: int) -> bytes:
+    async def read(self, *, max_bytes: int) -> bytes:
         chunks = []
         read_bytes = 0
         async with aclosing(self.chunks()) as found:
             async for chunk in found:
                 chunks.append(chunk)
                 read_bytes += len(chunk)
-                if read_bytes > most_bytes:
+                if read_bytes > max_bytes:
                     raise AnswerTooLargeError(
-                        f"the API server {self._server} answers with over {most_bytes} bytes"
+                        f"the API server {self._server} answers with over {max_bytes} bytes"
                     )
         return b"".join(chunks)
 
@@ -85,7 +85,7 @@ class _HttpAnswer:
 
     async def _next(self) -> bytes:
         """Return what has come, or nothing at the end; never wait for longer than may be silent."""
-        silence = asyncio.timeout(self._silence_seconds)
+        silence = asyncio.timeout(self._idle_timeout_seconds)
         try:
             async with silence:
                 return await self._response.content.readany()
@@ -100,7 +100,7 @@ class _HttpAnswer:
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     """Make the error of an answer that is not 200: the server's own words where it has any."""
     status = _status_of(await read_begin(response))
-    sent = Credentials.sent("", response.request_info.headers)
+    sent = BasicCredentials.sent("", response.request_info.headers)
     message = readable(sent.mask(status.message or response.reason or ""))
     header = response.headers.get("Retry-After", "")
     return KubernetesError(

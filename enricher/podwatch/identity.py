@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from enricher.podwatch.depth import decode_cut
-from enricher.podwatch.lines import HEAD_BYTES
+from enricher.podwatch.line_splitter import HEAD_BYTES
 from enricher.podwatch.objects import IdentityMeta, IdentityOnly
 
 _decode: Final = msgspec.json.Decoder(IdentityOnly).decode

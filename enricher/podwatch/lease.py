@@ -17,7 +17,7 @@ from enricher.podwatch.settings import LeaseSettings
 from gpuledger.errors import UserError
 
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_MOST_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
+_MAX_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 
 
@@ -50,7 +50,7 @@ class Lease:
     spec: LeaseSpec
 
 
-class LeaseKeeper:
+class LeaseClient:
     """Reads and writes one Lease; `KubernetesError` where the server does not answer or refuses."""
 
     def __init__(self, *, api: Api, namespace: str, name: str) -> None:
@@ -59,10 +59,10 @@ class LeaseKeeper:
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     async def read(self, *, within_seconds: float) -> Lease | None:
-        """Give the Lease, `None` where there is none."""
+        """Return the Lease, `None` where there is none."""
         path = f"{self._folder}/{self._name}"
         asked = self._api.get(
-            path, query={}, silence_seconds=within_seconds, total_seconds=within_seconds
+            path, query={}, idle_timeout_seconds=within_seconds, total_seconds=within_seconds
         )
         return await _unless(HTTPStatus.NOT_FOUND, asked)
 
@@ -81,10 +81,10 @@ class LeaseKeeper:
 
 
 async def _unless(status: HTTPStatus, asked: AbstractAsyncContextManager[Answer]) -> Lease | None:
-    """Give the Lease of an answer, `None` for a refusal with that status."""
+    """Return the Lease of an answer, `None` for a refusal with that status."""
     try:
         async with asked as answer:
-            body = await answer.read(most_bytes=_MOST_LEASE_BYTES)
+            body = await answer.read(max_bytes=_MAX_LEASE_BYTES)
     except KubernetesError as error:
         if error.status == status:
             return None
@@ -97,7 +97,7 @@ async def _unless(status: HTTPStatus, asked: AbstractAsyncContextManager[Answer]
 
 
 def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
-    """Give the Lease's namespace; `UserError` where nothing names it."""
+    """Return the Lease's namespace; `UserError` where nothing names it."""
     if settings.namespace:
         return settings.namespace
     try:
@@ -110,5 +110,5 @@ def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
 
 
 def identity_of(settings: LeaseSettings) -> str:
-    """Give the name under which the Lease is held; without a setting, one of this process alone."""
+    """Return the name under which the Lease is held; by default one of this process alone."""
     return settings.identity or f"{socket.gethostname()}_{uuid4()}"

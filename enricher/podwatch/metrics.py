@@ -18,7 +18,7 @@ RELISTS: Final = Counter(
     "Complete lists of the pods; more than one means that a watch could not be resumed.",
 )
 INTERRUPTIONS: Final = Counter(
-    "gpuledger_podwatch_interruptions",
+    "gpuledger_podwatch_watch_errors",
     "Lists and watches that ended in an error, by HTTP status; `none` where there was no answer.",
     ["status"],
 )
@@ -76,7 +76,7 @@ LAG: Final = Histogram(
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
 EARLY_TOMBSTONES: Final = Counter(
-    "gpuledger_podwatch_early_tombstones",
+    "gpuledger_podwatch_tombstones_evicted",
     "Deleted pods whose record did not stay its full time, because too many waited.",
 )
 LEADING: Final = Gauge(

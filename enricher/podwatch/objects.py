@@ -65,7 +65,7 @@ class Resources(_Object):
     limits: dict[str, Quantity] | None = None
 
 
-class Container(_Object):
+class ApiContainer(_Object):
     """A container as its pod asks for it."""
 
     name: str
@@ -80,9 +80,9 @@ class PodSpec(_Object):
     service_account_name: str | None = None
     priority: int | None = None
     priority_class_name: str | None = None
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
-    ephemeral_containers: list[Container] | None = None
+    containers: list[ApiContainer] | None = None
+    init_containers: list[ApiContainer] | None = None
+    ephemeral_containers: list[ApiContainer] | None = None
 
 
 class Running(_Object):
@@ -127,7 +127,7 @@ class PodStatus(_Object):
     ephemeral_container_statuses: list[ContainerStatus] | None = None
 
 
-class Pod(_Object, Generic[NotesT]):
+class ApiPod(_Object, Generic[NotesT]):
     """A pod."""
 
     metadata: ObjectMeta[NotesT]
@@ -135,11 +135,11 @@ class Pod(_Object, Generic[NotesT]):
     status: PodStatus | None = None
 
 
-class PodEvent(_Object, Generic[NotesT]):
+class PodWatchEvent(_Object, Generic[NotesT]):
     """One line of a watch that tells of a pod, read at once."""
 
     type: str
-    object: Pod[NotesT]
+    object: ApiPod[NotesT]
 
 
 class ListMeta(_Object):

@@ -23,9 +23,9 @@ from enricher.podwatch.objects import OwnerReference
 
 Owner = tuple[str, str]
 _NS_PER_MINUTE: Final = 60_000_000_000
-_MOST_MINUTES_LATE: Final = 2 * 366 * 24 * 60
+_MAX_MINUTES_LATE: Final = 2 * 366 * 24 * 60
 # The two times are of two clocks.
-_MOST_MINUTES_EARLY: Final = 5
+_MAX_MINUTES_EARLY: Final = 5
 _RAY_NAME: Final = "ray.io/originated-from-cr-name"
 _RAY_KIND: Final = "ray.io/originated-from-crd"
 _MADE_BY_RAY: Final = frozenset({"Job", "RayCluster"})
@@ -51,7 +51,7 @@ _LABELS_WITH_A_HASH: Final[Sequence[Owner]] = (
 def known_owner(
     references: Sequence[OwnerReference] | None, labels: Mapping[str, str], *, created_time_ns: int
 ) -> Owner | tuple[None, None]:
-    """Give kind and name of the workload; `created_time_ns` is when the pod was made."""
+    """Return kind and name of the workload; `created_time_ns` is when the pod was made."""
     maker = next((one for one in references or () if one.controller), None)
     if maker is None:
         return None, None
@@ -95,4 +95,4 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     if not (name and minute.isascii() and minute.isdigit()):
         return None
     late = created_time_ns // _NS_PER_MINUTE - int(minute)
-    return ("CronJob", name) if -_MOST_MINUTES_EARLY <= late <= _MOST_MINUTES_LATE else None
+    return ("CronJob", name) if -_MAX_MINUTES_EARLY <= late <= _MAX_MINUTES_LATE else None

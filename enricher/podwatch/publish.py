@@ -10,8 +10,8 @@ import msgspec
 import structlog
 
 from enricher.podwatch import metrics
-from enricher.podwatch.known import PodBus
-from enricher.podwatch.table import Pending, PodTable
+from enricher.podwatch.published_pods import PodBus
+from enricher.podwatch.table import PendingMessage, PodTable
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Producer, TopicDescription, is_other_topic
 from gpuledger.clock import Clock
@@ -41,7 +41,7 @@ def let_pass() -> None:
     """Let everything pass: there is nobody else, or others do no harm."""
 
 
-class Publisher:
+class PodPublisher:
     """Sends batches of pods to the partitions of their nodes."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Publisher:
         table: PodTable,
         check: Check,
         clock: Clock,
-        batch_most: int,
+        batch_max: int,
         topic_id: str | None,
         fence: Fence = let_pass,
         look_seconds: float = LOOK_SECONDS,
@@ -62,7 +62,7 @@ class Publisher:
         self._table = table
         self._check = check
         self._clock = clock
-        self._batch_most = batch_most
+        self._batch_max = batch_max
         self._topic_id = topic_id
         self._look_seconds = look_seconds
         self._looked_at_ns = 0
@@ -70,7 +70,7 @@ class Publisher:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Say that the table may have something due."""
+        """Report that the table may have something due."""
         self._changed.set()
 
     def measure(self) -> None:
@@ -92,7 +92,7 @@ class Publisher:
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self._waiting)
             while True:
-                if batch := self._table.batch(self._batch_most):
+                if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
                 else:
                     await self._wait()
@@ -133,9 +133,11 @@ class Publisher:
         self._check.failed(lambda: f"{trouble}; {self._waiting()}")
         await self._clock.sleep(self._backoff.next_seconds())
 
-    async def _send(self, producer: Producer, batch: Sequence[Pending], partitions: int) -> None:
+    async def _send(
+        self, producer: Producer, batch: Sequence[PendingMessage], partitions: int
+    ) -> None:
         """Send each partition its part; what arrived counts even if others failed."""
-        parts: dict[int, list[Pending]] = defaultdict(list)
+        parts: dict[int, list[PendingMessage]] = defaultdict(list)
         for one in batch:
             parts[partition_of_node(one.node, partitions=partitions)].append(one)
         results = await asyncio.gather(
@@ -149,7 +151,9 @@ class Publisher:
         self._backoff.reset()
         self._check.ok(self._waiting)
 
-    async def _send_part(self, producer: Producer, partition: int, part: list[Pending]) -> None:
+    async def _send_part(
+        self, producer: Producer, partition: int, part: list[PendingMessage]
+    ) -> None:
         self._fence()
         await producer.publish(PODS.name, partition, [_message(one) for one in part])
         self._table.acknowledge(part)
@@ -159,7 +163,7 @@ class Publisher:
         metrics.LAG.observe(max(0, self._clock.time_ns() - part[0].seen_time_ns) / _NS)
 
 
-def _message(one: Pending) -> Message:
+def _message(one: PendingMessage) -> Message:
     key, value = one.uid.encode(), _value(one.pod) if one.pod else None
     return Message(key=key, value=value, timestamp_ms=one.seen_time_ns // _NS_PER_MS)
 

@@ -18,22 +18,22 @@ from enricher.podwatch import metrics
 from enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.depth import decode_cut
-from enricher.podwatch.events import Bookmark, EventReader, Passed
-from enricher.podwatch.lines import split_lines
+from enricher.podwatch.events import Bookmark, Passed, WatchReader
+from enricher.podwatch.line_splitter import split_lines
 from enricher.podwatch.objects import PodPage
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Skipped, Step
+from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from enricher.podwatch.watch_list import INITIAL_EVENTS, NoEndMarkError, WatchLists
 from gpuledger.clock import Clock
 from gpuledger.service.backoff import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}
-_LEAST_LIFE_SECONDS: Final = 1.0
-_MOST_RETRY_AFTER_SECONDS: Final = 300.0
+_MIN_LIFE_SECONDS: Final = 1.0
+_MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _NS: Final = 1_000_000_000
 # A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
-MOST_PAGE_BYTES: Final = 32 * 2**20
+MAX_PAGE_BYTES: Final = 32 * 2**20
 _SMALLER: Final = 4
 
 _decode_page: Final = msgspec.json.Decoder(PodPage).decode
@@ -52,13 +52,13 @@ class Reflector:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._api = api
-        self._events = EventReader(reader)
+        self._events = WatchReader(reader)
         self._settings = settings
         self._clock = clock
         self._chance = chance
         self._backoff = Backoff(
             first_seconds=settings.backoff_first_seconds,
-            most_seconds=settings.backoff_most_seconds,
+            max_seconds=settings.backoff_max_seconds,
             jitter=chance,
         )
         self._watch_lists = WatchLists(wanted=settings.watch_list == "auto")
@@ -72,7 +72,7 @@ class Reflector:
         return self._version
 
     async def forever(self) -> AsyncGenerator[Step]:
-        """Give the steps of one connection after the other."""
+        """Yield the steps of one connection after the other."""
         while True:
             async with aclosing(self._connection()) as steps:
                 async for step in steps:
@@ -99,17 +99,17 @@ class Reflector:
         return Interrupted(error)
 
     def _pause_seconds(self, error: KubernetesError | None) -> float:
-        """Give the pause after a connection.
+        """Return the pause after a connection.
 
         One that lived longer than the last pause has earned a fresh start, so that neither a server
         that closes at once nor one that always dies after a while is asked too often or too seldom.
         """
-        if self._life_seconds() >= max(self._last_pause_seconds, _LEAST_LIFE_SECONDS):
+        if self._life_seconds() >= max(self._last_pause_seconds, _MIN_LIFE_SECONDS):
             self._backoff.reset()
             self._last_pause_seconds = 0.0
             if error is None:
                 return 0.0
-        asked = min((error and error.retry_after_seconds) or 0.0, _MOST_RETRY_AFTER_SECONDS)
+        asked = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
         self._last_pause_seconds = max(self._backoff.next_seconds(), asked)
         return self._last_pause_seconds
 
@@ -118,7 +118,7 @@ class Reflector:
         return 0.0 if began is None else (self._clock.monotonic_ns() - began) / _NS
 
     async def _list_then_watch(self) -> AsyncGenerator[Step]:
-        """Give all pods if need be, in one request with the watch or in pages before it."""
+        """Yield all pods if need be, in one request with the watch or in pages before it."""
         if self._version is None and self._watch_lists.wanted:
             try:
                 async with aclosing(self._stream(lists=True)) as steps:
@@ -135,12 +135,12 @@ class Reflector:
                     yield step
 
     async def _list(self) -> AsyncGenerator[Step]:
-        """Give every pod, page by page; all pages are of one version.
+        """Yield every pod, page by page; all pages are of one version.
 
         Where a page is larger than may be held, smaller ones are asked for from there on.
         """
         metrics.RELISTS.inc()
-        yield Mark.LISTING
+        yield Phase.LISTING
         token: str | None = ""
         page: PodPage | None = None
         limit = self._settings.page_limit
@@ -157,7 +157,7 @@ class Reflector:
                     yield step
             token = page.metadata.continue_token or None
         self._version = page.metadata.resource_version if page else None
-        yield Mark.LISTED
+        yield Phase.LISTED
 
     async def _page(self, token: str, *, limit: int) -> PodPage:
         query = {**_WITH_A_NODE, "limit": str(limit)}
@@ -165,27 +165,27 @@ class Reflector:
             query["continue"] = token
         seconds = self._settings.page_timeout_seconds
         async with self._api.get(
-            PODS_PATH, query=query, silence_seconds=seconds, total_seconds=seconds
+            PODS_PATH, query=query, idle_timeout_seconds=seconds, total_seconds=seconds
         ) as answer:
-            body = await answer.read(most_bytes=MOST_PAGE_BYTES)
+            body = await answer.read(max_bytes=MAX_PAGE_BYTES)
         try:
             return decode_cut(_decode_page, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(f"the API server sent no list of pods: {error}") from error
 
     async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step]:
-        """Give what one watch request tells, all pods first if so asked, until it is closed."""
+        """Yield what one watch request tells, all pods first if so asked, until it is closed."""
         async with self._lines(lists=lists) as lines:
             if lists:
                 async with aclosing(self._initial(lines)) as steps:
                     async for step in steps:
                         yield step
             self._watching_since_ns = self._clock.monotonic_ns()
-            yield Mark.WATCHING
+            yield Phase.WATCHING
             try:
                 async for line in lines:
                     match found := self._events.read(line):
-                        case Seen() | Deleted():
+                        case Upserted() | Deleted():
                             self._version = found.pod.resource_version or self._version
                             yield found
                         case Skipped(version=version):
@@ -203,18 +203,18 @@ class Reflector:
                 return
 
     async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step]:
-        """Give every pod; only when the server says that these were all is a version reached."""
+        """Yield every pod; only when the server says that these were all is a version reached."""
         self._watch_lists.begin()
         metrics.RELISTS.inc()
-        yield Mark.LISTING
+        yield Phase.LISTING
         async for line in lines:
             match found := self._events.read(line):
-                case Seen() | Deleted() | Skipped():
+                case Upserted() | Deleted() | Skipped():
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()
                     self._version = version
-                    yield Mark.LISTED
+                    yield Phase.LISTED
                     return
                 case Bookmark():
                     break
@@ -229,8 +229,8 @@ class Reflector:
             self._api.get(
                 PODS_PATH,
                 query=self._watch_query(server_seconds, lists=lists),
-                silence_seconds=self._settings.silence_seconds,
-                total_seconds=server_seconds + self._settings.silence_seconds,
+                idle_timeout_seconds=self._settings.idle_timeout_seconds,
+                total_seconds=server_seconds + self._settings.idle_timeout_seconds,
             ) as answer,
             aclosing(split_lines(answer.chunks())) as lines,
         ):

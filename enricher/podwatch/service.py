@@ -11,16 +11,16 @@ from enricher.podwatch import metrics
 from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.election import Elector
-from enricher.podwatch.known import KnownPods, PodBus, read_known
-from enricher.podwatch.lease import LeaseKeeper, identity_of, namespace_of
-from enricher.podwatch.publish import Fence, Publisher, let_pass
+from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
+from enricher.podwatch.publish import Fence, PodPublisher, let_pass
+from enricher.podwatch.published_pods import KnownPods, PodBus, read_known
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import PodwatchSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Mark, Seen, Skipped, Step
 from enricher.podwatch.table import PodTable
 from enricher.podwatch.unreadable import UnreadablePods
+from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from gpuledger.clock import Clock
-from gpuledger.service.readiness import Check, Readiness, Severity
+from gpuledger.service.readiness import Check, CheckSeverity, Readiness
 
 _BURIAL_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
@@ -43,7 +43,7 @@ async def run_podwatch(
         await podwatch.publish()
         return
     elector = Elector(
-        keeper=LeaseKeeper(
+        keeper=LeaseClient(
             api=api, namespace=namespace_of(settings.lease), name=settings.lease.name
         ),
         settings=settings.lease,
@@ -68,7 +68,7 @@ class _Podwatch:
     clock: Clock
 
     def stand_by(self) -> None:
-        """Say that there is nothing to be done for the moment."""
+        """Report that there is nothing to be done for the moment."""
         for name in ("known", "api", "kafka"):
             self.readiness.check(name).ok("standing by")
         self._readable_check().ok("standing by")
@@ -81,12 +81,12 @@ class _Podwatch:
             self.readiness.check(name).waits("starting")
         known = await self._known_pods()
         table = self._table_of(known)
-        publisher = Publisher(
+        publisher = PodPublisher(
             bus=self.bus,
             table=table,
             check=self.readiness.check("kafka"),
             clock=self.clock,
-            batch_most=self.settings.publish_batch,
+            batch_max=self.settings.publish_batch,
             topic_id=known.topic_id,
             fence=fence,
         )
@@ -103,7 +103,7 @@ class _Podwatch:
             tasks.create_task(_bury(table, publisher, self.clock))
 
     def _readable_check(self) -> Check:
-        return self.readiness.check("readable", severity=Severity.WARNING)
+        return self.readiness.check("readable", severity=CheckSeverity.WARNING)
 
     async def _known_pods(self) -> KnownPods:
         check = self.readiness.check("known")
@@ -112,7 +112,7 @@ class _Podwatch:
     def _table_of(self, known: KnownPods) -> PodTable:
         table = PodTable(
             tombstone_after_seconds=self.settings.tombstone_after_seconds,
-            tombstones_most=self.settings.tombstones_most,
+            max_tombstones=self.settings.max_tombstones,
         )
         table.restore(known.by_uid.values())
         table.repeat(known.overtaken, time_ns=self.clock.time_ns())
@@ -137,7 +137,7 @@ class Follower:
         self,
         *,
         table: PodTable,
-        publisher: Publisher,
+        publisher: PodPublisher,
         check: Check,
         unreadable: UnreadablePods,
         clock: Clock,
@@ -158,7 +158,7 @@ class Follower:
         """Take one step, with the version that the reflector has reached."""
         now = self._clock.time_ns()
         match step:
-            case Seen(pod):
+            case Upserted(pod):
                 self._unreadable.discard(pod.uid)
                 self._table.see(pod, time_ns=now)
             case Deleted(pod):
@@ -166,12 +166,12 @@ class Follower:
                 self._table.delete(pod, time_ns=now)
             case Skipped():
                 self._skip(step, time_ns=now)
-            case Mark.LISTING:
+            case Phase.LISTING:
                 self._unreadable.begin_list()
                 self._table.begin_list()
-            case Mark.LISTED:
+            case Phase.LISTED:
                 self._listed(gone=self._table.end_list(time_ns=now, version=version))
-            case Mark.WATCHING:
+            case Phase.WATCHING:
                 self._check.ok(self._pods)
             case Interrupted(error):
                 self._check.failed(str(error))
@@ -194,7 +194,7 @@ class Follower:
         _log.info("pods_listed", count=len(self._table), gone_count=gone)
 
 
-async def _bury(table: PodTable, publisher: Publisher, clock: Clock) -> None:
+async def _bury(table: PodTable, publisher: PodPublisher, clock: Clock) -> None:
     """Let tombstones fall due, for ever."""
     while True:
         await clock.sleep(_BURIAL_SECONDS)

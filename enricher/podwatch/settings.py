@@ -34,11 +34,11 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """How long a connection may take to open, TLS included."""
     watch_timeout_seconds: Seconds = 300.0
     """How long the server is asked to keep a watch open, at least; at most twice as long."""
-    silence_seconds: Seconds = 90.0
+    idle_timeout_seconds: Seconds = 90.0
     """After how long without a byte a watch is begun anew, in case its connection is dead."""
     backoff_first_seconds: Seconds = 1.6
     """The first pause after a failure; each is by chance between half and the whole of it."""
-    backoff_most_seconds: Seconds = 30.0
+    backoff_max_seconds: Seconds = 30.0
     """The longest pause after failures in a row."""
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 require_http_url(self.url)
             except ValueError as error:
                 raise ValueError(f"url {error}") from error
-        if self.backoff_first_seconds > self.backoff_most_seconds:
-            raise ValueError("backoff_first_seconds is more than backoff_most_seconds")
+        if self.backoff_first_seconds > self.backoff_max_seconds:
+            raise ValueError("backoff_first_seconds is more than backoff_max_seconds")
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A container resource whose name begins with one of these counts as a GPU request."""
     tombstone_after_seconds: Seconds = 900.0
     """How long a deleted pod's record stays before a tombstone lets compaction drop it."""
-    tombstones_most: Count = 100_000
+    max_tombstones: Count = 100_000
     """How many deleted pods wait for that at most; beyond it the oldest waits no longer."""
     publish_batch: Count = 5000
     """How many pods are published in one go at most."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from enricher.podwatch.shared import Shared, same
+from enricher.podwatch.interning import Shared, same
 from gpuledger.records import PodContainer, PodRecord
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class PodSharing:
         self._requests: Shared[int] = Shared()
 
     def share(self, pod: PodRecord) -> PodRecord:
-        """Give an equal record that shares its parts."""
+        """Return an equal record that shares its parts."""
         return _replace(
             pod,
             namespace=intern(pod.namespace),
@@ -50,5 +50,5 @@ def _interned(text: str | None) -> str | None:
 
 
 def _replace(record: T, **changes: object) -> T:
-    """Give a twin with some fields replaced; it is a msgspec Struct, which its type hides."""
+    """Return a twin with some fields replaced; it is a msgspec Struct, which its type hides."""
     return cast("T", msgspec.structs.replace(cast("Any", record), **changes))

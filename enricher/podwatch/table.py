@@ -16,7 +16,7 @@ from gpuledger.records import PodRecord
 _NS: Final = 1_000_000_000
 
 
-class Pending(NamedTuple):
+class PendingMessage(NamedTuple):
     """One message that is due: a pod's newest state, or a tombstone where it has none."""
 
     uid: str
@@ -28,9 +28,9 @@ class Pending(NamedTuple):
 class PodTable:
     """Takes what the reflector saw, gives what is to be published."""
 
-    def __init__(self, *, tombstone_after_seconds: float, tombstones_most: int) -> None:
+    def __init__(self, *, tombstone_after_seconds: float, max_tombstones: int) -> None:
         self._tombstone_after_ns = round(tombstone_after_seconds * _NS)
-        self._tombstones_most = tombstones_most
+        self._max_tombstones = max_tombstones
         self._alive: dict[str, PodRecord] = {}
         self._dead: dict[str, PodRecord] = {}
         self._buried: dict[str, str] = {}
@@ -82,7 +82,7 @@ class PodTable:
             self._alive[pod.uid] = pod
 
     def delete(self, pod: PodRecord, *, time_ns: int) -> None:
-        """Take that a pod left the API server."""
+        """Record that a pod left the API server."""
         self._alive.pop(pod.uid, None)
         self._dead[pod.uid] = _with(pod, deleted_time_ns=time_ns)
         self._unpublished[pod.uid] = time_ns
@@ -102,11 +102,11 @@ class PodTable:
             self.delete(_with(known, resource_version=as_of), time_ns=time_ns)
 
     def begin_list(self) -> None:
-        """Take that a complete list begins; one that broke off before is forgotten."""
+        """Record that a complete list begins; one that broke off before is forgotten."""
         self._listed = set()
 
     def end_list(self, *, time_ns: int, version: str | None = None) -> int:
-        """Delete what the list did not have; give how many.
+        """Delete what the list did not have; return how many.
 
         They are deleted as of the list's version, which is above that of every record of them.
         """
@@ -118,8 +118,8 @@ class PodTable:
         return len(gone)
 
     def bury(self, *, time_ns: int) -> int:
-        """Make tombstones of the deleted pods whose time is over; give how many came early."""
-        early = max(0, len(self._dead) - self._tombstones_most)
+        """Make tombstones of the deleted pods whose time is over; return how many came early."""
+        early = max(0, len(self._dead) - self._max_tombstones)
         for uid in [*islice(self._dead, early), *self._due(time_ns)]:
             if pod := self._dead.pop(uid, None):
                 self._buried[uid] = pod.node
@@ -127,29 +127,29 @@ class PodTable:
         return early
 
     def _due(self, time_ns: int) -> Iterator[str]:
-        """Give the deleted pods that are due, the oldest first; the deletion itself goes before."""
+        """Yield the deleted pods that are due, the oldest first; the deletion goes before."""
         for uid, pod in self._dead.items():
             if _deletion(pod) + self._tombstone_after_ns > time_ns:
                 return
             if uid not in self._unpublished:
                 yield uid
 
-    def batch(self, most: int) -> list[Pending]:
-        """Give what is to be published, oldest first; it stays due until acknowledged."""
+    def batch(self, most: int) -> list[PendingMessage]:
+        """Return what is to be published, oldest first; it stays due until acknowledged."""
         return [
             self._pending(uid, time_ns) for uid, time_ns in islice(self._unpublished.items(), most)
         ]
 
-    def _pending(self, uid: str, time_ns: int) -> Pending:
+    def _pending(self, uid: str, time_ns: int) -> PendingMessage:
         pod = self._state(uid)
         node = pod.node if pod else self._buried[uid]
-        return Pending(uid=uid, node=node, pod=pod, seen_time_ns=time_ns)
+        return PendingMessage(uid=uid, node=node, pod=pod, seen_time_ns=time_ns)
 
     def _state(self, uid: str) -> PodRecord | None:
         return self._alive.get(uid) or self._dead.get(uid)
 
-    def acknowledge(self, batch: Iterable[Pending]) -> None:
-        """Take that these were published; what changed meanwhile stays due."""
+    def acknowledge(self, batch: Iterable[PendingMessage]) -> None:
+        """Record that these were published; what changed meanwhile stays due."""
         for one in batch:
             if self._state(one.uid) is not one.pod:
                 continue
@@ -166,5 +166,5 @@ def _deletion(pod: PodRecord) -> int:
 
 
 def _with(pod: PodRecord, **changes: object) -> PodRecord:
-    """Give a record with some fields replaced; a twin is a msgspec Struct, which its type hides."""
+    """Return the record with some fields replaced; a twin is a Struct, which its type hides."""
     return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from enricher.podwatch.steps import Skipped
+from enricher.podwatch.watch_events import Skipped
 from gpuledger.service.readiness import Check
 
-MOST_NAMED: Final = 1000
+MAX_NAMED: Final = 1000
 
 
 class UnreadablePods:
@@ -24,7 +24,7 @@ class UnreadablePods:
         """Record that a pod cannot be read."""
         if pod.is_deleted:
             self.discard(pod.uid)
-        elif len(self._pods) < MOST_NAMED:
+        elif len(self._pods) < MAX_NAMED:
             self._pods[pod.uid] = pod
             self._check.failed(self._told)
 

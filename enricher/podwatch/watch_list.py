@@ -12,7 +12,7 @@ import structlog
 from enricher.podwatch.api import KubernetesError
 
 INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-_MOST_UNENDED: Final = 2
+_MAX_UNENDED: Final = 2
 _UNKNOWN: Final = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -39,18 +39,18 @@ class WatchLists:
     @property
     def wanted(self) -> bool:
         """Whether to ask for the next list as a watch: not after two in a row broke off."""
-        return self._wanted and self._unended < _MOST_UNENDED
+        return self._wanted and self._unended < _MAX_UNENDED
 
     def begin(self) -> None:
-        """Take that the server has agreed to one."""
+        """Record that the server has agreed to one."""
         self._unended += 1
 
     def end(self) -> None:
-        """Take that every pod was told."""
+        """Record that every pod was told."""
         self._unended = 0
 
     def refused(self, error: KubernetesError) -> bool:
-        """Say whether the server will not do this, so that pages are to be asked for at once.
+        """Return whether the server will not do this, so that pages are to be asked for at once.
 
         For ever, but where a permission is missing, which may be granted.
         """

@@ -14,13 +14,13 @@ from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import TOPICS, Topic
 
-MOST_REPLICAS: Final = 3
+MAX_REPLICAS: Final = 3
 
 Status = Literal["ok", "created", "missing", "partitions differ", "config differs"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class TopicLine:
     """What was found of one topic."""
 
     topic: str
@@ -38,7 +38,7 @@ async def create_topics(
     topics: Iterable[Topic] = TOPICS,
     *,
     replication_factor: int | None = None,
-) -> list[Line]:
+) -> list[TopicLine]:
     """Make the topics that are missing, with as many replicas as there are brokers, at most 3.
 
     Raises `TopicsError`, and makes nothing, where a topic has another number of partitions.
@@ -50,20 +50,22 @@ async def create_topics(
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
             return before
-        replicas = replication_factor or min(MOST_REPLICAS, await admin.count_brokers())
+        replicas = replication_factor or min(MAX_REPLICAS, await admin.count_brokers())
         wanted = [_wanted(topic, replicas) for topic in table if topic.name in missing]
         await admin.create(wanted)
         after = await _check(admin, table)
         refuse_other_partitions(after)
         return [
-            Line(topic=line.topic, status="created")
+            TopicLine(topic=line.topic, status="created")
             if line.topic in missing and line.status == "ok"
             else line
             for line in after
         ]
 
 
-async def check_topics(settings: KafkaSettings, topics: Iterable[Topic] = TOPICS) -> list[Line]:
+async def check_topics(
+    settings: KafkaSettings, topics: Iterable[Topic] = TOPICS
+) -> list[TopicLine]:
     """Compare each topic with the topic table, and change nothing."""
     async with open_admin(KafkaConnection(settings)) as admin:
         return await _check(admin, list(topics))
@@ -85,7 +87,7 @@ async def find_live_groups(settings: KafkaSettings, groups: Iterable[str]) -> li
         return [group for group in groups if await admin.has_members(group)]
 
 
-def refuse_other_partitions(lines: Iterable[Line]) -> None:
+def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
     """Raise `TopicsError` where a topic has another number of partitions than it must have."""
     other = [line for line in lines if line.status == "partitions differ"]
     if other:
@@ -97,12 +99,14 @@ def refuse_other_partitions(lines: Iterable[Line]) -> None:
         )
 
 
-def compare(topic: Topic, found: FoundTopic | None) -> Line:
+def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
     """Compare a topic with what the brokers have, on as many replicas as it has there."""
     if found is None:
-        return Line(topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}")
+        return TopicLine(
+            topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}"
+        )
     if found.partitions != topic.partitions:
-        return Line(
+        return TopicLine(
             topic=topic.name,
             status="partitions differ",
             wanted=f"partitions={topic.partitions}",
@@ -111,8 +115,8 @@ def compare(topic: Topic, found: FoundTopic | None) -> Line:
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]
     if not other:
-        return Line(topic=topic.name, status="ok")
-    return Line(
+        return TopicLine(topic=topic.name, status="ok")
+    return TopicLine(
         topic=topic.name,
         status="config differs",
         wanted=_listed(other, wanted),
@@ -120,7 +124,7 @@ def compare(topic: Topic, found: FoundTopic | None) -> Line:
     )
 
 
-async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[Line]:
+async def _check(admin: KafkaAdmin, topics: Sequence[Topic]) -> list[TopicLine]:
     found = await admin.describe([topic.name for topic in topics])
     return [compare(topic, found.get(topic.name)) for topic in topics]
 

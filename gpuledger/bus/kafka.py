@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gpuledger.bus.history import HistoryReader
 from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import KafkaConsumer
 from gpuledger.bus.kafka_producer import KafkaProducer
 from gpuledger.bus.kafka_reader import KafkaReader
 from gpuledger.bus.kafka_transactions import KafkaTransactions
+from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.protocol import (
     Consumer,
     Producer,
@@ -31,7 +31,7 @@ class KafkaBus:
         self._connection = KafkaConnection(settings, readiness=readiness)
 
     async def partitions(self, topic: str) -> int:
-        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; `TopicsError` where the topic does not exist."""
         return (await self.describe(topic)).partitions
 
     async def describe(self, topic: str) -> TopicDescription:

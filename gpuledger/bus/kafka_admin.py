@@ -83,7 +83,7 @@ class KafkaAdmin:
         self._client = client
 
     async def count_brokers(self) -> int:
-        """Give the number of brokers that are there now."""
+        """Return the number of brokers that are there now."""
         cluster = await self._repeated("counting the brokers", self._client.describe_cluster)
         return len(cluster["brokers"])
 

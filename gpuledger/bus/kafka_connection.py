@@ -16,11 +16,11 @@ from aiokafka.client import AIOKafkaClient
 from gpuledger.bus import kafka_internals
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_errors import FAILURES, name_refusals, translate
-from gpuledger.bus.kafka_logs import Refusals, demote_logs, remembering
+from gpuledger.bus.kafka_logs import RefusedConnections, demote_logs, remembering
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2
@@ -40,7 +40,7 @@ class KafkaConnection:
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """For each group that is read here, the identities of its topics: what commits carry."""
-        self._refusals = Refusals()
+        self._refusals = RefusedConnections()
         demote_logs()
         if readiness and settings.security_protocol != "PLAINTEXT":
             self._credentials = KafkaCredentials(settings, check=_check_of(readiness))
@@ -119,7 +119,7 @@ class KafkaConnection:
 
 
 def _check_of(readiness: Readiness) -> Check:
-    return readiness.check("kafka.credentials", severity=Severity.WARNING)
+    return readiness.check("kafka.credentials", severity=CheckSeverity.WARNING)
 
 
 async def count_partitions(

@@ -104,7 +104,7 @@ class KafkaConsumer:
             )
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Give the committed offset, or `None`."""
+        """Return the committed offset, or `None`."""
         client = await self._opened()
         async with self._connection.asking(self._doing("reading the committed offset")):
             return await self._positions.committed(client, partition)
@@ -121,7 +121,7 @@ class KafkaConsumer:
         return found[topic]
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Give the partitions that are held now."""
+        """Return the partitions that are held now."""
         return self._rebalances.held
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -145,7 +145,7 @@ class KafkaConsumer:
                 kafka_internals.reset_to_beginning(client, named(partition))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Give the offset of the next record to be polled."""
+        """Return the offset of the next record to be polled."""
         self._must_hold([partition])
         client = await self._opened()
         async with self._connection.asking(self._doing("looking up the position")):
@@ -155,7 +155,7 @@ class KafkaConsumer:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Give the offsets that the next published records will get."""
+        """Return the offsets that the next published records will get."""
         wanted = [named(place) for place in partitions]
         client = await self._opened()
         async with self._connection.asking(self._doing("looking up end offsets")):
@@ -169,7 +169,7 @@ class KafkaConsumer:
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
     ) -> Polled:
-        """Give what is there; nothing where it had to be gone on behind a gap first."""
+        """Return what is there; nothing where it had to be gone on behind a gap first."""
         try:
             return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
         except OffsetOutOfRangeError as error:
@@ -185,7 +185,7 @@ class KafkaConsumer:
         await self._positions.begin(await self._opened(), partitions)
 
     async def _living(self) -> AIOKafkaConsumer:
-        """Give the client; replace one that would never read what there is now."""
+        """Return the client; replace one that would never read what there is now."""
         client = self._client
         if client is not None and await self._positions.must_begin_again(
             client, self._rebalances.held
@@ -255,7 +255,7 @@ class KafkaConsumer:
             # A request to join that is given up leaves a member behind that nobody is.
             "request_timeout_ms": int(longest_seconds * 1000),
             "group_id": self._subscription.group,
-            "group_instance_id": self._subscription.member or settings.group_member or None,
+            "group_instance_id": self._subscription.member or settings.group_instance_id or None,
             "partition_assignment_strategy": (RangePartitionAssignor,),
             # What was removed before it was read is an error, which becomes a gap: not a jump.
             "auto_offset_reset": "none",

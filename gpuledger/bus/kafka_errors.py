@@ -79,7 +79,7 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
 def translate(
     error: Exception, *, doing: str, servers: str, refusals: Sequence[str] = ()
 ) -> GpuledgerError:
-    """Give the error to raise instead, with what was being done."""
+    """Return the error to raise instead, with what was being done."""
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
         return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))

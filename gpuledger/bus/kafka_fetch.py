@@ -79,7 +79,7 @@ def _put_back(client: AIOKafkaConsumer, fetching: asyncio.Task[Any]) -> None:
 
 
 def named(place: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
-    """Give aiokafka's own partition: equal to ours, but it asks for its type."""
+    """Return aiokafka's own partition: equal to ours, but it asks for its type."""
     return aiokafka.TopicPartition(*place)
 
 

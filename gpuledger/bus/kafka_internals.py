@@ -46,12 +46,12 @@ def mark_polled(client: AIOKafkaConsumer) -> None:
 
 
 def has_coordinator(client: AIOKafkaConsumer) -> bool:
-    """Say whether the group has a coordinator; `getmany` only returns nothing without one."""
+    """Return whether the group has a coordinator; `getmany` only returns nothing without one."""
     return client._coordinator.coordinator_id is not None
 
 
 def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
-    """Give the client below, which a producer has in public and a consumer has not."""
+    """Return the client below, which a producer has in public and a consumer has not."""
     return client._client
 
 
@@ -112,7 +112,7 @@ def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
 
 
 def is_dead(client: AIOKafkaConsumer) -> bool:
-    """Say whether a background task of the consumer ended, after which it never reads again."""
+    """Return whether a background task of the consumer ended, after which it never reads again."""
     return bool(client._coordinator._coordination_task.done() or client._fetcher._fetch_task.done())
 
 
@@ -146,7 +146,7 @@ def pack_at_least_cost() -> None:
 
 @cache
 def _packer() -> Callable[[Any], bytes]:
-    """Give the packer that costs least: one context that is kept, and a table that fits the cache.
+    """Return the packer that costs least: one kept context, and a table that fits the cache.
 
     Beside aiokafka's way at the same level that is a quarter off a batch of events and five sixths
     off one of a single event, for 1 % more bytes.

@@ -37,7 +37,7 @@ QUIET_SECONDS: Final = 3600.0
 """How long a line that stays is not written again."""
 
 
-class Refusals:
+class RefusedConnections:
     """Why each broker refused its last connection that failed, and when that was."""
 
     def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
@@ -61,11 +61,11 @@ class Refusals:
         ]
 
 
-_refusals: ContextVar[Refusals | None] = ContextVar("refusals", default=None)
+_refusals: ContextVar[RefusedConnections | None] = ContextVar("refusals", default=None)
 
 
 @contextmanager
-def remembering(refusals: Refusals) -> Iterator[None]:
+def remembering(refusals: RefusedConnections) -> Iterator[None]:
     """Collect why brokers refuse connections, instead of logging it.
 
     What a client begins meanwhile, as a task that goes on connecting, collects there from then on.
@@ -85,7 +85,7 @@ class Demotion:
         self._said_at: dict[str, float] = {}
 
     def __call__(self, record: logging.LogRecord) -> bool:
-        """Say whether a line passes; it may have become a debug line."""
+        """Return whether a line passes; it may have become a debug line."""
         if record.levelno < logging.WARNING:
             return True
         if _is_remembered(record):

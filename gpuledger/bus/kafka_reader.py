@@ -11,10 +11,10 @@ from typing import Final
 from aiokafka import AIOKafkaConsumer
 
 from gpuledger.bus import kafka_internals
-from gpuledger.bus.history import Span
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_unpacking import read_any_batch
+from gpuledger.bus.log_reader import Span
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.errors import BusUnavailableError
 
@@ -37,7 +37,7 @@ class KafkaReader:
             await kafka_internals.stop_consumer(client)
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Give what is kept of each partition; `TopicsError` where the topic does not exist."""
+        """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
         client = await self._opened()
         inner, servers = kafka_internals.inner_client(client), self._connection.servers
         async with self._connection.asking(f"looking up the offsets of {topic}"):
@@ -50,7 +50,7 @@ class KafkaReader:
     async def offsets_at(
         self, places: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Give, for each partition, the offset before which every record is older than that."""
+        """Return, for each partition, the offset before which every record is older than that."""
         wanted = {named(place): timestamp_ms for place in places}
         client = await self._opened()
         async with self._connection.asking("looking up offsets by time"):
@@ -65,7 +65,7 @@ class KafkaReader:
     async def read(
         self, place: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """Give the records of a span in their order, some at a time.
+        """Yield the records of a span in their order, some at a time.
 
         Raises `BusUnavailableError` where nothing came for `request_timeout_seconds`, or where the
         broker removed the records in the meantime.
@@ -81,15 +81,15 @@ class KafkaReader:
                 yield wanted
             if position > before:
                 heard_at = _now_seconds()
-            self._must_go_on(place, position, span, silent_seconds=_now_seconds() - heard_at)
+            self._must_go_on(place, position, span, stale_after_seconds=_now_seconds() - heard_at)
 
     def _must_go_on(
-        self, place: TopicPartition, position: int, span: Span, *, silent_seconds: float
+        self, place: TopicPartition, position: int, span: Span, *, stale_after_seconds: float
     ) -> None:
-        if silent_seconds > self._connection.settings.request_timeout_seconds:
+        if stale_after_seconds > self._connection.settings.request_timeout_seconds:
             raise BusUnavailableError(
                 f"reading {place.topic}-{place.partition}: {self._connection.servers} gave nothing"
-                f" for {silent_seconds:.0f} s at offset {position}, before {span.end}"
+                f" for {stale_after_seconds:.0f} s at offset {position}, before {span.end}"
             )
 
     async def _poll(self, client: AIOKafkaConsumer, place: TopicPartition) -> list[Record]:

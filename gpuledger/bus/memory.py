@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 from uuid import uuid4
 
-from gpuledger.bus.history import HistoryReader
+from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory_consumer import MemoryConsumer
-from gpuledger.bus.memory_group import Group
+from gpuledger.bus.memory_group import ConsumerGroup
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.memory_producer import MemoryProducer
 from gpuledger.bus.memory_reader import MemoryReader
@@ -47,7 +47,7 @@ class MemoryBus:
         session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     ) -> None:
         self._session_timeout_seconds = session_timeout_seconds
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._owners: dict[str, object] = {}
         self._partitions: dict[str, int] = {}
         self._logs: dict[TopicPartition, PartitionLog] = {}
@@ -70,7 +70,7 @@ class MemoryBus:
                 )
 
     async def partitions(self, topic: str) -> int:
-        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; `TopicsError` where the topic does not exist."""
         return (await self.describe(topic)).partitions
 
     async def describe(self, topic: str) -> TopicDescription:
@@ -127,9 +127,9 @@ class MemoryBus:
         for number in range(self._partitions[topic]):
             self._logs[TopicPartition(topic, number)].begin_anew(topic_id)
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> ConsumerGroup:
         seconds = self._session_timeout_seconds
-        made = Group(partitions=self._partitions, session_timeout_seconds=seconds)
+        made = ConsumerGroup(partitions=self._partitions, session_timeout_seconds=seconds)
         return self._groups.setdefault(name, made)
 
     def _commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpuledger.bus.gaps import ReportedGaps, count_from_zero, report_gap
-from gpuledger.bus.memory_group import Group, Member
+from gpuledger.bus.memory_group import ConsumerGroup, Member
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Gap, GapReason, Record, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, TopicsError
@@ -17,7 +17,7 @@ class MemoryConsumer:
         self,
         *,
         subscription: Subscription,
-        group: Group,
+        group: ConsumerGroup,
         logs: Mapping[TopicPartition, PartitionLog],
     ) -> None:
         self._subscription = subscription
@@ -72,7 +72,7 @@ class MemoryConsumer:
         self._group.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Give the committed offset, or `None`."""
+        """Return the committed offset, or `None`."""
         return self._group.committed_of(partition, self._logs[partition].topic_id)
 
     async def topic_id(self, topic: str) -> str | None:
@@ -83,7 +83,7 @@ class MemoryConsumer:
         return log.topic_id
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Give the partitions that are held now."""
+        """Return the partitions that are held now."""
         return frozenset(self._positions)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -103,14 +103,14 @@ class MemoryConsumer:
         self._wake()
 
     async def position(self, partition: TopicPartition) -> int:
-        """Give the offset of the next record to be polled."""
+        """Return the offset of the next record to be polled."""
         self._must_hold(partition)
         return self._logs[partition].next_offset(self._positions[partition])
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Give the offsets that the next published records will get."""
+        """Return the offsets that the next published records will get."""
         wanted = list(partitions)
         for place in wanted:
             if place not in self._logs:
@@ -150,7 +150,7 @@ class MemoryConsumer:
             self._generation = generation
 
     async def _leave_old_topics(self) -> None:
-        """Give everything up as in a rebalance, and have it assigned again."""
+        """Return everything up as in a rebalance, and have it assigned again."""
         for place, own in self._topic_ids.items():
             if self._logs[place].topic_id != own:
                 self._left.add((place, self._logs[place].topic_id))
@@ -160,7 +160,7 @@ class MemoryConsumer:
         self._generation = 0
 
     def _member(self) -> Member:
-        """Give the membership; the first poll joins, as on Kafka, so that it waits for nobody."""
+        """Return the membership; the first poll joins, as on Kafka, so that it waits for nobody."""
         if self._joined is None:
             self._joined = self._group.join(
                 name=self._subscription.member,

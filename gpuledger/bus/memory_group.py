@@ -33,7 +33,7 @@ class Member:
     expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
-class Group:
+class ConsumerGroup:
     """Members that share the partitions of their topics."""
 
     def __init__(self, *, partitions: Mapping[str, int], session_timeout_seconds: float) -> None:
@@ -56,7 +56,7 @@ class Group:
                 self._committed_ids[place] = identity
 
     def committed_of(self, place: TopicPartition, topic_id: str) -> int | None:
-        """Give the committed offset, unless it is one of another topic of that name."""
+        """Return the committed offset, unless it is one of another topic of that name."""
         if self._committed_ids.get(place, topic_id) != topic_id:
             return None
         return self.committed.get(place)
@@ -95,11 +95,11 @@ class Group:
         self._finish_rebalance()
 
     def is_replaced(self, member: Member) -> bool:
-        """Say whether another consumer came under the same static name."""
+        """Return whether another consumer came under the same static name."""
         return self._members.get(member.name) is not member
 
     def must_give_up(self, member: Member) -> bool:
-        """Say whether a rebalance waits for this member."""
+        """Return whether a rebalance waits for this member."""
         return self._rebalancing and not member.ready
 
     def give_up(self, member: Member) -> None:
@@ -136,7 +136,7 @@ class Group:
 def assign_ranges(
     topics_of: Mapping[str, Iterable[str]], partitions: Mapping[str, int]
 ) -> dict[str, Assignment]:
-    """Give each member a run of each topic's partitions, the same run where counts are equal."""
+    """Return each member a run of each topic's partitions, the same run where counts are equal."""
     shares: dict[str, set[TopicPartition]] = {member: set() for member in topics_of}
     for topic in {topic for topics in topics_of.values() for topic in topics}:
         members = sorted(member for member, topics in topics_of.items() if topic in set(topics))

@@ -65,17 +65,17 @@ class PartitionLog:
             wake()
 
     def read(self, offset: int, *, max_records: int) -> list[Record]:
-        """Give the next records from an offset on; where it is a hole, from the next record on."""
+        """Return the next records from an offset on; from a hole, the next record on."""
         start = bisect_left(self._records, offset, key=_offset)
         return self._records[start : start + max_records]
 
     def next_offset(self, offset: int) -> int:
-        """Give the offset of the first record at or after an offset, or the end."""
+        """Return the offset of the first record at or after an offset, or the end."""
         found = self.read(offset, max_records=1)
         return found[0].offset if found else self.end_offset
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Give the offset of the first record that is not older than that, or the end."""
+        """Return the offset of the first record that is not older than that, or the end."""
         return next(
             (each.offset for each in self._records if each.timestamp_ms >= timestamp_ms),
             self.end_offset,
@@ -117,10 +117,10 @@ class PartitionLog:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        most_records = int(self._max_records * KEPT_AFTER_DROPPING)
-        most_bytes = int(self._max_bytes * KEPT_AFTER_DROPPING)
+        max_records = int(self._max_records * KEPT_AFTER_DROPPING)
+        max_bytes = int(self._max_bytes * KEPT_AFTER_DROPPING)
         dropped = 0
-        while len(self._records) - dropped > most_records or self._bytes > most_bytes:
+        while len(self._records) - dropped > max_records or self._bytes > max_bytes:
             self._bytes -= _size_bytes(self._records[dropped])
             dropped += 1
         del self._records[:dropped]

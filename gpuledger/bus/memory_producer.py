@@ -25,7 +25,7 @@ class MemoryProducer:
 def check_batch(
     logs: Mapping[TopicPartition, PartitionLog], place: TopicPartition, messages: Sequence[Message]
 ) -> PartitionLog:
-    """Give the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
+    """Return the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
     log = logs.get(place)
     if log is None:
         raise TopicsError(

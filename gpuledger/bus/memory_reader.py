@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Final
 
-from gpuledger.bus.history import Span
+from gpuledger.bus.log_reader import Span
 from gpuledger.bus.memory_log import PartitionLog
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.errors import TopicsError
@@ -19,7 +19,7 @@ class MemoryReader:
         self._logs = logs
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Give what is kept of each partition; `TopicsError` where the topic does not exist."""
+        """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
         found = {
             place: Span(log.first_offset, log.end_offset)
             for place, log in self._logs.items()
@@ -32,13 +32,13 @@ class MemoryReader:
     async def offsets_at(
         self, places: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Give, for each partition, the offset before which every record is older than that."""
+        """Return, for each partition, the offset before which every record is older than that."""
         return {place: self._logs[place].offset_at(timestamp_ms) for place in places}
 
     async def read(
         self, place: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """Give the records of a span in their order, some at a time."""
+        """Yield the records of a span in their order, some at a time."""
         position = span.first
         while records := self._logs[place].read(position, max_records=MAX_RECORDS):
             wanted = [record for record in records if record.offset < span.end]

@@ -232,7 +232,7 @@ class Consumer(Protocol):
         """
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Give the partitions that are held now."""
+        """Return the partitions that are held now."""
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out no records of these partitions until they are resumed."""
@@ -248,7 +248,7 @@ class Consumer(Protocol):
         """
 
     async def position(self, partition: TopicPartition) -> int:
-        """Give the offset of the next record to be polled; it steps over compacted holes too.
+        """Return the offset of the next record to be polled; it steps over compacted holes too.
 
         Raises `NotAssignedError`.
         """
@@ -256,7 +256,7 @@ class Consumer(Protocol):
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Give, for each partition, the offset behind the last record that can be read by now."""
+        """Return, for each partition, the offset behind the last record that can be read by now."""
 
     def withheld_seconds(self) -> float:
         """Return for how long records that are there have been withheld, as of now.
@@ -276,7 +276,7 @@ class Bus(Protocol):
         """Open a consumer; leaving the context revokes its partitions and leaves the group."""
 
     async def partitions(self, topic: str) -> int:
-        """Give the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; `TopicsError` where the topic does not exist."""
 
 
 class TransactionalBus(Bus, Protocol):

@@ -5,7 +5,6 @@ seconds as the name says. An optional field that is not known is absent, never z
 """
 
 from gpuledger.records.dead_letters import DeadLetter
-from gpuledger.records.endings import ProcessEnd
 from gpuledger.records.events import (
     Account,
     Entry,
@@ -20,9 +19,10 @@ from gpuledger.records.events import (
 from gpuledger.records.health import GpuHealth, GpuLimits, GpuThrottling
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
-from gpuledger.records.marks import BootMark, NodeMark
 from gpuledger.records.pods import PodContainer, PodRecord
+from gpuledger.records.process_exits import ProcessExit
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
+from gpuledger.records.progress import BootProgress, NodeProgress
 from gpuledger.records.readings import GpuDetails, GpuProfiling, GpuReading, GpuTraffic
 from gpuledger.records.rows import EntryRow
 from gpuledger.records.samples import (
@@ -37,7 +37,7 @@ from gpuledger.records.samples import (
 __all__ = [
     "Account",
     "AttributedIncident",
-    "BootMark",
+    "BootProgress",
     "Capability",
     "ContainerRef",
     "DeadLetter",
@@ -62,7 +62,7 @@ __all__ = [
     "Inventory",
     "Method",
     "MigInstance",
-    "NodeMark",
+    "NodeProgress",
     "NodeReadings",
     "NodeSample",
     "PodContainer",
@@ -70,7 +70,7 @@ __all__ = [
     "PodRecord",
     "PodState",
     "ProcessChange",
-    "ProcessEnd",
+    "ProcessExit",
     "ProcessKind",
     "ProcessRecord",
     "Settlement",

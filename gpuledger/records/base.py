@@ -66,7 +66,7 @@ def array_record(cls: type[T]) -> type[T]:
 
 
 def is_array(cls: object) -> bool:
-    """Tell whether a record is written as an array."""
+    """Return whether a record is written as an array."""
     return cls in _ARRAYS
 
 

@@ -16,11 +16,11 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 
 import msgspec
 
-from gpuledger.records.endings import ProcessEnd
+from gpuledger.records.process_exits import ProcessExit
 from gpuledger.records.samples import GpuProcess, NodeSample
 
 T = TypeVar("T")
-P = TypeVar("P", GpuProcess, ProcessEnd)
+P = TypeVar("P", GpuProcess, ProcessExit)
 Cut = Counter[str]
 """How much was cut of each field, as `GpuReading.model`: texts, or what was over of lists."""
 

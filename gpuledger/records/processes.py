@@ -42,7 +42,7 @@ class GpuTotals:
     """The most device memory it held."""
     started_time_ns: Natural | None = None
     """When it opened the GPU, nanoseconds since the epoch."""
-    lived_seconds: Seconds | None = None
+    lifetime_seconds: Seconds | None = None
     """For how long it held the GPU open."""
 
 

@@ -34,7 +34,7 @@ from gpuledger.records.bounds import (
     Subdomain,
     at_most,
 )
-from gpuledger.records.endings import ProcessEnd
+from gpuledger.records.process_exits import ProcessExit
 from gpuledger.records.readings import GpuDetails, GpuReading
 
 
@@ -128,7 +128,7 @@ class NodeSample:
     sees another pid namespace than the driver's, as its pids would name other processes."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """What the kubelet has given to whom; empty where the kubelet does not answer."""
-    ended_processes: Annotated[list[ProcessEnd], at_most(MAX_ENDED_PROCESSES)] | None = None
+    ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
     """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
 
 

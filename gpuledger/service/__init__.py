@@ -4,7 +4,7 @@ from gpuledger.service.backoff import Backoff
 from gpuledger.service.health import serve_health
 from gpuledger.service.lifecycle import explain_user_errors, run_until_signalled
 from gpuledger.service.logs import configure_logs
-from gpuledger.service.readiness import Check, Readiness, Severity
+from gpuledger.service.readiness import Check, CheckSeverity, Readiness
 from gpuledger.service.retrying import until_done
 from gpuledger.service.run import ServiceSettings, run_service
 from gpuledger.service.stall import end_where_stalled
@@ -12,9 +12,9 @@ from gpuledger.service.stall import end_where_stalled
 __all__ = [
     "Backoff",
     "Check",
+    "CheckSeverity",
     "Readiness",
     "ServiceSettings",
-    "Severity",
     "configure_logs",
     "end_where_stalled",
     "explain_user_errors",

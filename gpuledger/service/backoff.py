@@ -14,20 +14,20 @@ class Backoff:
         self,
         *,
         first_seconds: float = 0.5,
-        most_seconds: float = 30.0,
+        max_seconds: float = 30.0,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        if not 0 < first_seconds <= most_seconds:
-            raise ValueError(f"expected 0 < first ({first_seconds}) <= most ({most_seconds})")
+        if not 0 < first_seconds <= max_seconds:
+            raise ValueError(f"expected 0 < first ({first_seconds}) <= most ({max_seconds})")
         self._first_seconds = first_seconds
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self._jitter = jitter
         self._ceiling_seconds = first_seconds
 
     def next_seconds(self) -> float:
-        """Give the seconds to wait before the next attempt, and count that attempt."""
+        """Return the seconds to wait before the next attempt, and count that attempt."""
         ceiling = self._ceiling_seconds
-        self._ceiling_seconds = min(2 * ceiling, self._most_seconds)
+        self._ceiling_seconds = min(2 * ceiling, self._max_seconds)
         return ceiling / 2 * (1 + self._jitter())
 
     def reset(self) -> None:

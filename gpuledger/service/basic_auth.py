@@ -16,9 +16,9 @@ from typing import Final
 
 from gpuledger.errors import UnavailableError, UserError
 
-_MOST_WAITING: Final = 8
-_MOST_REMEMBERED: Final = 100
-_MOST_PASSWORD_BYTES: Final = 72
+_MAX_WAITING: Final = 8
+_MAX_REMEMBERED: Final = 100
+_MAX_PASSWORD_BYTES: Final = 72
 _SCHEME: Final = "basic "
 
 
@@ -37,7 +37,7 @@ class BasicAuth:
         self._waiting = 0
 
     async def allows(self, header: str | None) -> bool:
-        """Tell whether an `Authorization` header is of a user.
+        """Return whether an `Authorization` header is of a user.
 
         Raises `UnavailableError` where too many passwords wait to be tried.
         """
@@ -53,7 +53,7 @@ class BasicAuth:
         return self._known.get(digest, False) and name in self._users
 
     async def _try(self, hashed: str, password: bytes, digest: bytes) -> bool:
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting >= _MAX_WAITING:
             raise UnavailableError("too many passwords wait to be tried")
         self._waiting += 1
         try:
@@ -68,13 +68,13 @@ class BasicAuth:
         """Remember an answer; a flood of wrong ones pushes out no right one."""
         if not is_right:
             wrong = [known for known, right in self._known.items() if not right]
-            if len(wrong) >= _MOST_REMEMBERED:
+            if len(wrong) >= _MAX_REMEMBERED:
                 del self._known[wrong[0]]
         self._known[digest] = is_right
 
 
 def _matches(password: bytes, hashed: str) -> bool:
-    return bool(_bcrypt().checkpw(password[:_MOST_PASSWORD_BYTES], hashed.encode()))
+    return bool(_bcrypt().checkpw(password[:_MAX_PASSWORD_BYTES], hashed.encode()))
 
 
 def _bcrypt() -> ModuleType:

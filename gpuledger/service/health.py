@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 
 from gpuledger.errors import UserError
-from gpuledger.service.http.messages import Handler, Request, Response
+from gpuledger.service.http.messages import Handler, HttpRequest, Response
 from gpuledger.service.http.server import serve_pages
 from gpuledger.service.readiness import Readiness
 from gpuledger.service.web_guard import OPEN_PAGES, WebGuard
@@ -62,7 +62,7 @@ async def _listen(
 
 
 def _pages(readiness: Readiness, page: Page | None) -> Handler:
-    pages: dict[str, Callable[[Request], Response]] = {
+    pages: dict[str, Callable[[HttpRequest], Response]] = {
         "/livez": _livez,
         # What the probes of dcgm-exporter's chart ask, of liveness and readiness alike.
         "/health": _livez,
@@ -70,19 +70,19 @@ def _pages(readiness: Readiness, page: Page | None) -> Handler:
         "/metrics": partial(_metrics_with, page=page) if page else _metrics,
     }
 
-    async def show(request: Request) -> Response:
+    async def show(request: HttpRequest) -> Response:
         write = pages.get(request.path)
         return write(request) if write else _NOT_FOUND
 
     return show
 
 
-def _livez(_: Request) -> Response:
+def _livez(_: HttpRequest) -> Response:
     """Answer: that the event loop gets here is all that it says."""
     return Response(body=b"ok\n")
 
 
-def _readyz(_: Request, *, readiness: Readiness) -> Response:
+def _readyz(_: HttpRequest, *, readiness: Readiness) -> Response:
     return Response(
         status=200 if readiness.is_ready() else 503,
         body=orjson.dumps(readiness.report(), option=orjson.OPT_APPEND_NEWLINE),
@@ -90,7 +90,7 @@ def _readyz(_: Request, *, readiness: Readiness) -> Response:
     )
 
 
-def _metrics(request: Request) -> Response:
+def _metrics(request: HttpRequest) -> Response:
     try:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
     except (TypeError, ValueError):  # what it says of a version that is no number
@@ -98,7 +98,7 @@ def _metrics(request: Request) -> Response:
     return _compressed(Response(body=encode(REGISTRY), content_type=content_type), request)
 
 
-def _metrics_with(request: Request, *, page: Page) -> Response:
+def _metrics_with(request: HttpRequest, *, page: Page) -> Response:
     """Answer in the text format whatever is asked for: OpenMetrics has no counters without _total.
 
     A client that prefers another format takes this one too, as the content type says what it is.
@@ -107,7 +107,7 @@ def _metrics_with(request: Request, *, page: Page) -> Response:
     return _compressed(Response(body=text, content_type=CONTENT_TYPE_PLAIN_0_0_4), request)
 
 
-def _compressed(response: Response, request: Request) -> Response:
+def _compressed(response: Response, request: HttpRequest) -> Response:
     """Return the response in gzip where the client takes it, as every Prometheus does."""
     headers = {**response.headers, "Vary": "Accept-Encoding"}
     if not _takes_gzip(request.headers.get("accept-encoding", "")):

@@ -31,7 +31,7 @@ def run_until_signalled(
     stop_within_seconds: float = 10.0,
     on_stop: Callable[[], object] = bool,
 ) -> int:
-    """Run `work()` until it ends or SIGTERM or SIGINT cancels it; give the exit code.
+    """Run `work()` until it ends or SIGTERM or SIGINT cancels it; return the exit code.
 
     0 where it ended or let itself be cancelled, 1 where it failed, 2 where a `UserError` came out
     of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
@@ -111,7 +111,7 @@ class _EndingSignals:
             signal.signal(each, pass_on)
 
     def give_back(self) -> None:
-        """Give the signals to who had them before, or to nobody as the process ends by one."""
+        """Return the signals to who had them before, or to nobody as the process ends by one."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.have_come else handler)
 
@@ -157,13 +157,13 @@ def _explain(error: BaseException) -> int:
 
 
 def _program() -> str:
-    """Give the name under which this was started, also by `python -m`."""
+    """Return the name under which this was started, also by `python -m`."""
     started = Path(sys.argv[0])
     return started.parent.name if started.name == "__main__.py" else started.name
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
-    """Give an error that is of a kind and nothing else; a task group wraps what its tasks raise."""
+    """Return an error of a kind and nothing else; a task group wraps what its tasks raise."""
     if isinstance(error, BaseExceptionGroup):
         inner = [_foreseen(one, kind) for one in error.exceptions]
         return inner[0] if all(inner) else None

@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
-class Severity(StrEnum):
+class CheckSeverity(StrEnum):
     """What a failed check means for who asks whether the deployable is ready."""
 
     CRITICAL = "critical"
@@ -42,7 +42,7 @@ class Check:
         self,
         *,
         name: str = "",
-        severity: Severity = Severity.CRITICAL,
+        severity: CheckSeverity = CheckSeverity.CRITICAL,
         on_change: Callable[["Check"], None] | None = None,
         on_still_failing: Callable[["Check"], None] | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class Readiness:
                     if count := _repeats.count("look"):
                         _log.exception("look_failed", count=count)
 
-    def check(self, name: str, *, severity: Severity = Severity.CRITICAL) -> Check:
+    def check(self, name: str, *, severity: CheckSeverity = CheckSeverity.CRITICAL) -> Check:
         """Return the check of that name; the first call makes it, with its severity."""
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
@@ -142,7 +142,7 @@ class Readiness:
 
     def is_ready(self) -> bool:
         """Return whether no critical check fails; without any nothing is known of its own work."""
-        critical = [c for c in self._checks.values() if c.severity is Severity.CRITICAL]
+        critical = [c for c in self._checks.values() if c.severity is CheckSeverity.CRITICAL]
         return bool(critical) and all(check.is_ok for check in critical)
 
     def report(self) -> dict[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
 _QUIET_SECONDS: Final = 60.0
-_MOST_KEYS: Final = 1000
+_MAX_KEYS: Final = 1000
 
 
 class _Line(NamedTuple):
@@ -59,7 +59,7 @@ class Repeats:
 
     def _make_room(self, now_seconds: float) -> bool:
         """Return whether another key may have a line; one that has been quiet gives up its own."""
-        if len(self._lines) < _MOST_KEYS:
+        if len(self._lines) < _MAX_KEYS:
             return True
         eldest, line = next(iter(self._lines.items()))
         if now_seconds - line.written_seconds < self._quiet_seconds:

@@ -25,11 +25,11 @@ async def until_done(
     failed: Callable[[ErrorT], None],
     backoff: Backoff,
     sleep: Callable[[float], Awaitable[object]],
-    least_seconds: Callable[[ErrorT], float] = _no_wish,
+    min_seconds: Callable[[ErrorT], float] = _no_wish,
 ) -> T:
     """Return what the call returns, once it does not raise this kind of error.
 
-    `failed` is told of each failure, before the wait; `least_seconds` says how long the one that
+    `failed` is told of each failure, before the wait; `min_seconds` says how long the one that
     was called wants to be left alone. Raises every other error.
     """
     while True:
@@ -37,7 +37,7 @@ async def until_done(
             done = await call()
         except error as failure:
             failed(failure)
-            await sleep(max(least_seconds(failure), backoff.next_seconds()))
+            await sleep(max(min_seconds(failure), backoff.next_seconds()))
         else:
             backoff.reset()
             return done

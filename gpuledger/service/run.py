@@ -11,7 +11,7 @@ from gpuledger import __version__
 from gpuledger.service.health import Page, serve_health
 from gpuledger.service.lifecycle import run_until_signalled
 from gpuledger.service.logs import configure_logs
-from gpuledger.service.readiness import Readiness, Severity
+from gpuledger.service.readiness import CheckSeverity, Readiness
 from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings.groups import HttpSettings, LogSettings
 from gpuledger.tasks import end_tasks
@@ -41,7 +41,7 @@ def run_service(
     page: Page | None = None,
     about: Mapping[str, object] | None = None,
 ) -> int:
-    """Run `main` with logs and health pages until a signal; give the exit code.
+    """Run `main` with logs and health pages until a signal; return the exit code.
 
     `page` is written behind the process's own metrics on `/metrics`; `about` is what the first log
     line says of this deployable: what it does, where to, and as whom.
@@ -67,6 +67,6 @@ def run_service(
 
 
 def _guard(file: Path, readiness: Readiness) -> WebGuard:
-    guard = WebGuard(file, check=readiness.check("web_config", severity=Severity.WARNING))
+    guard = WebGuard(file, check=readiness.check("web_config", severity=CheckSeverity.WARNING))
     readiness.look_each_second(guard.look)
     return guard

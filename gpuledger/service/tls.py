@@ -15,8 +15,8 @@ from gpuledger.certificates import (
     naming,
     require_authorities,
 )
+from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import UserError
-from gpuledger.explaining import shorten_middle
 from gpuledger.service.web_config import TlsServerConfig
 
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -64,7 +64,7 @@ def _set_suites(context: ssl.SSLContext, names: list[str]) -> None:
 
 
 def _openssl_name(name: str) -> str | None:
-    """Give OpenSSL's name of a suite; `None` for one of TLS 1.3."""
+    """Return OpenSSL's name of a suite; `None` for one of TLS 1.3."""
     found = _SUITE.fullmatch(name)
     if found is None:
         if name.startswith("TLS_"):

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import yaml
 
+from gpuledger.decode_errors import explain_invalid, shorten_middle
 from gpuledger.errors import UserError
-from gpuledger.explaining import explain_invalid, shorten_middle
 from gpuledger.settings.yaml_errors import explain_yaml
 
 _HASH: Final = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
-_MOST_COST: Final = 16
+_MAX_COST: Final = 16
 _HEADER_VALUE: Final = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 _UNOFFERED: Final = {
     "tls_server_config.curve_preferences": "Python cannot choose curves; leave it out",
@@ -158,10 +158,10 @@ def _check(config: WebConfig) -> None:
                 f"basic_auth_users.{name}: expected a bcrypt hash, as `htpasswd -nBC 10 {name}`"
                 " writes it behind the colon"
             )
-        if int(found[1]) > _MOST_COST:
+        if int(found[1]) > _MAX_COST:
             raise ValueError(
                 f"basic_auth_users.{name}: cost {found[1]} would take minutes at each log-in;"
-                f" the most is {_MOST_COST}"
+                f" the most is {_MAX_COST}"
             )
     tls = config.tls_server_config
     if tls and tls.asks_clients and not tls.client_ca_file:

@@ -21,8 +21,8 @@ from gpuledger.errors import UnavailableError, UserError
 from gpuledger.file_watch import LOOK_SECONDS, FileWatch
 from gpuledger.service.basic_auth import BasicAuth
 from gpuledger.service.files_in_force import FilesInForce
-from gpuledger.service.http.messages import Handler, Request, Response
-from gpuledger.service.readiness import Check, Readiness, Severity
+from gpuledger.service.http.messages import Handler, HttpRequest, Response
+from gpuledger.service.readiness import Check, CheckSeverity, Readiness
 from gpuledger.service.tls import make_context
 from gpuledger.service.web_config import TlsServerConfig, WebConfig, read_web_config, refuse_loss
 
@@ -51,7 +51,7 @@ class WebGuard:
             lambda: self._change(read_web_config(file)),
             validities=self._take(read_web_config(file)),
             watch=self._watch,
-            check=check or Readiness().check("web_config", severity=Severity.WARNING),
+            check=check or Readiness().check("web_config", severity=CheckSeverity.WARNING),
             on_read=lambda _: _log.info("web_config_read", file=str(file)),
         )
 
@@ -70,7 +70,7 @@ class WebGuard:
             raise RuntimeError("no TLS")
         return self._context
 
-    async def answer(self, request: Request, handler: Handler) -> Response:
+    async def answer(self, request: HttpRequest, handler: Handler) -> Response:
         """Let a request through, or answer 401, 403 or 503; add the configured headers."""
         self.look()
         refusal = None if request.path in OPEN_PAGES else await self._refusal(request)
@@ -78,7 +78,7 @@ class WebGuard:
         configured = self._config.http_server_config.headers
         return replace(response, headers={**response.headers, **dict(configured.items())})
 
-    async def _refusal(self, request: Request) -> Response | None:
+    async def _refusal(self, request: HttpRequest) -> Response | None:
         tls = self._config.tls_server_config
         if tls and (forbidden := _find_forbidden(request.certificate, tls)):
             # The connection may be from before a change, when no certificate was asked for.

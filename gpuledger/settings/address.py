@@ -11,7 +11,7 @@ _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:\[\]/]*)):(?P<port>\d{1,5})"
 )
 _BROKER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
-_MOST_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
@@ -20,7 +20,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
     Raises `ValueError` naming the value where it is neither.
     """
     found = _ADDRESS.fullmatch(listen)
-    if not found or int(found["port"]) > _MOST_PORT:
+    if not found or int(found["port"]) > _MAX_PORT:
         raise ValueError(f"expected host:port such as 0.0.0.0:9820, got {listen!r}")
     return found["six"] or found["host"] or "0.0.0.0", int(found["port"])  # noqa: S104  # that is what an empty host asks for
 
@@ -32,7 +32,7 @@ def require_brokers(servers: str) -> None:
     """
     for server in servers.split(","):
         found = _BROKER.fullmatch(server.strip())
-        if found and 0 < int(found["port"]) <= _MOST_PORT:
+        if found and 0 < int(found["port"]) <= _MAX_PORT:
             continue
         remedy = "expected host:port[,host:port…]"
         if may_part_a_login(servers):

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
+from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
-from gpuledger.explaining import shorten_middle
 from gpuledger.settings.fields import (
     REQUIRED,
     Path,
@@ -113,7 +113,7 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
 
 
 def describe(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
-    """Say what a simple setting accepts; `None` for lists and mappings, which msgspec explains."""
+    """Return what a simple setting accepts; None for lists and mappings, which msgspec explains."""
     parts = [part for part in alternatives(hint) if part is not type(None)]
     said = [_describe_one(part) for part in parts]
     return " or ".join(text for text in said if text) if all(said) else None

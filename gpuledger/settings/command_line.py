@@ -53,7 +53,7 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     complete: Callable[[Layer], Layer] | None = None,
 ) -> S:
-    """Give the settings: defaults < YAML file < environment < options.
+    """Return the settings: defaults < YAML file < environment < options.
 
     `complete` is told what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises

@@ -67,7 +67,7 @@ class Setting:
 
 
 def settings_of(model: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """Give all settings of a settings class, those of its groups in place."""
+    """Return all settings of a settings class, those of its groups in place."""
     return tuple(_walk(model, (), None))
 
 
@@ -77,22 +77,22 @@ def dotted(path: Path) -> str:
 
 
 def variable_of(path: Path) -> str:
-    """Give the environment variable of a path: `GPULEDGER_KAFKA__CLIENT_ID`."""
+    """Return the environment variable of a path: `GPULEDGER_KAFKA__CLIENT_ID`."""
     return PREFIX + "__".join(path).upper()
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401  # any type annotation
-    """Give the members of a union, or the type alone."""
+    """Return the members of a union, or the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def is_group(hint: Any) -> bool:  # noqa: ANN401  # any type annotation
-    """Tell whether a field holds a group of settings rather than one."""
+    """Return whether a field holds a group of settings rather than one."""
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, as the end of an error message."""
+    """Return which known name was probably meant, as the end of an error message."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     tail = [full for lower, full in by_lower.items() if lower.endswith("." + name.lower())]
     found = tail or [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower)]

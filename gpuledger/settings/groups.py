@@ -37,7 +37,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether a broker's certificate must name the host that was asked."""
     client_id: str = "gpuledger"
     """Name under which the brokers log and limit this client."""
-    group_member: str = ""
+    group_instance_id: str = ""
     """Own name in the consumer group (static membership), such as the pod's; empty means none."""
     request_timeout_seconds: Seconds = 30.0
     """How long to wait for a broker's answer."""

@@ -150,7 +150,7 @@ class Secret:
         return self.load(self.file, name=name, is_known=True).reveal()
 
     def reveal(self) -> str:
-        """Give the text itself, to hand it to the library that needs it."""
+        """Return the text itself, to hand it to the library that needs it."""
         return self._text
 
     @override

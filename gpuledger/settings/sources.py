@@ -13,8 +13,8 @@ from typing import Any, Final
 import yaml
 from typing_extensions import override
 
+from gpuledger.decode_errors import shorten_middle
 from gpuledger.errors import SettingsError
-from gpuledger.explaining import shorten_middle
 from gpuledger.settings.fields import PREFIX, Path, Setting, dotted, nearest, variable_of
 from gpuledger.settings.secret import Secret, mask_address, mask_value
 from gpuledger.settings.yaml_errors import explain_yaml

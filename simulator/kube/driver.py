@@ -18,7 +18,7 @@ from kubernetes_asyncio.client import ApiClient, ApiException
 from gpuledger.errors import UnavailableError, UserError
 from simulator.identities import write_uids
 from simulator.kube.objects import Json, node_object
-from simulator.kube.player import Player
+from simulator.kube.pod_driver import Player
 from simulator.simulation import Simulation
 
 _TIMEOUT_SECONDS: Final = 10.0

@@ -20,7 +20,7 @@ FINISHED_STAYS_NS: Final = 3000 * _MS
 RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
 
 
-class Step(StrEnum):
+class PodStep(StrEnum):
     """A step in a pod's life that the API server sees."""
 
     CREATED = "created"
@@ -38,12 +38,12 @@ class PodEvent:
     """When, in nanoseconds since the scenario's start."""
     pod: PlannedPod
     """Whose."""
-    step: Step
+    step: PodStep
     """What."""
 
 
 def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Give the steps of all pods that the API server knows, in order of time."""
+    """Return the steps of all pods that the API server knows, in order of time."""
     names: dict[tuple[str, str], list[PlannedPod]] = {}
     for pod in sorted(pods, key=lambda pod: pod.start_ns):
         if pod.spec.in_api:
@@ -53,24 +53,24 @@ def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
 
 
 def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Give the steps of pods of one name: each is deleted before the next one is created."""
+    """Return the steps of pods of one name: each is deleted before the next one is created."""
     events: list[PodEvent] = []
     followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
     free_from_ns = -FIRST_CREATED_BEFORE_NS
     for pod, next_start_ns in zip(pods, followers, strict=True):
         before_ns = CREATED_BEFORE_NS if pod.start_ns else FIRST_CREATED_BEFORE_NS
         created_ns = max(pod.start_ns - before_ns, free_from_ns)
-        steps = [(created_ns, Step.CREATED), (pod.start_ns, Step.RUNNING)]
+        steps = [(created_ns, PodStep.CREATED), (pod.start_ns, PodStep.RUNNING)]
         if pod.end_ns != NEVER_NS:
             step, stays_ns = _end_of(pod)
             free_from_ns = min(pod.end_ns + stays_ns, next_start_ns)
-            steps += [(pod.end_ns, step), (free_from_ns, Step.DELETED)]
+            steps += [(pod.end_ns, step), (free_from_ns, PodStep.DELETED)]
         events += [PodEvent(at_ns=at_ns, pod=pod, step=step) for at_ns, step in steps]
     return events
 
 
-def _end_of(pod: PlannedPod) -> tuple[Step, int]:
-    """Give how a pod ends, and for how long its object is there afterwards."""
+def _end_of(pod: PlannedPod) -> tuple[PodStep, int]:
+    """Return how a pod ends, and for how long its object is there afterwards."""
     if pod.spec.owner is None or pod.spec.owner.kind in RUNS_TO_AN_END:
-        return Step.FINISHED, FINISHED_STAYS_NS
-    return Step.TERMINATING, TERMINATING_NS
+        return PodStep.FINISHED, FINISHED_STAYS_NS
+    return PodStep.TERMINATING, TERMINATING_NS

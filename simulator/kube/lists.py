@@ -16,7 +16,7 @@ from simulator.kube.store import Collection, Json
 
 
 def list_objects(collection: Collection, selector: Selector, query: Mapping[str, str]) -> Json:
-    """Give a page of a list as the API server words it; raises ApiError."""
+    """Return a page of a list as the API server words it; raises ApiError."""
     token = query.get("continue", "")
     if token:
         version, start = _parse_token(token)

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from simulator import identities
 from simulator.device import gpu_groups
-from simulator.kube.lifecycle import Step
+from simulator.kube.lifecycle import PodStep
 from simulator.plan import PlannedPod
-from simulator.scenario_shape import Container, Controller, Node, Owner, Pod
+from simulator.scenario_shape import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 from simulator.simulation import Simulation
 
 Json = dict[str, Any]
@@ -37,7 +37,7 @@ def kube_time(time_ns: int) -> str:
 
 
 def node_object(simulation: Simulation, node: Node) -> Json:
-    """Give a node with its GPUs as capacity."""
+    """Return a node with its GPUs as capacity."""
     capacity = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(len(gpu_groups(node)))}
     run = simulation.scenario.seed, simulation.epoch_ns
     return {
@@ -60,7 +60,7 @@ def node_object(simulation: Simulation, node: Node) -> Json:
 
 
 def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> Json:
-    """Give a pod as it is created: bound to its node, its containers not yet started."""
+    """Return a pod as it is created: bound to its node, its containers not yet started."""
     spec = pod.spec
     controller = _controller(spec)
     metadata: Json = {
@@ -88,10 +88,10 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
     }
 
 
-def pod_status(simulation: Simulation, pod: PlannedPod, step: Step) -> Json:
-    """Give the part of the status that a kubelet writes at a step."""
+def pod_status(simulation: Simulation, pod: PlannedPod, step: PodStep) -> Json:
+    """Return the part of the status that a kubelet writes at a step."""
     started = kube_time(simulation.epoch_ns + pod.start_ns)
-    finished = step is not Step.RUNNING
+    finished = step is not PodStep.RUNNING
     state: Json = {"running": {"startedAt": started}}
     if finished:
         ended = kube_time(simulation.epoch_ns + pod.end_ns)
@@ -108,7 +108,7 @@ def pod_status(simulation: Simulation, pod: PlannedPod, step: Step) -> Json:
 
 
 def owner_objects(simulation: Simulation) -> list[tuple[str, Json]]:
-    """Give the controllers between pods and workloads, each with its plural name."""
+    """Return the controllers between pods and workloads, each with its plural name."""
     objects = []
     for pod in simulation.pods:
         controller = _controller(pod.spec)
@@ -139,8 +139,8 @@ def owner_reference(simulation: Simulation, namespace: str, owner: Controller | 
     }
 
 
-def _controller(pod: Pod) -> Controller | None:
-    """Give the pod's direct controller; a Deployment's is a ReplicaSet named in the pod's name."""
+def _controller(pod: ScenarioPod) -> Controller | None:
+    """Return the pod's direct controller; a Deployment's is the ReplicaSet in its name."""
     if pod.owner is None:
         return None
     if pod.owner.via:
@@ -158,7 +158,7 @@ def _controller_labels(controller: Controller | None) -> dict[str, str]:
     return {}
 
 
-def _controller_object(simulation: Simulation, pod: Pod, controller: Controller) -> Json:
+def _controller_object(simulation: Simulation, pod: ScenarioPod, controller: Controller) -> Json:
     reference = owner_reference(simulation, pod.namespace, controller)
     metadata: Json = {
         "name": controller.name,
@@ -176,7 +176,7 @@ def _controller_object(simulation: Simulation, pod: Pod, controller: Controller)
     }
 
 
-def _container(container: Container, pod: Pod) -> Json:
+def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
     gpus = {index for process in container.processes for index in process.gpus}
     resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
     if pod.qos != "besteffort":
@@ -189,7 +189,7 @@ def _container(container: Container, pod: Pod) -> Json:
     }
 
 
-def _container_status(container: Container, pod: PlannedPod, state: Json) -> Json:
+def _container_status(container: ScenarioContainer, pod: PlannedPod, state: Json) -> Json:
     return {
         "name": container.name,
         "image": container.image,
@@ -202,8 +202,8 @@ def _container_status(container: Container, pod: PlannedPod, state: Json) -> Jso
     }
 
 
-def _managed_fields(pod: Pod) -> list[Json]:
-    """Give what a real object carries of its writers: bytes that a reader has to skip."""
+def _managed_fields(pod: ScenarioPod) -> list[Json]:
+    """Return what a real object carries of its writers: bytes that a reader has to skip."""
     labels: Json = {f"f:{name}": {} for name in pod.labels}
     return [
         {

@@ -17,7 +17,7 @@ from simulator.kube.writes import create_object, delete_object, patch_object, pa
 Stream = Callable[[web.Request, Collection, Selector], Awaitable[web.StreamResponse]]
 
 
-class Requests:
+class KubeRequests:
     """The requests about one kind of object."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Requests:
         return answer(list_objects(self._collection, select, request.query))
 
     async def read(self, request: web.Request) -> web.Response:
-        """Give one object."""
+        """Return one object."""
         return answer(self._collection.get(_key(request)))
 
     async def create(self, request: web.Request) -> web.Response:
@@ -81,5 +81,5 @@ async def _body(request: web.Request) -> Json:
 
 
 def answer(item: Json, code: int = 200) -> web.Response:
-    """Give an object as JSON."""
+    """Return an object as JSON."""
     return web.Response(body=orjson.dumps(item), status=code, content_type="application/json")

@@ -16,11 +16,11 @@ from gpuledger.settings.address import parse_listen
 from gpuledger.tasks import end_tasks
 from simulator.kube.failures import ApiError
 from simulator.kube.objects import node_object, owner_objects
-from simulator.kube.player import Player
-from simulator.kube.requests import Requests, answer
+from simulator.kube.pod_driver import Player
+from simulator.kube.requests import KubeRequests, answer
 from simulator.kube.selectors import Selector
 from simulator.kube.store import Collection, Json, Versions
-from simulator.kube.watches import Watch
+from simulator.kube.watches import ApiWatch
 from simulator.kube.writes import create_object, delete_object, patch_status
 from simulator.simulation import Simulation
 
@@ -81,7 +81,7 @@ class KubeApi:
         self._refusals += [code] * times
 
     def app(self) -> web.Application:
-        """Give the web application."""
+        """Return the web application."""
         app = web.Application(middlewares=[self._answer_errors])
         app.router.add_get("/version", _version)
         for path in ("/readyz", "/livez", "/healthz"):
@@ -103,7 +103,7 @@ class KubeApi:
     def _add_routes(
         self, app: web.Application, prefix: str, plural: str, *, namespaced: bool
     ) -> None:
-        requests = Requests(self.collections[plural], self._stream)
+        requests = KubeRequests(self.collections[plural], self._stream)
         base = f"{prefix}/namespaces/{{namespace}}/{plural}" if namespaced else f"{prefix}/{plural}"
         if namespaced:
             app.router.add_get(f"{prefix}/{plural}", requests.read_many)
@@ -117,7 +117,7 @@ class KubeApi:
     async def _stream(
         self, request: web.Request, collection: Collection, select: Selector
     ) -> web.StreamResponse:
-        watch = Watch(collection, select, request.query, bookmark_seconds=self._bookmark_seconds)
+        watch = ApiWatch(collection, select, request.query, bookmark_seconds=self._bookmark_seconds)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         with self._watcher(request):

@@ -15,12 +15,12 @@ from simulator.kube import failures
 Json = dict[str, Any]
 Key = tuple[str, str]
 
-MOST_CHANGES: Final = 10_000
-MOST_SNAPSHOTS: Final = 16
+MAX_CHANGES: Final = 10_000
+MAX_SNAPSHOTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoredChange:
     """One write: what an object was and what it is."""
 
     version: int
@@ -43,7 +43,7 @@ class Versions:
         return self.current
 
     def ticket(self) -> asyncio.Event:
-        """Give what the next write will set: take it before reading, so that no write is missed."""
+        """Return what the next write will set; take it before reading, and no write is missed."""
         return self._news
 
     @staticmethod
@@ -64,12 +64,12 @@ class Collection:
         self.api_version = api_version
         self.versions = versions
         self._objects: dict[Key, Json] = {}
-        self._changes: deque[Change] = deque()
+        self._changes: deque[StoredChange] = deque()
         self._snapshots: OrderedDict[int, list[Json]] = OrderedDict()
         self._compacted = versions.current
 
     def get(self, key: Key) -> Json:
-        """Give an object; raises ApiError 404."""
+        """Return an object; raises ApiError 404."""
         if key not in self._objects:
             raise failures.not_found(self.plural, key[1])
         return self._objects[key]
@@ -96,19 +96,19 @@ class Collection:
         return last
 
     def items(self) -> list[Json]:
-        """Give all objects in the order of their keys."""
+        """Return all objects in the order of their keys."""
         return [self._objects[key] for key in sorted(self._objects)]
 
     def snapshot(self) -> tuple[int, list[Json]]:
-        """Give the current version and its objects, and keep them for the pages that follow."""
+        """Return the current version and its objects, and keep them for the pages that follow."""
         version = self.versions.current
         self._snapshots[version] = self.items()
-        while len(self._snapshots) > MOST_SNAPSHOTS:
+        while len(self._snapshots) > MAX_SNAPSHOTS:
             self._snapshots.popitem(last=False)
         return version, self._snapshots[version]
 
     def snapshot_at(self, version: int) -> list[Json]:
-        """Give the objects of an earlier snapshot; raises ApiError 410."""
+        """Return the objects of an earlier snapshot; raises ApiError 410."""
         if version not in self._snapshots:
             raise failures.expired("The provided continue parameter is too old to display a "
                                    "consistent list result.")  # fmt: skip
@@ -118,8 +118,8 @@ class Collection:
         """Whether all changes after `version` can still be read."""
         return version >= self._compacted
 
-    def changes_after(self, version: int) -> Iterable[Change]:
-        """Give the changes after `version`; raises ApiError 410 where some are forgotten."""
+    def changes_after(self, version: int) -> Iterable[StoredChange]:
+        """Return the changes after `version`; raises ApiError 410 where some are forgotten."""
         if not self.is_kept(version):
             raise failures.expired(f"too old resource version: {version} ({self._compacted})")
         return [change for change in self._changes if change.version > version]
@@ -137,13 +137,13 @@ class Collection:
         return self._objects[key]
 
     def _log(self, before: Json | None, after: Json | None) -> None:
-        self._changes.append(Change(self.versions.next(), before, after))
-        while len(self._changes) > MOST_CHANGES:
+        self._changes.append(StoredChange(self.versions.next(), before, after))
+        while len(self._changes) > MAX_CHANGES:
             self._compacted = self._changes.popleft().version
 
 
 def key_of(item: Json) -> Key:
-    """Give an object's namespace, empty where it has none, and its name."""
+    """Return an object's namespace, empty where it has none, and its name."""
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 

@@ -12,13 +12,13 @@ import orjson
 from simulator.kube import failures
 from simulator.kube.failures import ApiError
 from simulator.kube.selectors import Selector
-from simulator.kube.store import Change, Collection, Json
+from simulator.kube.store import Collection, Json, StoredChange
 
 DEFAULT_TIMEOUT_SECONDS: Final = 1800.0
 _INITIAL_END: Final = {"k8s.io/initial-events-end": "true"}
 
 
-class Watch:
+class ApiWatch:
     """One watcher's place in a collection's changes."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Watch:
         self._version = int(asked)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Give the lines of the answer until its time is over or its version is forgotten."""
+        """Yield the lines of the answer until its time is over or its version is forgotten."""
         try:
             for line in self._initial():
                 yield line
@@ -85,7 +85,7 @@ class Watch:
                 bookmark_at = loop.time() + self._bookmark_seconds
             await self._collection.versions.wait(ticket, min(end, bookmark_at) - loop.time())
 
-    def _event(self, change: Change) -> bytes | None:
+    def _event(self, change: StoredChange) -> bytes | None:
         """Word a change as this watcher sees it: by what its selector makes of before and after."""
         before = change.before is not None and self._selector(change.before)
         after = change.after is not None and self._selector(change.after)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.device import SimulatedGpu
-from simulator.kubelet_shape import Device
-from simulator.mig import Instance
+from simulator.kubelet_shape import PluginDevice
+from simulator.mig import SimulatedInstance
 from simulator.plan import PlannedPod
-from simulator.scenario_shape import Container
+from simulator.scenario_shape import ScenarioContainer
 
 CLAIM_DRIVER = "gpu.nvidia.com"
 
@@ -37,7 +37,7 @@ Place = tuple[int, int | None]
 def hand_out(
     pods: Sequence[PlannedPod], gpus: Sequence[SimulatedGpu]
 ) -> dict[tuple[str, str], list[GivenDevice]]:
-    """Give the devices of a node's containers, by the pod's key and the container's name."""
+    """Return the devices of a node's containers, by the pod's key and the container's name."""
     users = _users(pods)
     return {
         (pod.key, container.name): [
@@ -57,7 +57,7 @@ def _users(pods: Iterable[PlannedPod]) -> Mapping[Place, list[User]]:
     return users
 
 
-def _places(container: Container) -> list[Place]:
+def _places(container: ScenarioContainer) -> list[Place]:
     return sorted(
         {(gpu, process.instance) for process in container.processes for gpu in process.gpus},
         key=lambda place: (place[0], place[1] or 0),
@@ -65,12 +65,12 @@ def _places(container: Container) -> list[Place]:
 
 
 def _devices(
-    container: Container, pod: PlannedPod, users: Mapping[Place, list[User]]
-) -> list[Device]:
+    container: ScenarioContainer, pod: PlannedPod, users: Mapping[Place, list[User]]
+) -> list[PluginDevice]:
     if container.devices is not None:
         return container.devices
     return [
-        Device(
+        PluginDevice(
             gpu=gpu,
             instance=instance,
             replica=_replica((pod, container.name), users[gpu, instance]),
@@ -80,7 +80,7 @@ def _devices(
 
 
 def _replica(who: User, users: Sequence[User]) -> int | None:
-    """Give which share of a device a container has; `None` where nobody else ever shares it."""
+    """Return which share of a device a container has; `None` where nobody else ever shares it."""
     pod, _ = who
     at_once = [
         other for other, _ in users if other.start_ns < pod.end_ns and pod.start_ns < other.end_ns
@@ -88,7 +88,7 @@ def _replica(who: User, users: Sequence[User]) -> int | None:
     return users.index(who) if len(at_once) > 1 else None
 
 
-def _name(device: Device, gpu: SimulatedGpu, pod: PlannedPod) -> GivenDevice:
+def _name(device: PluginDevice, gpu: SimulatedGpu, pod: PlannedPod) -> GivenDevice:
     cut = gpu.cut(pod.start_ns)
     instance = cut.instances[device.instance] if cut and device.instance is not None else None
     if device.claim:
@@ -100,7 +100,7 @@ def _name(device: Device, gpu: SimulatedGpu, pod: PlannedPod) -> GivenDevice:
     )
 
 
-def _id(device: Device, gpu: SimulatedGpu, instance: Instance | None) -> str:
+def _id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstance | None) -> str:
     uuid, replica = gpu.facts.uuid, device.replica
     if device.ids == "gke":
         part = f"/gi{instance.gpu_instance}" if instance else ""
@@ -114,7 +114,7 @@ def _id(device: Device, gpu: SimulatedGpu, instance: Instance | None) -> str:
     return uuid if replica is None else f"{uuid}::{replica}"
 
 
-def _claimed_name(gpu: SimulatedGpu, instance: Instance | None) -> str:
+def _claimed_name(gpu: SimulatedGpu, instance: SimulatedInstance | None) -> str:
     name = f"gpu-{gpu.facts.index}"
     if instance is None:
         return name

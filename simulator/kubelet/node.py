@@ -38,11 +38,11 @@ class SimulatedKubelet:
         self._uid_of = uid_of
 
     async def list_pods(self) -> bytes:
-        """Give the answer to `v1.PodResourcesLister/List` at this time."""
+        """Return the answer to `v1.PodResourcesLister/List` at this time."""
         return write_answer(self._write(pod) for pod in self._listed())
 
     def log_names(self) -> list[str]:
-        """Give the names of the links in `/var/log/containers` at this time."""
+        """Return the names of the links in `/var/log/containers` at this time."""
         return [
             f"{pod.spec.name}_{pod.spec.namespace}_{name}-{container_id}.log"
             for pod in self._listed()

@@ -14,28 +14,28 @@ _NS_PER_SAMPLE: Final = 20_000_000
 _PERCENT: Final = 100
 
 
-class Accounting(Session):
+class AccountingCalls(Session):
     """The functions of the accounting mode."""
 
     def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
-        """Give whether accounts are kept."""
+        """Return whether accounts are kept."""
         return int(self._gpu(handle).facts.accounting != "off")
 
     def nvmlDeviceGetAccountingBufferSize(self, handle: Handle) -> int:
-        """Give the most processes that are remembered."""
+        """Return the most processes that are remembered."""
         self._gpu(handle)
         return _BUFFER_PROCESSES
 
     def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
-        """Give the pids of the processes that are remembered."""
+        """Return the pids of the processes that are remembered."""
         return [process.pid for process in self._accounted(handle)[-_BUFFER_PROCESSES:]]
 
     def nvmlDeviceGetAccountingStats(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give a process's account, in whole percents of its life."""
+        """Return a process's account, in whole percents of its life."""
         return self._fill(pynvml.c_nvmlAccountingStats_t(), handle, pid)
 
     def nvmlDeviceGetAccountingStats_v2(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give a process's account with the sums of its samples."""
+        """Return a process's account with the sums of its samples."""
         gpu = self._gpu(handle)
         if gpu.facts.accounting != "v2":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)

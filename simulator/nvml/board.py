@@ -21,26 +21,26 @@ class Board(Session):
     """The functions that describe a board."""
 
     def nvmlSystemGetNVMLVersion(self) -> str:
-        """Give the library's version."""
+        """Return the library's version."""
         self._check_open()
         return "13.580.95.05"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        """Give the newest CUDA that the driver can run."""
+        """Return the newest CUDA that the driver can run."""
         self._check_open()
         return 13_000
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """Give the number in the device file."""
+        """Return the number in the device file."""
         return self._gpu(handle).facts.index
 
     def nvmlDeviceGetSerial(self, handle: Handle) -> str:
-        """Give the board's serial number."""
+        """Return the board's serial number."""
         drawn = uuid5(NAMESPACE_OID, self._gpu(handle).facts.uuid).int
         return str(drawn)[:_SERIAL_DIGITS]
 
     def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give where the board is plugged in."""
+        """Return where the board is plugged in."""
         pci = pynvml.nvmlPciInfo_t()
         address = pci_bus_id(self._gpu(handle).facts.index)
         pci.bus = int(address.split(":")[1], 16)
@@ -48,61 +48,61 @@ class Board(Session):
         return pci
 
     def nvmlDeviceGetBrand(self, handle: Handle) -> int:
-        """Give the product line."""
+        """Return the product line."""
         tesla = self._gpu(handle).facts.name.startswith("Tesla")
         return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
 
     def nvmlDeviceGetArchitecture(self, device: Handle) -> int:
-        """Give the generation."""
+        """Return the generation."""
         return self._gpu(device).facts.architecture.number
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
-        """Give CUDA's version of the chip."""
+        """Return CUDA's version of the chip."""
         return self._gpu(handle).facts.architecture.compute_capability
 
     def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
-        """Give the board's firmware."""
+        """Return the board's firmware."""
         self._gpu(handle)
         return "96.00.A5.00.01"
 
     def nvmlDeviceGetInforomImageVersion(self, handle: Handle) -> str:
-        """Give the version of the board's store of facts."""
+        """Return the version of the board's store of facts."""
         self._gpu(handle)
         return "G520.0200.00.05"
 
     def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
-        """Give the version of an object in it."""
+        """Return the version of an object in it."""
         self._gpu(handle)
         if infoRomObject not in _INFOROM:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _INFOROM[infoRomObject]
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
-        """Give the PCIe generation that card and slot can do."""
+        """Return the PCIe generation that card and slot can do."""
         return self._gpu(handle).facts.model.pcie_generation
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
-        """Give the PCIe lanes that card and slot can do."""
+        """Return the PCIe lanes that card and slot can do."""
         self._gpu(handle)
         return _LANES
 
     def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
-        """Give whether errors are corrected, now and after the next start."""
+        """Return whether errors are corrected, now and after the next start."""
         self._gpu(handle)
         return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
 
     def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
-        """Give whether the driver keeps the GPU up without users."""
+        """Return whether the driver keeps the GPU up without users."""
         self._gpu(handle)
         return int(pynvml.NVML_FEATURE_ENABLED)
 
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
-        """Give who may compute."""
+        """Return who may compute."""
         self._gpu(handle)
         return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
 
     def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
-        """Give whether one GPU reaches another: by NVLink where both have links."""
+        """Return whether one GPU reaches another: by NVLink where both have links."""
         if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         linked = all(self._gpu(one).facts.model.nvlinks for one in (device1, device2))

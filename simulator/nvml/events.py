@@ -52,7 +52,7 @@ class Events(Session):
     """How a wait waits."""
 
     def nvmlEventSetCreate(self) -> EventSet:
-        """Give a new set."""
+        """Return a new set."""
         self._check_open()
         self._check_events()
         return EventSet()
@@ -63,7 +63,7 @@ class Events(Session):
         eventSet.is_free = True
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
-        """Give the bits of the events that a GPU tells of."""
+        """Return the bits of the events that a GPU tells of."""
         self._gpu(handle)
         self._check_events()
         return self._event_support.types
@@ -78,7 +78,7 @@ class Events(Session):
         eventSet.since_ns.setdefault(index, self._since_epoch_ns())
 
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int) -> Any:  # noqa: ANN401  # a struct of ctypes
-        """Give the next event, without its time; NVMLError_Timeout where there is none in time."""
+        """Return the next event, without its time; NVMLError_Timeout if none comes in time."""
         found = self._wait(eventSet, timeoutms)
         return pynvml.nvmlFriendlyObject(
             {
@@ -140,7 +140,7 @@ def _is_told(one: PlannedIncident, events: EventSet) -> bool:
 
 
 def _data(one: PlannedIncident) -> int:
-    """Give the XID; NVML's events of other kinds carry nothing."""
+    """Return the XID; NVML's events of other kinds carry nothing."""
     return one.spec.xid or 0
 
 

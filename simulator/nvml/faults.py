@@ -85,7 +85,7 @@ class FaultyNvml(SimulatedNvml):
                 self._meet_device(place, fault, call, now_ns)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # as the library has it
-        """Give the answer, or garbage in its place."""
+        """Return the answer, or garbage in its place."""
         now_ns = self._since_epoch_ns()
         for fault in self._faults:
             is_meant = call in fault.spec.calls or (
@@ -140,14 +140,14 @@ class FaultyNvml(SimulatedNvml):
 
 
 def make_nvml(*arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> SimulatedNvml:  # noqa: ANN401  # as the library takes them
-    """Give the library of a node; without faults nothing stands between it and its user."""
+    """Return the library of a node; without faults nothing stands between it and its user."""
     if not faults:
         return SimulatedNvml(*arguments, **named)
     return FaultyNvml(*arguments, faults=faults, **named)
 
 
 def garble(value: Any) -> Any:  # noqa: ANN401  # as the library has it
-    """Give a value of the same form that cannot be true."""
+    """Return a value of the same form that cannot be true."""
     if isinstance(value, int) and not isinstance(value, bool):
         return 2**32 - 1
     if isinstance(value, tuple):

@@ -27,7 +27,7 @@ class Fields(Session):
     """The function that gives numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
-        """Give the fields; one that the GPU does not have says so beside the others."""
+        """Return the fields; one that the GPU does not have says so beside the others."""
         gpu, now_ns = self._gpu(handle), self._since_epoch_ns()
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
@@ -60,7 +60,7 @@ def _is_scope(number: int, scope: int, gpu: SimulatedGpu) -> bool:
 
 
 def _part_of_link(total: int, link: int, links: int) -> int:
-    """Give one link's part of what all carried: they carry alike, and their parts sum up."""
+    """Return one link's part of what all carried: they carry alike, and their parts sum up."""
     return total // links + (link < total % links)
 
 

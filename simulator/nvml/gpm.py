@@ -14,7 +14,7 @@ from simulator.plan import PlannedProcess
 
 _PERCENT: Final = 100
 _MIB: Final = 1 << 20
-_LEAST_NS: Final = 100_000_000
+_MIN_NS: Final = 100_000_000
 _BUFFER_BYTES: Final = 64
 
 # Ratios of the kernel mix by metric: percents of the time between the samples.
@@ -63,14 +63,14 @@ class Profiling(Mig):
     """The functions of GPM."""
 
     def nvmlGpmQueryDeviceSupport(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Tell whether the chip has counters that can be read."""
+        """Return whether the chip has counters that can be read."""
         support = pynvml.c_nvmlGpmSupport_t()
         support.version = pynvml.NVML_GPM_SUPPORT_VERSION
         support.isSupportedDevice = self._gpu(device).facts.architecture.has_profiling
         return support
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
-        """Give a buffer for one sample."""
+        """Return a buffer for one sample."""
         self._check_open()
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
@@ -110,7 +110,7 @@ class Profiling(Mig):
         """Fill in the metrics of the time between the two samples."""
         older, newer = self._taken(metricsGet.sample1), self._taken(metricsGet.sample2)
         span_ns = newer.time_ns - older.time_ns
-        if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _LEAST_NS:
+        if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _MIN_NS:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         for place in range(metricsGet.numMetrics):
             slot = metricsGet.metrics[place]
@@ -141,7 +141,7 @@ class Profiling(Mig):
         return taken
 
     def _buffers(self) -> dict[int, tuple[Any, _Taken | None]]:
-        """Give the allocated buffers by their address, each with what it holds."""
+        """Return the allocated buffers by their address, each with what it holds."""
         return self.__dict__.setdefault("_gpm_buffers", {})  # type: ignore[no-any-return]  # made here
 
 
@@ -150,7 +150,7 @@ def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
 
 
 def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
-    """Give the metric, or `None` where the GPU does not have it."""
+    """Return the metric, or `None` where the GPU does not have it."""
     span_ns = newer.time_ns - older.time_ns
     if number in _RATIOS:
         return _PERCENT * _worked_ns(older, newer, _RATIOS[number]) / span_ns
@@ -163,7 +163,7 @@ def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
 
 
 def _worked_ns(older: _Taken, newer: _Taken, what: str) -> float:
-    """Give the time in which a part of the chip worked, between the samples."""
+    """Return the time in which a part of the chip worked, between the samples."""
     return sum(
         newer.gpu.busy_ns(process, older.time_ns, newer.time_ns)
         * newer.weigh(process)

@@ -10,12 +10,12 @@ from simulator.nvml.session import Handle, Session
 
 _BANKS: Final = 640
 _REMAPPED_BANKS_PER_ROW: Final = 1
-_MOST_SRAM_ERRORS: Final = 3
+_MAX_SRAM_ERRORS: Final = 3
 _SLOWDOWN_CELSIUS: Final = {
     pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
     pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
 }
-_LEAST_LIMIT_RATIO: Final = 2 / 7
+_MIN_LIMIT_RATIO: Final = 2 / 7
 _LANES: Final = 16
 _BAR1_USED_BYTES: Final = 6 << 20
 
@@ -24,7 +24,7 @@ class Health(Session):
     """The functions that tell of errors and limits."""
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
-        """Give the memory's errors, all of them or those since the driver was loaded."""
+        """Return the memory's errors, all of them or those since the driver was loaded."""
         gpu = self._gpu(handle)
         if counterType not in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -42,11 +42,11 @@ class Health(Session):
         struct.aggregateCor = struct.volatileCor = self._count(gpu, "sram_corrected")
         struct.aggregateUncSecDed = self._count(gpu, "sram_uncorrected")
         struct.volatileUncSecDed = struct.aggregateUncSecDed
-        struct.bThresholdExceeded = int(struct.aggregateUncSecDed > _MOST_SRAM_ERRORS)
+        struct.bThresholdExceeded = int(struct.aggregateUncSecDed > _MAX_SRAM_ERRORS)
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
-        """Give the rows replaced for corrected and uncorrected errors, pending, failed."""
+        """Return the rows replaced for corrected and uncorrected errors, pending, failed."""
         gpu = self._newer(device)
         now_ns, ailments = self._since_epoch_ns(), gpu.facts.ailments
         pending = ailments.has("remap_pending", now_ns)
@@ -54,7 +54,7 @@ class Health(Session):
         return 0, self._count(gpu, "rows_remapped"), int(pending), int(failed)
 
     def nvmlDeviceGetRowRemapperHistogram(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give the memory's banks by the spare rows that they have left."""
+        """Return the memory's banks by the spare rows that they have left."""
         banks = pynvml.c_nvmlRowRemapperHistogramValues()
         used = self._count(self._newer(device), "rows_remapped") * _REMAPPED_BANKS_PER_ROW
         banks.high = min(_BANKS, used)
@@ -62,7 +62,7 @@ class Health(Session):
         return banks
 
     def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
-        """Give the PCIe packets sent again."""
+        """Return the PCIe packets sent again."""
         return self._count(self._gpu(handle), "pcie_replays")
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
@@ -80,16 +80,16 @@ class Health(Session):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
-        """Give the PCIe link's generation."""
+        """Return the PCIe link's generation."""
         return self._gpu(handle).facts.model.pcie_generation
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
-        """Give the PCIe link's lanes."""
+        """Return the PCIe link's lanes."""
         self._gpu(handle)
         return _LANES
 
     def nvmlDeviceGetBAR1MemoryInfo(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give the window through which others reach the memory."""
+        """Return the window through which others reach the memory."""
         gpu = self._gpu(handle)
         memory = pynvml.c_nvmlBAR1Memory_t()
         memory.bar1Total = 1 << (gpu.facts.memory_bytes - 1).bit_length()
@@ -103,29 +103,29 @@ class Health(Session):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def nvmlDeviceGetGridLicensableFeatures_v4(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give what can be licensed: nothing, where nothing is virtual."""
+        """Return what can be licensed: nothing, where nothing is virtual."""
         self._gpu(handle)
         return pynvml.c_nvmlGridLicensableFeatures_v4_t()
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
-        """Give the limit in force, in milliwatts."""
+        """Return the limit in force, in milliwatts."""
         return round(self._gpu(handle).facts.max_watts * 1000)
 
     def nvmlDeviceGetPowerManagementLimit(self, handle: Handle) -> int:
-        """Give the limit that the owner has set."""
+        """Return the limit that the owner has set."""
         return self.nvmlDeviceGetEnforcedPowerLimit(handle)
 
     def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Handle) -> int:
-        """Give the limit without a setting."""
+        """Return the limit without a setting."""
         return self.nvmlDeviceGetEnforcedPowerLimit(handle)
 
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: Handle) -> list[int]:
-        """Give the lowest and the highest limit that can be set."""
+        """Return the lowest and the highest limit that can be set."""
         most = self.nvmlDeviceGetEnforcedPowerLimit(handle)
-        return [round(most * _LEAST_LIMIT_RATIO), most]
+        return [round(most * _MIN_LIMIT_RATIO), most]
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
-        """Give a temperature limit; newer GPUs tell margins instead."""
+        """Return a temperature limit; newer GPUs tell margins instead."""
         if not self._gpu(handle).facts.architecture.has_thresholds:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if threshold not in _SLOWDOWN_CELSIUS:

@@ -1,6 +1,6 @@
 """The library put together from its subjects."""
 
-from simulator.nvml.accounting import Accounting
+from simulator.nvml.accounting import AccountingCalls
 from simulator.nvml.board import Board
 from simulator.nvml.events import Events
 from simulator.nvml.fields import Fields
@@ -9,7 +9,7 @@ from simulator.nvml.health import Health
 from simulator.nvml.identity import Identity
 from simulator.nvml.processes import Processes
 from simulator.nvml.readings import Readings
-from simulator.nvml.system_events import SystemEvents
+from simulator.nvml.system_events import SystemEventCalls
 from simulator.nvml.utilization import Utilization
 
 
@@ -23,8 +23,8 @@ class SimulatedNvml(
     Fields,
     Health,
     Utilization,
-    Accounting,
+    AccountingCalls,
     Events,
-    SystemEvents,
+    SystemEventCalls,
 ):
     """The NVML library of one node. A function raises the `pynvml.NVMLError` that NVML would."""

@@ -12,7 +12,7 @@ import pynvml
 from typing_extensions import override
 
 from simulator.device import SimulatedGpu
-from simulator.mig import MOST_INSTANCES, Cut, Instance
+from simulator.mig import MAX_INSTANCES, Cut, SimulatedInstance
 from simulator.nvml.identity import Identity
 from simulator.nvml.readings import Readings
 from simulator.nvml.session import Handle
@@ -35,35 +35,35 @@ class Mig(Identity, Readings, Utilization):
     """The functions of MIG."""
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        """Give whether MIG is on, and whether it will be after a reset."""
+        """Return whether MIG is on, and whether it will be after a reset."""
         if not any(name in self._gpu(device).facts.name for name in _CAPABLE):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         mode = int(self._cut(device) is not None)
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        """Give the number of indices to look at."""
-        return MOST_INSTANCES if any(self.nvmlDeviceGetMigMode(device)) else 0
+        """Return the number of indices to look at."""
+        return MAX_INSTANCES if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        """Give the handle of an instance; NotFound at an index without one."""
+        """Return the handle of an instance; NotFound at an index without one."""
         return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
-        """Give the handle of the GPU on which an instance is."""
+        """Return the handle of the GPU on which an instance is."""
         self._instance(migDevice)
         return Handle(migDevice.index, migDevice.session)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
-        """Give the id of an instance's GPU instance."""
+        """Return the id of an instance's GPU instance."""
         return self._instance(device).gpu_instance
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
-        """Give the handle of a GPU instance."""
+        """Return the handle of a GPU instance."""
         return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give where a GPU instance is on the GPU; NVIDIA's number of the profile is not played."""
+        """Return where a GPU instance is on the GPU; the profile's number is not played."""
         instance = self._instance(gpuInstance)
         info = pynvml.c_nvmlGpuInstanceInfo_t()
         info.id = instance.gpu_instance
@@ -71,11 +71,11 @@ class Mig(Identity, Readings, Utilization):
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
-        """Give the id of an instance in its GPU instance."""
+        """Return the id of an instance in its GPU instance."""
         return self._instance(device).compute_instance
 
     def nvmlDeviceGetAttributes_v2(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give what an instance has of the GPU."""
+        """Return what an instance has of the GPU."""
         instance = self._instance(device)
         attributes = pynvml.c_nvmlDeviceAttributes()
         attributes.multiprocessorCount = instance.compute_slices * _MULTIPROCESSORS_PER_SLICE
@@ -86,14 +86,14 @@ class Mig(Identity, Readings, Utilization):
 
     @override
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        """Give the UUID of a GPU or of an instance."""
+        """Return the UUID of a GPU or of an instance."""
         if isinstance(handle, MigHandle):
             return self._instance(handle).uuid
         return super().nvmlDeviceGetUUID(handle)
 
     @override
     def nvmlDeviceGetName(self, handle: Handle) -> str:
-        """Give the product's name; that of an instance ends with its profile."""
+        """Return the product's name; that of an instance ends with its profile."""
         if isinstance(handle, MigHandle):
             instance = self._instance(handle)
             return f"{self._whole(handle).facts.name} MIG {instance.profile}"
@@ -101,7 +101,7 @@ class Mig(Identity, Readings, Utilization):
 
     @override
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:
-        """Give the memory of a GPU, or of an instance's GPU instance."""
+        """Return the memory of a GPU, or of an instance's GPU instance."""
         if not isinstance(handle, MigHandle):
             return super().nvmlDeviceGetMemoryInfo(handle, version)
         instance, used = self._instance(handle), 0
@@ -116,7 +116,7 @@ class Mig(Identity, Readings, Utilization):
 
     @override
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
-        """Give whole percents of the newest window; not under MIG."""
+        """Return whole percents of the newest window; not under MIG."""
         self._check_whole(handle)
         return super().nvmlDeviceGetUtilizationRates(handle)
 
@@ -124,29 +124,29 @@ class Mig(Identity, Readings, Utilization):
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Give the ring buffer's samples; under MIG only those of power."""
+        """Return the ring buffer's samples; under MIG only those of power."""
         if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
             self._check_whole(device)
         return super().nvmlDeviceGetSamples(device, sampling_type, timeStamp)
 
     @override
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Give each buffered sample; not under MIG."""
+        """Return each buffered sample; not under MIG."""
         self._check_whole(handle)
         return super().nvmlDeviceGetProcessUtilization(handle, timeStamp)
 
-    def _processes_in(self, handle: Handle) -> list[tuple[PlannedProcess, Instance]]:
-        """Give the processes in the instances of a handle's GPU."""
+    def _processes_in(self, handle: Handle) -> list[tuple[PlannedProcess, SimulatedInstance]]:
+        """Return the processes in the instances of a handle's GPU."""
         gpu = self._whole(handle)
         alive = gpu.alive(self._since_epoch_ns())
         return [(one, instance) for one in alive if (instance := gpu.instance_of(one))]
 
-    def _handle(self, device: Handle, is_meant: Callable[[Instance], bool]) -> MigHandle:
+    def _handle(self, device: Handle, is_meant: Callable[[SimulatedInstance], bool]) -> MigHandle:
         for instance in filter(is_meant, self._instances(device)):
             return MigHandle(device.index, device.session, instance.uuid)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _instance(self, handle: Handle) -> Instance:
+    def _instance(self, handle: Handle) -> SimulatedInstance:
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = [one for one in self._instances(handle) if one.uuid == handle.uuid]
@@ -154,7 +154,7 @@ class Mig(Identity, Readings, Utilization):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return found[0]
 
-    def _instances(self, handle: Handle) -> tuple[Instance, ...]:
+    def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
         cut = self._cut(handle)
         return cut.instances if cut else ()
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pynvml
 
-from simulator.mig import Instance
+from simulator.mig import SimulatedInstance
 from simulator.nvml.mig import Mig, MigHandle
 from simulator.nvml.session import Handle
 from simulator.plan import PlannedProcess
@@ -17,15 +17,15 @@ class Processes(Mig):
     """The functions that list processes."""
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
-        """Give the processes with a compute context."""
+        """Return the processes with a compute context."""
         return self._running(handle, "compute")
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Handle) -> list[Any]:
-        """Give the processes with a graphics context."""
+        """Return the processes with a graphics context."""
         return self._running(handle, "graphics")
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
-        """Give the processes that compute through the multi-process service."""
+        """Return the processes that compute through the multi-process service."""
         return self._running(handle, "mps")
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
@@ -41,7 +41,7 @@ class Processes(Mig):
         return [_process_info(process, instance) for process, instance in listed]
 
 
-def _process_info(process: PlannedProcess, instance: Instance | None) -> Any:  # noqa: ANN401  # nvidia-ml-py's friendly object
+def _process_info(process: PlannedProcess, instance: SimulatedInstance | None) -> Any:  # noqa: ANN401  # nvidia-ml-py's friendly object
     return pynvml.nvmlFriendlyObject(
         {
             "pid": process.pid,

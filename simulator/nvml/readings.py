@@ -31,7 +31,7 @@ class Readings(Session):
     """The functions that read a device's gauges and counters."""
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give the memory at this instant; only version 2 tells the driver's reserve apart."""
+        """Return the memory at this instant; only version 2 tells the driver's reserve apart."""
         gpu = self._gpu(handle)
         used = gpu.used_bytes(self._since_epoch_ns())
         reserved = gpu.facts.model.reserved_bytes
@@ -45,17 +45,17 @@ class Readings(Session):
         return memory
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        """Give the draw in milliwatts, averaged over the last second."""
+        """Return the draw in milliwatts, averaged over the last second."""
         now_ns = self._since_epoch_ns()
         return round(self._gpu(handle).joules(now_ns - _NS, now_ns) * 1000)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
-        """Give the energy since the driver was loaded, in millijoules."""
+        """Return the energy since the driver was loaded, in millijoules."""
         gpu = self._gpu(handle)
         return int(gpu.joules(self._driver_loaded_ns, self._since_epoch_ns()) * 1000)
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        """Give the die's temperature in degrees Celsius, which follows the last 20 s of work."""
+        """Return the die's temperature in degrees Celsius, which follows the last 20 s of work."""
         if sensor != pynvml.NVML_TEMPERATURE_GPU:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         now_ns = self._since_epoch_ns()
@@ -63,7 +63,7 @@ class Readings(Session):
         return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
-        """Give a clock in megahertz; the multiprocessors' falls while no process is there."""
+        """Return a clock in megahertz; the multiprocessors' falls while no process is there."""
         gpu = self._gpu(handle)
         if type == pynvml.NVML_CLOCK_MEM:
             return gpu.facts.model.memory_clock_megahertz
@@ -73,19 +73,19 @@ class Readings(Session):
         return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
-        """Give 0 while a process is there, else 8."""
+        """Return 0 while a process is there, else 8."""
         return 0 if self._gpu(handle).alive(self._since_epoch_ns()) else _IDLE_PERFORMANCE_STATE
 
     def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
-        """Give whole percents of the last window, and its length in microseconds."""
+        """Return whole percents of the last window, and its length in microseconds."""
         return self._engine(handle, "encoder_ratio")
 
     def nvmlDeviceGetDecoderUtilization(self, handle: Handle) -> list[int]:
-        """Give whole percents of the last window, and its length in microseconds."""
+        """Return whole percents of the last window, and its length in microseconds."""
         return self._engine(handle, "decoder_ratio")
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        """Give why the clocks are not higher, as bits."""
+        """Return why the clocks are not higher, as bits."""
         gpu, now_ns = self._gpu(handle), self._since_epoch_ns()
         idle = 0 if gpu.alive(now_ns) else _IDLE_REASON
         throttles = gpu.facts.ailments.throttles(now_ns)

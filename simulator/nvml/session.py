@@ -10,7 +10,7 @@ from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
 from simulator.incident_shape import EventSupport
 from simulator.incidents import PlannedIncident
-from simulator.windows import SamplingWindows
+from simulator.sampling_windows import SamplingWindows
 
 
 @dataclass(frozen=True)

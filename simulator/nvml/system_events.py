@@ -23,14 +23,14 @@ class SystemEventSet:
     """Until when it was told what happened, since the scenario's start."""
 
 
-class SystemEvents(Session):
+class SystemEventCalls(Session):
     """The functions that tell of the driver itself."""
 
     _system_events: Sequence[tuple[int, int]] = ()
     """When, since the scenario's start, and NVML's number of what happens."""
 
     def nvmlSystemEventSetCreate(self, version: int) -> SystemEventSet:
-        """Give a set that nothing is registered in."""
+        """Return a set that nothing is registered in."""
         self._check_request(version, pynvml.nvmlSystemEventSetCreateRequest_v1)
         return SystemEventSet(mask=0, told_ns=self._since_epoch_ns())
 
@@ -54,7 +54,7 @@ class SystemEvents(Session):
         eventData: Any,  # noqa: ANN401  # an array of ctypes
         eventDataSize: int,
     ) -> list[dict[str, int]]:
-        """Give what happened since the wait before; nothing after `timeoutMs` of machine time."""
+        """Return what happened since the wait before; nothing after `timeoutMs` of machine time."""
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:

@@ -12,7 +12,7 @@ class Utilization(Session):
     """The functions that tell of the driver's sampling windows."""
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Give whole percents of the newest completed window."""
+        """Return whole percents of the newest completed window."""
         windows = self._windows_of(handle)
         window = windows.latest(self._since_epoch_ns())
         rates = pynvml.c_nvmlUtilization_t()
@@ -23,7 +23,7 @@ class Utilization(Session):
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Give the ring buffer's samples newer than `timeStamp`; NotFound when there are none."""
+        """Return the ring buffer's samples newer than `timeStamp`; NotFound when there are none."""
         windows = self._windows_of(device)
         values = {
             pynvml.NVML_TOTAL_POWER_SAMPLES: windows.milliwatts,
@@ -40,7 +40,7 @@ class Utilization(Session):
         return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Give each buffered sample newer than `timeStamp`; NotFound when there are none."""
+        """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
         windows = self._windows_of(handle)
         found = []
         for window in windows.newer_than(timeStamp, now_ns=self._since_epoch_ns()):

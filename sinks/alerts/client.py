@@ -14,14 +14,14 @@ import orjson
 
 from gpuledger import __version__
 from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError
-from sinks.credentials import Credentials, ReceiverCredentials
+from sinks.credentials import CredentialsInForce, ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 
 HEADERS: Final = {"Content-Type": "application/json", "User-Agent": f"gpuledger/{__version__}"}
 _REFUSES_ALERTS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 _JSON: Final = "application/json"
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
-_NO_CREDENTIALS: Final = Credentials(headers={}, trust=True)
+_NO_CREDENTIALS: Final = CredentialsInForce(headers={}, trust=True)
 
 
 class AlertmanagerClient:

@@ -16,7 +16,7 @@ from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
 from sinks.alerts.standing import Labels, Now, StandingAlerts
-from sinks.timelines import Place, Timelines
+from sinks.timelines import TickOrder, Timelines
 
 _Key = tuple[str, str, str]
 _NS_PER_MS: Final = 1_000_000
@@ -48,7 +48,7 @@ class _Condition:
         return follows
 
 
-class Watch:
+class RuleEvaluator:
     """The rules' state for the nodes of one partition.
 
     A replay gives other alerts in one case: of a node that rebooted with a clock that is behind,
@@ -61,10 +61,10 @@ class Watch:
         self._conditions: Recent[_Key, _Condition] = Recent()
         self.alerts = StandingAlerts()
 
-    def judge(self, event: GpuEvent, *, now: Now) -> Place:
+    def judge(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold the rules against a tick that is its node's newest; return where it stands."""
         place = self._timelines.place(event, heard_ns=now.monotonic_ns).place
-        if place is not Place.CURRENT:
+        if place is not TickOrder.CURRENT:
             return place
         for books in event.gpus:
             for rule in self._rules:

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.alerts.standing import Standing
-from sinks.protocol import Desk, Partitions
+from sinks.alerts.standing import ActiveAlert
+from sinks.protocol import Partitions, SinkContext
 
 
 @dataclass(kw_only=True, slots=True)
 class _Polled:
     """What one or more polls brought of a partition."""
 
-    desk: Desk
+    desk: SinkContext
     next_offset: int
     time_ns: int | None
-    alerts: list[Standing]
+    alerts: list[ActiveAlert]
     """What has to be answered first."""
 
 
@@ -33,10 +33,10 @@ class Owed:
         self,
         partition: TopicPartition,
         *,
-        desk: Desk,
+        desk: SinkContext,
         next_offset: int,
         time_ns: int | None,
-        alerts: Sequence[Standing],
+        alerts: Sequence[ActiveAlert],
     ) -> None:
         """Have all before `next_offset` acknowledged once these alerts are answered."""
         for alert in alerts:

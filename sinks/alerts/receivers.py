@@ -20,8 +20,8 @@ from gpuledger.tasks import end_tasks
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.standing import (
     SECOND_NS,
+    ActiveAlert,
     Now,
-    Standing,
     StandingAlerts,
     mark_doubted,
     mark_refused,
@@ -42,7 +42,7 @@ AllStanding = Callable[[], Iterable[StandingAlerts]]
 """Gives all alerts that stand, as of now."""
 
 
-class Refusals:
+class RefusedAlerts:
     """What a check says of alerts that were refused, for as long as that is of interest."""
 
     def __init__(self, check: Check, *, receiver: str) -> None:
@@ -90,7 +90,7 @@ class Receivers:
         """Take them, and the check that fails where none of them answers."""
         self._check = check
         everyone = ", ".join(shown_url(one.client.url) for one in receivers)
-        self._refusals = Refusals(check, receiver=everyone)
+        self._refusals = RefusedAlerts(check, receiver=everyone)
         self._changed = asyncio.Event()
         self._receivers = [
             _Receiver(
@@ -159,7 +159,7 @@ class _Receiver:
     ) -> None:
         self._client, self._check = checked.client, checked.check
         self._url = shown_url(checked.client.url)
-        self._refusals = Refusals(checked.check, receiver=self._url)
+        self._refusals = RefusedAlerts(checked.check, receiver=self._url)
         self._everyone, self._standing = everyone, standing
         self._clock, self._resend_ns = clock, resend_ns
         self._turns = Turns(checked.client.url, resend_ns=resend_ns)
@@ -185,7 +185,7 @@ class _Receiver:
     def _is_due(self) -> bool:
         return self._turns.is_due(self._all(), now=Now.of(self._clock))
 
-    def _all(self) -> Iterable[Standing]:
+    def _all(self) -> Iterable[ActiveAlert]:
         return chain.from_iterable(self._standing())
 
     def _is_to_be_asked(self) -> bool:
@@ -226,7 +226,7 @@ class _Receiver:
             self._everyone.failed(error)
             raise
 
-    async def _post(self, alerts: Sequence[Standing]) -> None:
+    async def _post(self, alerts: Sequence[ActiveAlert]) -> None:
         now = Now.of(self._clock)
         for alert in alerts:
             alert.hold_until_taken(now)
@@ -245,7 +245,7 @@ class _Receiver:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
             mark_told(alerts, self._client.url, now=now)
 
-    def _refuse(self, alert: Standing, error: str, now: Now) -> None:
+    def _refuse(self, alert: ActiveAlert, error: str, now: Now) -> None:
         """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
         self._everyone.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
         self._refusals.note(error, now_ns=now.monotonic_ns)

@@ -36,7 +36,7 @@ class Rule:
 
 
 def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
-    """Give the table of rules with the thresholds that the settings name."""
+    """Return the table of rules with the thresholds that the settings name."""
     busy = settings.busy_without_pod
     return (
         Rule(
@@ -56,7 +56,7 @@ def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
 
 
 def busy_without_pod_ratio(books: GpuBooks, interval_seconds: float) -> float | None:
-    """Give the share of the time booked on the host or on nobody; `None` where it is not known."""
+    """Return the share of the time booked on the host or on nobody; None where it is not known."""
     if interval_seconds <= 0 or not books.entries:
         return None
     outside = [one.busy_seconds for one in books.entries if one.account in _OUTSIDE_PODS]

@@ -16,12 +16,12 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.service.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient
-from sinks.alerts.engine import Watch
+from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.owed import Owed
 from sinks.alerts.receivers import NAME, Checked, Receivers
 from sinks.alerts.rules import rules_of
@@ -30,16 +30,16 @@ from sinks.alerts.standing import Now
 from sinks.consuming import consume
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
-from sinks.protocol import Batch, Consuming, Desk, Partitions
-from sinks.timelines import Place
+from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.timelines import TickOrder
 
 GROUP: Final = "gpuledger-alerts"
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
-_UNJUDGED: Final = {Place.REPEATED: "duplicate", Place.SUPERSEDED: "superseded"}
+_UNJUDGED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
 _PATIENCE_SECONDS: Final = 0.5
 """How long a poll waits for the answer to what the one before it brought."""
-_MOST_OWED: Final = 2_000
+_MAX_OWED: Final = 2_000
 """So many alerts may wait for their first answer while polling goes on."""
 _log = structlog.get_logger(__name__)
 
@@ -55,8 +55,8 @@ async def run_alerts(
 ) -> None:
     """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
     clock = clock or SystemClock()
-    receiver = readiness.check("alerts.receiver", severity=Severity.WARNING)
-    how = Consuming(
+    receiver = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
+    how = ConsumerConfig(
         group=group,
         member=member,
         decoders={
@@ -65,10 +65,10 @@ async def run_alerts(
                 topic=ATTRIBUTED_INCIDENTS.name, record=twin_of(AttributedIncident)
             ),
         },
-        poll_records=settings.poll_records,
+        max_poll_records=settings.max_poll_records,
         receiver=", ".join(map(shown_url, settings.urls)),
     )
-    gaps = readiness.check("alerts.gaps", severity=Severity.WARNING)
+    gaps = readiness.check("alerts.gaps", severity=CheckSeverity.WARNING)
     check = readiness.check("alerts.bus")
     async with _open_clients(settings, readiness) as clients:
         receivers = [
@@ -107,7 +107,7 @@ class AlertsSink:
     ) -> None:
         self._settings, self._clock = settings, clock
         self._rules = rules_of(settings)
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
         self._owed = Owed()
         self._receivers = Receivers(
@@ -118,15 +118,15 @@ class AlertsSink:
             resend_ns=round(settings.resend_seconds * 1e9),
         )
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
         """Begin without any state: `for` begins anew."""
         self._held |= partitions
 
-    async def prepare(self, desk: Desk) -> Partitions:  # noqa: ARG002  # a sink's method
+    async def prepare(self, desk: SinkContext) -> Partitions:  # noqa: ARG002  # a sink's method
         """Nothing has to come before."""
         return frozenset()
 
-    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
         """Judge what was polled, and begin to tell what is due.
 
         Returns once all is told that has to be told before something is acknowledged, or soon
@@ -144,7 +144,7 @@ class AlertsSink:
         await self._until(self._has_room)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Tell what is due, and acknowledge what is told, until it is so."""
+        """Report what is due, and acknowledge what is told, until it is so."""
         while True:
             self._receivers.begin()
             self._owed.settle()
@@ -154,9 +154,9 @@ class AlertsSink:
 
     def _has_room(self) -> bool:
         owed = self._owed.count()
-        return not owed or (owed < _MOST_OWED and not self._receivers.are_away)
+        return not owed or (owed < _MAX_OWED and not self._receivers.are_away)
 
-    async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
         """Forget these without ending their alerts: the next owner goes on, or they end."""
         self._owed.settle()
         self._owed.drop(partitions)
@@ -170,7 +170,7 @@ class AlertsSink:
         """End what is on its way to the Alertmanagers."""
         await self._receivers.close()
 
-    def _judge(self, batch: Batch, desk: Desk) -> None:
+    def _judge(self, batch: Batch, desk: SinkContext) -> None:
         newest_ns: int | None = None
         watch, now = self._watch(batch.partition), Now.of(self._clock)
         for _, value in batch.items:
@@ -188,13 +188,13 @@ class AlertsSink:
             alerts=watch.alerts.not_awaited(),
         )
 
-    def _watch(self, partition: TopicPartition) -> Watch:
+    def _watch(self, partition: TopicPartition) -> RuleEvaluator:
         # Equally numbered partitions of both topics come to the same consumer.
         if (watch := self._watches.get(partition.partition)) is None:
-            watch = self._watches[partition.partition] = Watch(rules=self._rules)
+            watch = self._watches[partition.partition] = RuleEvaluator(rules=self._rules)
         return watch
 
-    def _take_incident(self, watch: Watch, taken: AttributedIncident, now: Now) -> None:
+    def _take_incident(self, watch: RuleEvaluator, taken: AttributedIncident, now: Now) -> None:
         """Alert of an incident, unless it is long past.
 
         One that is older than the topic keeps records has not waited there: its node's clock is
@@ -209,7 +209,7 @@ class AlertsSink:
             count_dropped(NAME, "too_many")
 
     def _forget(self) -> None:
-        silent_ns = round(self._settings.silent_seconds * 1e9)
+        silent_ns = round(self._settings.stale_after_seconds * 1e9)
         for watch in self._watches.values():
             silent = watch.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:
@@ -217,4 +217,4 @@ class AlertsSink:
 
 
 def _check_of(url: str, readiness: Readiness) -> Check:
-    return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=Severity.WARNING)
+    return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING)

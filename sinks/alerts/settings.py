@@ -34,12 +34,12 @@ class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fi
     """How long the alert of an incident stands from when the first Alertmanager takes it."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
-    silent_seconds: Seconds = 600.0
+    stale_after_seconds: Seconds = 600.0
     """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
     four times `resend_seconds` after it was sent last."""
     busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
     """The rule `GpuBusyWithoutPod`."""
-    poll_records: Count = 500
+    max_poll_records: Count = 500
     """The most records that one poll brings."""
 
     def __post_init__(self) -> None:

@@ -20,11 +20,11 @@ _TELL_END_NS: Final = 300 * SECOND_NS
 _REFUSED_NS: Final = 3600 * SECOND_NS
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
-MOST_HELD: Final = 10_000
+MAX_HELD: Final = 10_000
 """How many alerts of incidents a partition has at most: in each turn each is looked at."""
-MOST_HELD_OF_NODE: Final = 500
+MAX_HELD_OF_NODE: Final = 500
 """How many of one node: more than its GPUs have incidents of different kinds."""
-MOST_CHARACTERS: Final = 2_000
+MAX_CHARACTERS: Final = 2_000
 """Of each label and annotation; a record may bring a million."""
 
 Labels = tuple[tuple[str, str], ...]
@@ -53,12 +53,12 @@ class Changes:
     """The last one that an Alertmanager took or refused, or that nobody will hear of."""
     awaited: int = 0
     """The last one for whose answer somebody waits."""
-    most_together: dict[str, int] = field(default_factory=dict)
+    max_together: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager that refused it: with how many it may be posted at most."""
 
 
 @dataclass(kw_only=True)
-class Standing:
+class ActiveAlert:
     """One alert, firing or ended a short while ago."""
 
     labels: Labels
@@ -109,7 +109,7 @@ class Standing:
         return max(taken_ns, refused_ns)
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
-        """Give the alert as `/api/v2/alerts` takes it."""
+        """Return the alert as `/api/v2/alerts` takes it."""
         ends_ns = self.ends_ns
         if ends_ns is None:
             ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
@@ -130,13 +130,13 @@ class StandingAlerts:
     """All alerts of one partition, by their labels."""
 
     def __init__(self) -> None:
-        self._standing: dict[Labels, Standing] = {}
+        self._standing: dict[Labels, ActiveAlert] = {}
         self._held: dict[str, dict[Labels, None]] = {}
         """By node the alerts that are held, which alone may become too many."""
         self._held_count = 0
 
-    def __iter__(self) -> Iterator[Standing]:
-        """Give each of them."""
+    def __iter__(self) -> Iterator[ActiveAlert]:
+        """Return each of them."""
         return iter(self._standing.values())
 
     def fire(
@@ -151,9 +151,9 @@ class StandingAlerts:
         key = _identity(labels)
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
-        words = {name: text[:MOST_CHARACTERS] for name, text in annotations.items()}
+        words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
         known = self._standing.get(key)
-        self._standing[key] = Standing(
+        self._standing[key] = ActiveAlert(
             labels=key,
             annotations=words,
             starts_ns=starts_ns,
@@ -194,7 +194,7 @@ class StandingAlerts:
         at_ns: int,
         hold_ns: int,
         now: Now,
-    ) -> Standing | None:
+    ) -> ActiveAlert | None:
         """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
 
         Where too many stand, the oldest is dropped and returned: of the same node where that has
@@ -213,14 +213,14 @@ class StandingAlerts:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
         return dropped
 
-    def _make_room(self, node: str) -> Standing | None:
-        if len(self._held.get(node, ())) >= MOST_HELD_OF_NODE:
+    def _make_room(self, node: str) -> ActiveAlert | None:
+        if len(self._held.get(node, ())) >= MAX_HELD_OF_NODE:
             return self._drop(next(iter(self._held[node])))
-        if self._held_count >= MOST_HELD:
+        if self._held_count >= MAX_HELD:
             return self._drop(next(iter(next(iter(self._held.values())))))
         return None
 
-    def _drop(self, key: Labels) -> Standing:
+    def _drop(self, key: Labels) -> ActiveAlert:
         alert = self._standing.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
         node = dict(key).get("node", "")
@@ -231,7 +231,7 @@ class StandingAlerts:
                 del self._held[node]
         return alert
 
-    def not_awaited(self) -> list[Standing]:
+    def not_awaited(self) -> list[ActiveAlert]:
         """Return what nobody has answered, and for whose answer nobody waits yet."""
         return [
             alert
@@ -239,7 +239,7 @@ class StandingAlerts:
             if alert.change > max(alert.changes.answered, alert.changes.awaited)
         ]
 
-    def forget(self, *, now: Now, silent_ns: int) -> list[Standing]:
+    def forget(self, *, now: Now, silent_ns: int) -> list[ActiveAlert]:
         """Drop and return what is over: ended and told, or firing and long not seen.
 
         One for whose answer somebody waits is not.
@@ -251,37 +251,37 @@ class StandingAlerts:
 
 
 def _identity(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted((name, value[:MOST_CHARACTERS]) for name, value in labels.items() if value))
+    return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
 
 
-def mark_told(alerts: Iterable[Standing], receiver: str, *, now: Now) -> None:
+def mark_told(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
     """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
         alert.told_ns[receiver] = now.monotonic_ns
-        alert.changes.most_together.pop(receiver, None)
+        alert.changes.max_together.pop(receiver, None)
         _mark_answered(alert)
 
 
-def mark_refused(alert: Standing, receiver: str, *, now: Now) -> bool:
+def mark_refused(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
     """Record that the Alertmanager refuses this alert; return whether that is news."""
     is_news = receiver not in alert.refused_ns
     alert.refused_ns[receiver] = now.monotonic_ns
-    alert.changes.most_together[receiver] = 1
+    alert.changes.max_together[receiver] = 1
     _mark_answered(alert)
     return is_news
 
 
-def mark_doubted(alerts: Sequence[Standing], receiver: str) -> None:
+def mark_doubted(alerts: Sequence[ActiveAlert], receiver: str) -> None:
     """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
     for alert in alerts:
-        alert.changes.most_together[receiver] = (len(alerts) + 1) // 2
+        alert.changes.max_together[receiver] = (len(alerts) + 1) // 2
 
 
-def _mark_answered(alert: Standing) -> None:
+def _mark_answered(alert: ActiveAlert) -> None:
     alert.changes.answered = max(alert.changes.answered, alert.change)
 
 
-def _is_over(alert: Standing, monotonic_ns: int, silent_ns: int) -> bool:
+def _is_over(alert: ActiveAlert, monotonic_ns: int, silent_ns: int) -> bool:
     if alert.changes.awaited > alert.changes.answered:
         return False
     if alert.ends_ns is None:

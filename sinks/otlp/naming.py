@@ -9,7 +9,7 @@ OpenTelemetry's semantic conventions give it; what they have no name for stands 
 from dataclasses import dataclass
 from typing import Final
 
-from sinks.remote_write.families import Metric
+from sinks.remote_write.families import FamilyMetric
 
 NODE: Final = "k8s.node.name"
 SERVICE: Final = "service.name"
@@ -73,8 +73,8 @@ class Instrument:
     is_counter: bool
 
 
-def instrument_of(metric: Metric) -> Instrument:
-    """Give a series' instrument; raises ValueError where its name ends in no unit."""
+def instrument_of(metric: FamilyMetric) -> Instrument:
+    """Return a series' instrument; raises ValueError where its name ends in no unit."""
     name = metric.name.removesuffix("_total")
     for ending, unit in _UNITS.items():
         if name.endswith(ending):

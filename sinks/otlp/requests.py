@@ -28,18 +28,18 @@ from gpuledger.records import GpuEvent
 from sinks.otlp import naming
 from sinks.otlp.settings import Encoding
 from sinks.remote_write.families import Family
-from sinks.remote_write.values import Group, Values, values_of
+from sinks.remote_write.values import SeriesGroup, Values, values_of
 
 Names = tuple[tuple[str, str], ...]
 _SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
-_MOST_IN_MESSAGE: Final = 2_048
+_MAX_IN_MESSAGE: Final = 2_048
 """Groups that are encoded at once: so many have more bytes than a message, whatever their names."""
-_MOST_KNOWN: Final = 16_384
+_MAX_KNOWN: Final = 16_384
 """How many groups are remembered, at some 2 KB each, and 5 KB at most, as names and ids are bounded
 (`gpuledger.records.bounds`): 80 MB. What is forgotten is made again."""
 
 
-class Requests:
+class ExportRequests:
     """Makes the export requests of events, in one encoding."""
 
     def __init__(self, *, encoding: Encoding, attributes: Mapping[str, str]) -> None:
@@ -47,32 +47,32 @@ class Requests:
         self._attributes = tuple(attributes.items())
 
     def of(self, event: GpuEvent) -> list[bytes]:
-        """Give the event's requests: one, or as many as it takes for each to fit in a message.
+        """Return the event's requests: one, or as many as it takes for each to fit in a message.
 
         Raises ValueError where an entry names a container or a holder that the event does not list.
         """
         # The key's length counts as well.
-        most_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
-        return self._cut(event, list(values_of(event).items()), most_bytes)
+        max_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
+        return self._cut(event, list(values_of(event).items()), max_bytes)
 
     def _cut(
-        self, event: GpuEvent, groups: Sequence[tuple[Group, Values]], most_bytes: int
+        self, event: GpuEvent, groups: Sequence[tuple[SeriesGroup, Values]], max_bytes: int
     ) -> list[bytes]:
-        parts = ceil(len(groups) / _MOST_IN_MESSAGE)
+        parts = ceil(len(groups) / _MAX_IN_MESSAGE)
         if parts <= 1:
             value = self._encode(self._request(event, groups))
-            if len(value) <= most_bytes or len(groups) == 1:
+            if len(value) <= max_bytes or len(groups) == 1:
                 return [value]
-            parts = min(len(groups), len(value) // most_bytes + 1)
+            parts = min(len(groups), len(value) // max_bytes + 1)
         size = ceil(len(groups) / parts)
         return [
             value
             for begin in range(0, len(groups), size)
-            for value in self._cut(event, groups[begin : begin + size], most_bytes)
+            for value in self._cut(event, groups[begin : begin + size], max_bytes)
         ]
 
     def _request(
-        self, event: GpuEvent, groups: Iterable[tuple[Group, Values]]
+        self, event: GpuEvent, groups: Iterable[tuple[SeriesGroup, Values]]
     ) -> ExportMetricsServiceRequest:
         request = ExportMetricsServiceRequest()
         by_resource: dict[Names, _Points] = {}
@@ -98,7 +98,7 @@ class _Points:
         self._into = into
         self._points: dict[str, Metric] = {}
 
-    def add(self, group: Group, values: Values, *, time_ns: int) -> None:
+    def add(self, group: SeriesGroup, values: Values, *, time_ns: int) -> None:
         constant = _constant_part(group)
         for instrument, value in zip(_instruments_of(group.family), values, strict=True):
             if value is None:
@@ -126,8 +126,8 @@ def _instruments_of(family: Family) -> tuple[naming.Instrument, ...]:
     return tuple(map(naming.instrument_of, family.metrics))
 
 
-@lru_cache(maxsize=_MOST_KNOWN)
-def _constant_part(group: Group) -> bytes:
+@lru_cache(maxsize=_MAX_KNOWN)
+def _constant_part(group: SeriesGroup) -> bytes:
     """Encode what all points of a group share, from tick to tick: their attributes."""
     names = _named(group, naming.POINT_ATTRIBUTES)
     if "gpu_uuid" in group.family.labels:
@@ -135,9 +135,9 @@ def _constant_part(group: Group) -> bytes:
     return NumberDataPoint(attributes=_attributes(names)).SerializeToString()
 
 
-@lru_cache(maxsize=_MOST_KNOWN)
-def _resource_names(node: str, group: Group) -> Names:
-    """Give the attributes of the container's, or of the node's, resource."""
+@lru_cache(maxsize=_MAX_KNOWN)
+def _resource_names(node: str, group: SeriesGroup) -> Names:
+    """Return the attributes of the container's, or of the node's, resource."""
     names = _named(group, naming.RESOURCE_ATTRIBUTES)
     given = dict(names)
     kind, owner = given.get("gpuledger.owner.kind", ""), given.get("gpuledger.owner.name")
@@ -153,7 +153,7 @@ def _resource_names(node: str, group: Group) -> Names:
     )
 
 
-def _named(group: Group, names: Mapping[str, str]) -> Names:
+def _named(group: SeriesGroup, names: Mapping[str, str]) -> Names:
     pairs = zip(group.family.labels, group.label_values, strict=True)
     return tuple((names[label], value) for label, value in pairs if value and label in names)
 

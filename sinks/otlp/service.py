@@ -8,9 +8,9 @@ from typing import Final
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.service import Readiness
-from sinks.otlp.requests import Requests
+from sinks.kafka_sink import Republishing, run_republishing
+from sinks.otlp.requests import ExportRequests
 from sinks.otlp.settings import OtlpSettings
-from sinks.republishing import Republishing, run_republishing
 
 GROUP: Final = "gpuledger-otlp"
 NAME: Final = "otlp"
@@ -25,14 +25,14 @@ async def run_otlp(
     clock: Clock | None = None,
 ) -> None:
     """Write the metrics of every event until cancelled; a missing topic is waited for."""
-    requests = Requests(encoding=settings.encoding, attributes=settings.resource_attributes)
+    requests = ExportRequests(encoding=settings.encoding, attributes=settings.resource_attributes)
     how = Republishing(
         name=NAME,
         group=GROUP,
         topic=settings.topic,
         values_of=requests.of,
         commit_interval_seconds=settings.commit_interval_seconds,
-        newest_ahead_seconds=settings.newest_ahead_seconds,
-        poll_records=settings.poll_records,
+        max_future_seconds=settings.max_future_seconds,
+        max_poll_records=settings.max_poll_records,
     )
     await run_republishing(bus=bus, how=how, readiness=readiness, member=member, clock=clock)

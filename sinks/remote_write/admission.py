@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import GpuEvent
-from sinks.timelines import LEAP_NS, Arrival, Place, Timelines
+from sinks.timelines import LEAP_NS, Arrival, TickOrder, Timelines
 
 FUTURE: Final = "future"
 DUPLICATE: Final = "duplicate"
@@ -23,7 +23,7 @@ class Admitted(NamedTuple):
 
     record: Record
     event: GpuEvent
-    place: Place
+    place: TickOrder
     """Where it stands in its node's time."""
     refusal: str | None
     """Why it is not sent, in a word; `None` where it is."""
@@ -44,7 +44,7 @@ def admit(
         ahead_ns = event.time_ns - time_ns
         will_be_set_back = arrival.has_leapt and (ahead_ns > LEAP_NS or is_overtaken)
         refusal = None
-        if arrival.place is Place.REPEATED:
+        if arrival.place is TickOrder.REPEATED:
             refusal = DUPLICATE
         elif ahead_ns > max_ahead_ns or will_be_set_back:
             refusal = FUTURE
@@ -56,7 +56,7 @@ def _overtaken(items: Sequence[tuple[Record, GpuEvent]], arrivals: Sequence[Arri
     overtaken = [False] * len(items)
     earliest_ns: dict[tuple[str, str], int] = {}
     for index in reversed(range(len(items))):
-        if arrivals[index].place is Place.CURRENT:
+        if arrivals[index].place is TickOrder.CURRENT:
             event = items[index][1]
             boot = (event.node, event.boot_id)
             later_ns = earliest_ns.get(boot, event.time_ns + 1)

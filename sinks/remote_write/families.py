@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class FamilyMetric:
     """One metric of a family."""
 
     name: str
@@ -29,7 +29,7 @@ class Family:
 
     labels: tuple[str, ...]
     """Names of the labels beside `node`, in the order in which values are given."""
-    metrics: tuple[Metric, ...]
+    metrics: tuple[FamilyMetric, ...]
     """The metrics, in the order in which values are given."""
 
 
@@ -37,10 +37,10 @@ _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
 _HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
 
 
-def _activity(of: str, whom: str) -> tuple[Metric, ...]:
+def _activity(of: str, whom: str) -> tuple[FamilyMetric, ...]:
     parts = (("sm", "multiprocessors"), ("tensor", "tensor pipes"), ("dram", "memory interface"))
     return tuple(
-        Metric(
+        FamilyMetric(
             name=f"gpuledger_{of}_gpu_{part}_active_ratio",
             help=f"Share of the tick in which the GPU's {name} worked, as far as it is booked on "
             f"{whom}: apportioned by busy time, where the chip has counters.",
@@ -52,32 +52,34 @@ def _activity(of: str, whom: str) -> tuple[Metric, ...]:
 DEVICE: Final = Family(
     labels=(*_GPU_LABELS, "model"),
     metrics=(
-        Metric(
+        FamilyMetric(
             name="gpuledger_gpu_utilization_ratio",
             help="Share of the tick in which at least one kernel ran.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_gpu_memory_utilization_ratio",
             help="Share of the tick in which the memory controller was busy.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_gpu_memory_used_bytes",
             help="Device memory in use, without what the driver reserved.",
         ),
-        Metric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
-        Metric(
+        FamilyMetric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
+        FamilyMetric(
             name="gpuledger_gpu_memory_reserved_bytes",
             help="Device memory that the driver and the firmware keep for themselves.",
         ),
-        Metric(name="gpuledger_gpu_power_watts", help="Power draw."),
-        Metric(
+        FamilyMetric(name="gpuledger_gpu_power_watts", help="Power draw."),
+        FamilyMetric(
             name="gpuledger_gpu_energy_joules_total",
             help="The driver's energy counter; it starts again when the driver is loaded.",
             kind="counter",
         ),
-        Metric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
-        Metric(name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."),
-        Metric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
+        FamilyMetric(name="gpuledger_gpu_temperature_celsius", help="Temperature of the die."),
+        FamilyMetric(
+            name="gpuledger_gpu_sm_clock_hertz", help="Clock of the streaming multiprocessors."
+        ),
+        FamilyMetric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
     ),
 )
 INSTANCE: Final = Family(
@@ -90,21 +92,21 @@ INSTANCE: Final = Family(
         "mig_profile",
     ),
     metrics=(
-        Metric(
+        FamilyMetric(
             name="gpuledger_mig_instance_utilization_ratio",
             help="Share of the tick in which the MIG instance's engine was busy, by the chip's own "
             "counters.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_mig_instance_memory_used_bytes",
             help="The instance's memory in use, without what the driver reserved; compute "
             "instances that share one memory tell of it once.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_mig_instance_memory_total_bytes",
             help="Size of the instance's memory, which is a part of the GPU's.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_mig_instance_memory_reserved_bytes",
             help="The instance's memory that the driver and the firmware keep for themselves.",
         ),
@@ -113,7 +115,7 @@ INSTANCE: Final = Family(
 NODE: Final = Family(
     labels=(),
     metrics=(
-        Metric(
+        FamilyMetric(
             name="gpuledger_node_uncovered_seconds",
             help="Time right before the tick that no tick of the node covers; there is a sample "
             "at the first tick after such a gap alone.",
@@ -132,15 +134,15 @@ POD: Final = Family(
         "method",
     ),
     metrics=(
-        Metric(
+        FamilyMetric(
             name="gpuledger_pod_gpu_busy_ratio",
             help="Share of the tick in which the container's kernels ran on the GPU.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_pod_gpu_memory_bytes",
             help="Device memory that the container's processes held at the tick.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_pod_gpu_power_watts",
             help="Power booked on the container, averaged over the tick.",
         ),
@@ -150,16 +152,16 @@ POD: Final = Family(
 ACCOUNT: Final = Family(
     labels=(*_GPU_LABELS, "account", "method", *_HOLDER_LABELS),
     metrics=(
-        Metric(
+        FamilyMetric(
             name="gpuledger_account_gpu_busy_ratio",
             help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
             "(unattributed), or on idle, where it is the share in which no kernel ran.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_account_gpu_memory_bytes",
             help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
         ),
-        Metric(
+        FamilyMetric(
             name="gpuledger_account_gpu_power_watts",
             help="Power booked on no pod, averaged over the tick.",
         ),

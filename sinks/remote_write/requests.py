@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuledger.bus.protocol import Record
-from sinks.remote_write.live import EncodedTick
+from sinks.remote_write.active_series import EncodedTick
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tick:
+class WrittenTick:
     """An encoded tick and the record it came in."""
 
     node: str
@@ -24,10 +24,10 @@ class Tick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class WriteRequest:
     """Ticks that travel together."""
 
-    ticks: tuple[Tick, ...]
+    ticks: tuple[WrittenTick, ...]
 
     @property
     def body(self) -> bytes:
@@ -49,27 +49,31 @@ class Request:
         """Time of its newest tick."""
         return max(tick.time_ns for tick in self.ticks)
 
-    def split(self) -> "Iterator[Request]":
+    def split(self) -> "Iterator[WriteRequest]":
         """Yield a request for each tick."""
-        return (Request(ticks=(tick,)) for tick in self.ticks)
+        return (WriteRequest(ticks=(tick,)) for tick in self.ticks)
 
 
-def cut(ticks: Iterable[Tick], *, most_samples: int, repeated_before: int) -> Iterator[Request]:
+def cut(
+    ticks: Iterable[WrittenTick], *, max_samples: int, repeated_before: int
+) -> Iterator[WriteRequest]:
     """Cut the ticks of one partition into requests, in their order.
 
     `repeated_before` is the offset before which records may have been sent by somebody before us.
     """
-    waiting: list[Tick] = []
+    waiting: list[WrittenTick] = []
     for tick in ticks:
-        if waiting and not _fits(tick, waiting, most_samples, repeated_before):
-            yield Request(ticks=tuple(waiting))
+        if waiting and not _fits(tick, waiting, max_samples, repeated_before):
+            yield WriteRequest(ticks=tuple(waiting))
             waiting = []
         waiting.append(tick)
     if waiting:
-        yield Request(ticks=tuple(waiting))
+        yield WriteRequest(ticks=tuple(waiting))
 
 
-def _fits(tick: Tick, waiting: list[Tick], most_samples: int, repeated_before: int) -> bool:
+def _fits(
+    tick: WrittenTick, waiting: list[WrittenTick], max_samples: int, repeated_before: int
+) -> bool:
     if waiting[-1].record.offset < repeated_before:
         return False
     if tick.encoded.is_behind or waiting[-1].encoded.is_behind:
@@ -77,4 +81,4 @@ def _fits(tick: Tick, waiting: list[Tick], most_samples: int, repeated_before: i
     if any(other.node == tick.node for other in waiting):
         return False
     samples = sum(other.encoded.samples for other in waiting)
-    return samples + tick.encoded.samples <= most_samples
+    return samples + tick.encoded.samples <= max_samples

@@ -17,21 +17,21 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.service.repeats import Repeats
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.errors import RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
-from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.admission import FUTURE, admit
 from sinks.remote_write.client import RemoteWriteClient, open_client
-from sinks.remote_write.live import EncodedTick, LiveSeries, series_budget
-from sinks.remote_write.requests import Request, Tick, cut
+from sinks.remote_write.requests import WriteRequest, WrittenTick, cut
 from sinks.remote_write.settings import RemoteWriteSettings
 from sinks.retrying import until_answered
-from sinks.timelines import Place, Timelines
+from sinks.timelines import TickOrder, Timelines
 from sinks.turns import LargeTurns
 
 GROUP: Final = "gpuledger-remote-write"
@@ -56,16 +56,16 @@ async def run_remote_write(
 ) -> None:
     """Send every event's samples to the receiver until cancelled."""
     clock = clock or SystemClock()
-    receiver = readiness.check("remote_write.receiver", severity=Severity.WARNING)
+    receiver = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     receiver.ok("nothing sent yet")
-    how = Consuming(
+    how = ConsumerConfig(
         group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
-        poll_records=settings.poll_records,
+        max_poll_records=settings.max_poll_records,
         receiver=shown_url(settings.url),
     )
-    gaps = readiness.check("remote_write.gaps", severity=Severity.WARNING)
+    gaps = readiness.check("remote_write.gaps", severity=CheckSeverity.WARNING)
     check = readiness.check("remote_write.bus")
     async with open_client(settings, readiness=readiness) as client:
         sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=receiver)
@@ -87,35 +87,35 @@ class RemoteWriteSink:
     ) -> None:
         self._client, self._settings, self._clock, self._check = client, settings, clock, check
         self._budget = series_budget(settings.max_series_bytes)
-        self._series: dict[TopicPartition, LiveSeries] = {}
+        self._series: dict[TopicPartition, ActiveSeries] = {}
         self._timelines: dict[TopicPartition, Timelines] = {}
         self._repeated_before: dict[TopicPartition, int] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
         self._turns = LargeTurns()
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
         """Begin without any series: who held these before us has not told us his."""
         for partition in partitions:
             self._forget_series(partition)
-            self._series[partition] = LiveSeries(budget=self._budget)
+            self._series[partition] = ActiveSeries(budget=self._budget)
             self._timelines[partition] = Timelines()
             self._repeated_before.pop(partition, None)
 
-    async def prepare(self, desk: Desk) -> Partitions:
+    async def prepare(self, desk: SinkContext) -> Partitions:
         """Find out, of partitions newly held, up to where records may have been sent before."""
         unknown = desk.consumer.assignment() - self._repeated_before.keys()
         if unknown:
             self._repeated_before.update(await desk.consumer.end_offsets(unknown))
         return frozenset()
 
-    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
         """Send what was polled; partitions go side by side, each in its order."""
         async with asyncio.TaskGroup() as group:
             for batch in batches:
                 self._sending[batch.partition] = group.create_task(self._send_in_turn(batch, desk))
         await self._end_silent(desk)
 
-    async def release(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
         """Let requests on their way be answered, then forget the series without ending them."""
         sending = {self._sending[at] for at in partitions if at in self._sending}
         if sending:
@@ -132,15 +132,15 @@ class RemoteWriteSink:
         if (series := self._series.pop(partition, None)) is not None:
             series.clear()
 
-    async def _send_in_turn(self, batch: Batch, desk: Desk) -> None:
+    async def _send_in_turn(self, batch: Batch, desk: SinkContext) -> None:
         async with self._turns.take(batch):
             await self._send_all(batch, desk)
 
-    async def _send_all(self, batch: Batch, desk: Desk) -> None:
+    async def _send_all(self, batch: Batch, desk: SinkContext) -> None:
         partition = batch.partition
         requests = cut(
             self._ticks(batch, desk),
-            most_samples=self._settings.samples_per_request,
+            max_samples=self._settings.samples_per_request,
             repeated_before=self._repeated_before.get(partition, batch.next_offset),
         )
         for request in requests:
@@ -148,13 +148,13 @@ class RemoteWriteSink:
             desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
         desk.acknowledge(partition, batch.next_offset)
 
-    async def _end_silent(self, desk: Desk) -> None:
+    async def _end_silent(self, desk: SinkContext) -> None:
         """End the series of nodes of which nothing has come for long.
 
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
         where its partition is read to its end.
         """
-        silent_ns = round(self._settings.silent_seconds * 1e9)
+        silent_ns = round(self._settings.stale_after_seconds * 1e9)
         before_ns = self._clock.monotonic_ns() - silent_ns
         silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
         for partition in await _read_to_the_end(silent, desk.consumer):
@@ -172,8 +172,8 @@ class RemoteWriteSink:
         else:
             SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
-    def _ticks(self, batch: Batch, desk: Desk) -> Iterator[Tick]:
-        series = self._series.setdefault(batch.partition, LiveSeries(budget=self._budget))
+    def _ticks(self, batch: Batch, desk: SinkContext) -> Iterator[WrittenTick]:
+        series = self._series.setdefault(batch.partition, ActiveSeries(budget=self._budget))
         forgotten_before = series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         for record, event, place, refusal in admit(
@@ -181,7 +181,7 @@ class RemoteWriteSink:
             self._timelines.setdefault(batch.partition, Timelines()),
             time_ns=time_ns,
             monotonic_ns=now_ns,
-            max_ahead_ns=round(self._settings.newest_ahead_seconds * 1e9),
+            max_ahead_ns=round(self._settings.max_future_seconds * 1e9),
         ):
             if refusal is not None:
                 if refusal == FUTURE:
@@ -193,17 +193,19 @@ class RemoteWriteSink:
             try:
                 encoded = (
                     series.encode_past(event, now_ns=now_ns)
-                    if place is Place.SUPERSEDED
+                    if place is TickOrder.SUPERSEDED
                     else series.encode(event, now_ns=now_ns)
                 )
             except ValueError as error:
                 desk.office.bury(record, reason="invalid", detail=str(error))
                 continue
             if encoded.samples:
-                yield Tick(node=event.node, time_ns=event.time_ns, record=record, encoded=encoded)
+                yield WrittenTick(
+                    node=event.node, time_ns=event.time_ns, record=record, encoded=encoded
+                )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 
-    async def _send(self, request: Request, desk: Desk) -> None:
+    async def _send(self, request: WriteRequest, desk: SinkContext) -> None:
         try:
             await self._write(request.body)
         except RejectedError as error:
@@ -225,7 +227,7 @@ class RemoteWriteSink:
             receiver=shown_url(self._settings.url),
         )
 
-    def _put_aside(self, tick: Tick, message: str, desk: Desk) -> None:
+    def _put_aside(self, tick: WrittenTick, message: str, desk: SinkContext) -> None:
         is_order = bool(_OUT_OF_ORDER.search(message))
         if not is_order:
             self._check.failed(f"rejected: {message}")

@@ -22,16 +22,16 @@ class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unkno
     """How long one request may take."""
     samples_per_request: Count = 2000
     """How many samples a request holds at most, one tick of one node apart."""
-    newest_ahead_seconds: Seconds = 300.0
+    max_future_seconds: Seconds = 300.0
     """Ticks further in the future are put aside: they would block their series at the receiver. So
     are those of a clock that leapt ahead less than a minute before, from 10 s on."""
-    silent_seconds: Seconds = 60.0
+    stale_after_seconds: Seconds = 60.0
     """The series of a node of which nothing has come for so long are ended."""
     max_series_bytes: Count = 134_217_728
     """How much memory the labels of the series that are alive may take: some 400 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
-    poll_records: Count = 500
+    max_poll_records: Count = 500
     """The most events that one poll brings."""
 
     def __post_init__(self) -> None:

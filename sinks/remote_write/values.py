@@ -13,7 +13,7 @@ from gpuledger.records import (
     GpuReading,
     HolderState,
 )
-from sinks.describing import Debtor, Debtors, Holder, holder_of
+from sinks.entry_owner import DeviceHolder, EntryOwner, EntryOwners, holder_of
 from sinks.remote_write.families import ACCOUNT, DEVICE, INSTANCE, NODE, POD, Family
 
 Values = tuple[float | None, ...]
@@ -26,30 +26,32 @@ MAX_GROUPS: Final = 16_384
 40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
 
 
-class Group(NamedTuple):
+class SeriesGroup(NamedTuple):
     """The series of one thing: a family and the values of its labels."""
 
     family: Family
     label_values: tuple[str, ...]
 
 
-def values_of(event: GpuEvent) -> dict[Group, Values]:
-    """Give the values of each group, in the order of its family's metrics; `None` where unknown.
+def values_of(event: GpuEvent) -> dict[SeriesGroup, Values]:
+    """Return the values of each group, in the order of its family's metrics; `None` where unknown.
 
     Entries with the same labels, as of two containers whose names are not known yet, are summed:
     a series has one sample a tick. Raises ValueError where an entry names a holder that the event
     does not list, and where there are more than `MAX_GROUPS`.
     """
-    values: dict[Group, Values] = {}
+    values: dict[SeriesGroup, Values] = {}
     if event.uncovered_seconds is not None:
-        values[Group(NODE, ())] = (event.uncovered_seconds,)
-    debtors = Debtors(event)
+        values[SeriesGroup(NODE, ())] = (event.uncovered_seconds,)
+    debtors = EntryOwners(event)
     memories: set[_Memory] = set()
     interval_seconds = event.interval_ns / 1e9
     for books in event.gpus:
         gpu = (books.reading.uuid, str(books.reading.index))
         if books.reading.parent_uuid is None:
-            values[Group(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(books.reading)
+            values[SeriesGroup(DEVICE, (*gpu, books.reading.model or ""))] = _of_device(
+                books.reading
+            )
         else:
             values[_instance_group(books.reading)] = _of_instance(books.reading, memories)
         if interval_seconds <= 0:
@@ -67,7 +69,7 @@ def values_of(event: GpuEvent) -> dict[Group, Values]:
     return values
 
 
-def _instance_group(reading: GpuReading) -> Group:
+def _instance_group(reading: GpuReading) -> SeriesGroup:
     places = (reading.gpu_instance, reading.compute_instance)
     labels = (
         reading.uuid,
@@ -77,26 +79,28 @@ def _instance_group(reading: GpuReading) -> Group:
         *("" if place is None else str(place) for place in places),
         reading.mig_profile or "",
     )
-    return Group(INSTANCE, labels)
+    return SeriesGroup(INSTANCE, labels)
 
 
-def _account_group(entry: Entry, gpu: tuple[str, str], holder: Holder | None) -> Group:
-    return Group(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *_holder_names(holder)))
+def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder | None) -> SeriesGroup:
+    return SeriesGroup(
+        ACCOUNT, (*gpu, entry.account.value, entry.method.value, *_holder_names(holder))
+    )
 
 
-def _holder_names(holder: Holder | None) -> tuple[str, str, str, str]:
+def _holder_names(holder: DeviceHolder | None) -> tuple[str, str, str, str]:
     if holder is None:
         return "", "", "", ""
     state = holder.state.value if holder.state is HolderState.UNKNOWN else ""
     return holder.namespace or "", holder.pod or "", holder.container or "", state
 
 
-def _pod_group(entry: Entry, gpu: tuple[str, str], debtor: Debtor) -> Group:
+def _pod_group(entry: Entry, gpu: tuple[str, str], debtor: EntryOwner) -> SeriesGroup:
     names = _names(debtor)
-    return Group(POD, (*gpu, *(name or "" for name in names), entry.method.value))
+    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
 
 
-def _names(debtor: Debtor) -> tuple[str | None, ...]:
+def _names(debtor: EntryOwner) -> tuple[str | None, ...]:
     pod = debtor.pod
     if pod is None:
         return None, None, debtor.pod_uid, None, None, None
@@ -126,7 +130,7 @@ def _of_device(reading: GpuReading) -> Values:
 
 
 def _of_instance(reading: GpuReading, memories: set[_Memory]) -> Values:
-    """Give an instance's values; a memory is given once and then found in `memories`."""
+    """Return an instance's values; a memory is given once and then found in `memories`."""
     place = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, place)
     if memory in memories or reading.memory_total_bytes is None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gpuledger.records import Entry, EntryRow, GpuEvent, GpuReading
 from gpuledger.twins import encode_twin, twin_of
-from sinks.describing import Debtor, Holder
-from sinks.lines import lines_of
+from sinks.entries import lines_of
+from sinks.entry_owner import DeviceHolder, EntryOwner
 
 _Row: Final = twin_of(EntryRow)
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
@@ -19,12 +19,12 @@ Fields = dict[str, Any]
 
 
 def encoded_rows_of(event: GpuEvent) -> list[bytes]:
-    """Give the event's rows as JSON; raises ValueError where `rows_of` does."""
+    """Return the event's rows as JSON; raises ValueError where `rows_of` does."""
     return [encode_twin(row) for row in rows_of(event)]
 
 
 def rows_of(event: GpuEvent) -> list[EntryRow]:
-    """Give one row for each entry of each GPU of the event, and of each settlement, numbered.
+    """Return one row for each entry of each GPU of the event, and of each settlement, numbered.
 
     Raises ValueError where `lines_of` does.
     """
@@ -76,7 +76,7 @@ def _booked(entry: Entry) -> Fields:
     }
 
 
-def _described(debtor: Debtor) -> Fields:
+def _described(debtor: EntryOwner) -> Fields:
     identity = {"pod_uid": debtor.pod_uid, "container_id": debtor.container_id}
     pod = debtor.pod
     if pod is None:
@@ -92,7 +92,7 @@ def _described(debtor: Debtor) -> Fields:
     }
 
 
-def _held(holder: Holder | None) -> Fields:
+def _held(holder: DeviceHolder | None) -> Fields:
     if holder is None:
         return {}
     return {

@@ -8,7 +8,7 @@ from typing import Final
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.service import Readiness
-from sinks.republishing import Republishing, run_republishing
+from sinks.kafka_sink import Republishing, run_republishing
 from sinks.rows.rows import encoded_rows_of
 from sinks.rows.settings import RowsSettings
 
@@ -31,7 +31,7 @@ async def run_rows(
         topic=settings.topic,
         values_of=encoded_rows_of,
         commit_interval_seconds=settings.commit_interval_seconds,
-        newest_ahead_seconds=settings.newest_ahead_seconds,
-        poll_records=settings.poll_records,
+        max_future_seconds=settings.max_future_seconds,
+        max_poll_records=settings.max_poll_records,
     )
     await run_republishing(bus=bus, how=how, readiness=readiness, member=member, clock=clock)

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpuledger.clock import Clock
 from gpuledger.threads import in_daemon_thread
-from sinks.store.pending import Pending
+from sinks.store.buffer import RowBuffer
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable
 
@@ -20,7 +20,7 @@ class Appending:
         self._table, self._stored, self._clock = table, stored, clock
         self._writing: asyncio.Task[None] | None = None
 
-    async def append(self, pending: Pending) -> None:
+    async def append(self, pending: RowBuffer) -> None:
         """Write in a thread; where the waiting is cancelled, the next call waits for the same."""
         if self._writing is None:
             offsets = {

@@ -16,7 +16,7 @@ _MICROSECONDS_UTC: Final = DataType.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class StoreColumn:
     """One column of the table."""
 
     name: str
@@ -42,7 +42,7 @@ class Shape:
     name: str
     """The table's name, and its folder in the store."""
     description: str
-    columns: Sequence[Column]
+    columns: Sequence[StoreColumn]
     partition_by: Sequence[str] = ()
     statistics_columns: int
     """How many leading columns carry the statistics by which readers skip files; more only make
@@ -68,20 +68,22 @@ class Shape:
         return Table.from_arrays(arrays, schema=self.schema)
 
 
-def _text(name: str, *, nullable: bool = False) -> Column:
-    return Column(name=name, kind=DataType.utf8(), nullable=nullable)
+def _text(name: str, *, nullable: bool = False) -> StoreColumn:
+    return StoreColumn(name=name, kind=DataType.utf8(), nullable=nullable)
 
 
-def _rising(name: str) -> Column:
-    return Column(name=name, kind=DataType.int64(), encoding="DELTA_BINARY_PACKED")
+def _rising(name: str) -> StoreColumn:
+    return StoreColumn(name=name, kind=DataType.int64(), encoding="DELTA_BINARY_PACKED")
 
 
-def _time(name: str, *, nullable: bool = False) -> Column:
-    return Column(name=name, kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=nullable)
+def _time(name: str, *, nullable: bool = False) -> StoreColumn:
+    return StoreColumn(
+        name=name, kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=nullable
+    )
 
 
-def _quantity(name: str, *, nullable: bool = True) -> Column:
-    return Column(
+def _quantity(name: str, *, nullable: bool = True) -> StoreColumn:
+    return StoreColumn(
         name=name, kind=DataType.float64(), nullable=nullable, encoding="BYTE_STREAM_SPLIT"
     )
 
@@ -89,11 +91,11 @@ def _quantity(name: str, *, nullable: bool = True) -> Column:
 # The first columns carry the statistics by which readers skip files. What
 # comes after `kafka_offset` was added later, so it may be null: older tables get it at their end.
 COLUMNS: Final = (
-    Column(name=PARTITION_COLUMN, kind=DataType.date32(), made_as=DataType.int32()),
+    StoreColumn(name=PARTITION_COLUMN, kind=DataType.date32(), made_as=DataType.int32()),
     _text("node"),
     _text("boot_id"),
     _rising("seq"),
-    Column(
+    StoreColumn(
         name="time",
         kind=_MICROSECONDS_UTC,
         made_as=DataType.int64(),
@@ -101,7 +103,7 @@ COLUMNS: Final = (
     ),
     _quantity("interval_seconds", nullable=False),
     _text("gpu_uuid"),
-    Column(name="gpu_index", kind=DataType.int32()),
+    StoreColumn(name="gpu_index", kind=DataType.int32()),
     _text("model", nullable=True),
     _text("account"),
     _text("method"),
@@ -116,7 +118,7 @@ COLUMNS: Final = (
     _quantity("busy_seconds"),
     _quantity("memory_byte_seconds"),
     _quantity("joules"),
-    Column(name="kafka_partition", kind=DataType.int32()),
+    StoreColumn(name="kafka_partition", kind=DataType.int32()),
     _rising("kafka_offset"),
     _text("holder_namespace", nullable=True),
     _text("holder_pod", nullable=True),
@@ -124,7 +126,7 @@ COLUMNS: Final = (
     _quantity("sm_active_seconds"),
     _quantity("tensor_active_seconds"),
     _quantity("dram_active_seconds"),
-    Column(name="late", kind=DataType.bool(), nullable=True),
+    StoreColumn(name="late", kind=DataType.bool(), nullable=True),
     _quantity("uncovered_seconds"),
     _text("pod_state", nullable=True),
     _text("holder_state", nullable=True),
@@ -143,11 +145,11 @@ GAPS: Final = Shape(
     description="One row for each stretch of events that were gone before they could be stored.",
     columns=(
         _text("topic"),
-        Column(name="kafka_partition", kind=DataType.int32()),
+        StoreColumn(name="kafka_partition", kind=DataType.int32()),
         _text("reason"),
-        Column(name="first_offset", kind=DataType.int64()),
-        Column(name="next_offset", kind=DataType.int64(), nullable=True),
-        Column(name="missed_offsets", kind=DataType.int64(), nullable=True),
+        StoreColumn(name="first_offset", kind=DataType.int64()),
+        StoreColumn(name="next_offset", kind=DataType.int64(), nullable=True),
+        StoreColumn(name="missed_offsets", kind=DataType.int64(), nullable=True),
         _time("time_before", nullable=True),
         _time("time_after", nullable=True),
         _time("detected_at"),

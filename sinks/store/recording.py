@@ -39,7 +39,7 @@ class GapRecording:
         return [gap for gap in self._waiting if gap.partition in partitions]
 
     async def record_once(self, gaps: Sequence[Gap]) -> None:
-        """Give each gap its row; where another consumer does the same, look again.
+        """Return each gap its row; where another consumer does the same, look again.
 
         Raises ReceiverUnavailableError where that is to be tried again.
         """

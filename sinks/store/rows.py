@@ -10,15 +10,15 @@ import orjson
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import GpuEvent
-from sinks.describing import Debtor, Holder
-from sinks.lines import lines_of
+from sinks.entries import lines_of
+from sinks.entry_owner import DeviceHolder, EntryOwner
 
 Row = tuple[Any, ...]
 _DAY_NS: Final = 86_400 * 10**9
 
 
 def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
-    """Give one row for each entry of each GPU of the event, and of each settlement.
+    """Yield one row for each entry of each GPU of the event, and of each settlement.
 
     Raises ValueError where `lines_of` does.
     """
@@ -50,7 +50,7 @@ def rows_of(event: GpuEvent, record: Record) -> Iterator[Row]:
         )
 
 
-def _pod(debtor: Debtor) -> Row:
+def _pod(debtor: EntryOwner) -> Row:
     pod = debtor.pod
     if pod is None:
         return debtor.pod_uid, debtor.container_id, None, None, None, None, None, None
@@ -66,7 +66,7 @@ def _pod(debtor: Debtor) -> Row:
     )
 
 
-def _holder(holder: Holder | None) -> Row:
+def _holder(holder: DeviceHolder | None) -> Row:
     if holder is None:
         return None, None, None
     return holder.namespace, holder.pod, holder.container

@@ -16,17 +16,17 @@ from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks
 from sinks.metrics import SENT_TOTAL, count_dropped
-from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
 from sinks.retrying import Retrying
 from sinks.store.appending import Appending
+from sinks.store.buffer import RowBuffer
 from sinks.store.maintenance import Maintenance
-from sinks.store.pending import Pending
 from sinks.store.recording import GapRecording
 from sinks.store.resuming import Resuming
 from sinks.store.rows import rows_of
@@ -54,13 +54,13 @@ async def run_store(
     Raises UserError where the table is of another topic than the one that is read.
     """
     clock = clock or SystemClock()
-    receiver = readiness.check("store.receiver", severity=Severity.WARNING)
+    receiver = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     sink = _make_sink(settings, clock=clock, check=receiver)
-    how = Consuming(
+    how = ConsumerConfig(
         group=group,
         member=member,
         decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
-        poll_records=settings.poll_records,
+        max_poll_records=settings.max_poll_records,
         receiver=shown_url(settings.uri),
         on_gap=sink.note_gap,
     )
@@ -69,7 +69,7 @@ async def run_store(
         sink=sink,
         how=how,
         check=readiness.check("store.bus"),
-        gaps=readiness.check("store.gaps", severity=Severity.WARNING),
+        gaps=readiness.check("store.gaps", severity=CheckSeverity.WARNING),
         clock=clock,
     )
 
@@ -112,11 +112,11 @@ class StoreSink:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self._recording, self._resuming, self._appending = recording, resuming, appending
         self._maintenance = maintenance
-        self._pending = Pending()
+        self._pending = RowBuffer()
         self._seen = SeenTicks(clock=clock)
         self._lock = asyncio.Lock()
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:  # noqa: ARG002  # a sink's method
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
         """Remember that these have yet to be set to where the table ends."""
         self._resuming.need(partitions)
 
@@ -124,7 +124,7 @@ class StoreSink:
         """Remember a gap until it has its row, which it gets before any event behind it."""
         self._recording.note(gap)
 
-    async def prepare(self, desk: Desk) -> Partitions:
+    async def prepare(self, desk: SinkContext) -> Partitions:
         """Set partitions newly held to where the table ends."""
         async with self._lock:
             if not self._resuming.is_due(desk.consumer):
@@ -136,7 +136,7 @@ class StoreSink:
             self._seen.forget(sought)
             return sought
 
-    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
@@ -154,7 +154,7 @@ class StoreSink:
             if self._is_due():
                 await self._flush(desk)
 
-    async def release(self, partitions: Partitions, desk: Desk) -> None:
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:
         """Write what is held, in one attempt; the next owner begins where the table ends."""
         async with self._lock:
             try:
@@ -166,13 +166,13 @@ class StoreSink:
                     desk.office.drop(number, topic=topic)
                 self._resuming.need(self._pending.last_offsets)
                 self._resuming.need_not(partitions)
-                self._pending = Pending()
+                self._pending = RowBuffer()
                 self._seen.forget(partitions)
 
-    def _gaps_to_record(self, desk: Desk) -> list[Gap]:
+    def _gaps_to_record(self, desk: SinkContext) -> list[Gap]:
         return self._recording.of(self._resuming.settled(desk.consumer))
 
-    async def _collect(self, batch: Batch, desk: Desk) -> None:
+    async def _collect(self, batch: Batch, desk: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""
         for record, event in batch.items:
             if self._is_full():
@@ -185,7 +185,7 @@ class StoreSink:
         self._read_to(batch.partition, batch.next_offset - 1)
 
     def _take_event(
-        self, partition: TopicPartition, record: Record, event: GpuEvent, desk: Desk
+        self, partition: TopicPartition, record: Record, event: GpuEvent, desk: SinkContext
     ) -> None:
         if not self._seen.is_new(partition, event):
             count_dropped(NAME, "duplicate")
@@ -201,19 +201,19 @@ class StoreSink:
         self._pending.read_to(partition, offset, now_ns=self._clock.monotonic_ns())
 
     def _is_full(self) -> bool:
-        return self._pending.is_full(most_bytes=self._settings.flush_bytes)
+        return self._pending.is_full(max_bytes=self._settings.flush_bytes)
 
     def _is_due(self) -> bool:
         return self._is_full() or self._pending.is_due(
             now_ns=self._clock.monotonic_ns(),
             after_ns=round(self._settings.flush_seconds * 1e9),
-            most_rows=self._settings.flush_rows,
+            max_rows=self._settings.flush_rows,
         )
 
-    async def _flush(self, desk: Desk) -> None:
+    async def _flush(self, desk: SinkContext) -> None:
         await self._retrying(lambda _: self._flush_once(desk))
 
-    async def _flush_once(self, desk: Desk) -> None:
+    async def _flush_once(self, desk: SinkContext) -> None:
         pending = self._pending
         try:
             if pending.rows:
@@ -227,9 +227,9 @@ class StoreSink:
             self._resuming.need(desk.consumer.assignment())
         else:
             _acknowledge(pending, desk)
-        self._pending = Pending()
+        self._pending = RowBuffer()
 
-    def _must_be_held(self, pending: Pending, desk: Desk) -> None:
+    def _must_be_held(self, pending: RowBuffer, desk: SinkContext) -> None:
         """Raise StaleTableError where a partition was given up since it was read.
 
         The letters of its records were dropped, and the rows would take the offsets with them.
@@ -238,7 +238,7 @@ class StoreSink:
             if not desk.is_current(at) or self._resuming.is_needed(at):
                 raise StaleTableError(f"{at} was given up before its rows were stored")
 
-    async def _must_still_be_of_topic(self, desk: Desk) -> None:
+    async def _must_still_be_of_topic(self, desk: SinkContext) -> None:
         """Raise UserError where what was collected may be another topic's than it began with.
 
         Asked after the last row was read and before any is written: a topic that has its identity
@@ -248,16 +248,16 @@ class StoreSink:
         if topic_id == self._resuming.topic_id:
             return
         # Nothing of it is written: no row tells which topic it is of.
-        read, self._pending = self._pending.last_offsets, Pending()
+        read, self._pending = self._pending.last_offsets, RowBuffer()
         await self._resuming.refuse_rows(read, topic_id=topic_id)
 
 
-def _leave(batch: Batch, desk: Desk) -> None:
+def _leave(batch: Batch, desk: SinkContext) -> None:
     """Leave what is given up or set back meanwhile: it is read again behind what is stored."""
     desk.office.drop(batch.partition.partition, topic=batch.partition.topic)
 
 
-def _acknowledge(pending: Pending, desk: Desk) -> None:
+def _acknowledge(pending: RowBuffer, desk: SinkContext) -> None:
     SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
     for partition, last_offset in pending.last_offsets.items():
         desk.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)

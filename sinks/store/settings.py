@@ -28,5 +28,5 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How old a file must be that no commit names before it is removed. Much longer than a write
     may take, or what another sink is about to commit would go; readers of old versions of the
     table (time travel) find what a compaction replaced for as long."""
-    poll_records: Annotated[int, msgspec.Meta(ge=1)] = 500
+    max_poll_records: Annotated[int, msgspec.Meta(ge=1)] = 500
     """The most events that one poll brings."""

@@ -47,7 +47,7 @@ class StaleTableError(GpuledgerError):
 
 
 def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:
-    """Give the URI of a table of a store, of `entries` where none is named."""
+    """Return the URI of a table of a store, of `entries` where none is named."""
     return f"{store_uri.rstrip('/')}/{name}"
 
 
@@ -65,7 +65,7 @@ class StreamTable:
         self._versions: dict[str, int | None] = {}
 
     def load(self, streams: Iterable[str]) -> dict[str, int]:
-        """Load the table anew, making it where there is none; give the last offset of each stream.
+        """Load the table anew, making it where there is none; return each stream's last offset.
 
         A table of an older version gets the columns that were added since. Raises UserError where
         another table lies there, ReceiverUnavailableError where the storage does not answer or what
@@ -158,7 +158,7 @@ class StreamTable:
             raise ReceiverUnavailableError(message) from error
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
-        """Give the table if it stands where we left it: a commit may succeed and still raise."""
+        """Return the table if it stands where we left it: a commit may succeed and still raise."""
         if self._table is None:
             raise StaleTableError(f"store {self.uri}: not loaded yet")
         for stream, offset in offsets.items():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from gpuledger.bus.history import WholeBus
+    from gpuledger.bus.log_reader import WholeBus
     from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
@@ -96,7 +96,7 @@ async def read(count: int, *consumers: Consumer) -> list[Record]:
 
 
 async def settle(*consumers: Consumer, topics: int = 1) -> list[Record]:
-    """Poll until the consumers hold all partitions between them; give what came meanwhile."""
+    """Poll until the consumers hold all partitions between them; return what came meanwhile."""
 
     def is_settled(_: list[Record]) -> bool:
         held = [consumer.assignment() for consumer in consumers]

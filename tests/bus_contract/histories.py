@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.bus.history import Span
+from gpuledger.bus.log_reader import Span
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.errors import TopicsError
 from tests.bus_contract.harness import message, messages, read, reading, texts
 
 if TYPE_CHECKING:
-    from gpuledger.bus.history import HistoryReader
+    from gpuledger.bus.log_reader import HistoryReader
     from gpuledger.bus.protocol import Record
     from tests.bus_contract.harness import Harness
 

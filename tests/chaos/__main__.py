@@ -32,7 +32,7 @@ BROKEN_OFF = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the modes one after the other; give the exit code."""
+    """Run the modes one after the other; return the exit code."""
     options = _parser().parse_args(arguments)
     stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
     if stray:

@@ -43,14 +43,14 @@ class Agent:
     number: int = 0
 
     def message(self, *, started_ns: int) -> Message:
-        """Give the next tick."""
+        """Return the next tick."""
         time_ns = started_ns + int((self.number + self.phase_seconds) * _NS_PER_SECOND)
         value = self.template.at(seq=self.number * SEQ_PER_TICK, time_ns=time_ns)
         return Message(self.node.encode(), value, time_ns // 1_000_000)
 
 
 def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[Agent]:
-    """Give an agent for each pod UID: all processes of a node belong to its one pod.
+    """Return an agent for each pod UID: all processes of a node belong to its one pod.
 
     Every other container's cgroup names no UID, so that its container id alone leads to the pod.
     """

@@ -58,7 +58,7 @@ class ChaosRun:
         self._parts = RealParts(folder)
 
     async def run(self) -> Verdict:
-        """Run, and give the verdict."""
+        """Run, and return the verdict."""
         try:
             await self._parts.start()
             pods = Pods(self._parts.kube_api)

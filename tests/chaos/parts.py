@@ -47,7 +47,7 @@ class RealParts:
 
     @property
     def settings(self) -> KafkaSettings:
-        """Give what a client of this broker needs."""
+        """Return what a client of this broker needs."""
         return KafkaSettings(
             bootstrap_servers=self.kafka.bootstrap_servers,
             request_timeout_seconds=_REQUEST_SECONDS,
@@ -60,7 +60,7 @@ class RealParts:
         await create_topics(self.settings)
 
     def podwatch_kubeconfig(self) -> Path:
-        """Give podwatch an account with the rights of the manifests and nothing else."""
+        """Return podwatch an account with the rights of the manifests and nothing else."""
         self.kube_api.create_namespace(NAMESPACE)
         for manifest in render().of_kind(*RBAC):
             self.kube_api.apply(manifest)
@@ -95,7 +95,7 @@ class Deployables:
             each.wait_until_ready()
 
     def end(self) -> dict[str, int | None]:
-        """End all by SIGTERM; give the exit statuses."""
+        """End all by SIGTERM; return the exit statuses."""
         return {name: each.stop() for name, each in self.deployables.items()}
 
     def kill(self) -> None:

@@ -36,7 +36,7 @@ class Pods:
         self._chance = random.Random(1)  # noqa: S311 - any change will do
 
     def create(self, nodes: Sequence[str], containers: Sequence[Sequence[str]]) -> list[str]:
-        """Make a running pod on each node with these container ids; give their UIDs."""
+        """Make a running pod on each node with these container ids; return their UIDs."""
         self._api.create_namespace(NAMESPACE)
         with ThreadPoolExecutor(_THREADS) as pool:
             uids = list(pool.map(self._create_running, nodes, containers))
@@ -55,7 +55,7 @@ class Pods:
             await asyncio.sleep(_CHANGE_SECONDS)
 
     def versions(self) -> dict[str, str]:
-        """Give the resource version of every pod there is, by UID."""
+        """Return the resource version of every pod there is, by UID."""
         found = self._send("GET", _PATH, None)
         return {
             each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in found["items"]

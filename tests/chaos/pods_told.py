@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.chaos.pods import Pods
 
 _IDLE_SECONDS: Final = 2.0
-_MOST_RECORDS: Final = 1_000
+_MAX_RECORDS: Final = 1_000
 _AGAIN_SECONDS: Final = 2.0
 
 
@@ -36,19 +36,19 @@ class PodsTold(NamedTuple):
     """Those that the topic knows not, or not as they are now."""
 
     def as_line(self) -> str:
-        """Give the line that the run says of podwatch."""
+        """Return the line that the run says of podwatch."""
         return f"pods at the API server {self.there}, of them not told as they are {self.missing}"
 
 
 async def await_pods_told(*, bus: Bus, pods: Pods, seconds: float) -> PodsTold:
-    """Compare until all are told of, or the time is over; give the last comparison."""
+    """Compare until all are told of, or the time is over; return the last comparison."""
     told: dict[str, str] = {}
     wanted = await asyncio.to_thread(pods.versions)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     async with bus.consumer(Subscription(group="chaos-pods", topics=[PODS.name])) as consumer:
         while True:
-            polled = await consumer.poll(timeout_seconds=_IDLE_SECONDS, max_records=_MOST_RECORDS)
+            polled = await consumer.poll(timeout_seconds=_IDLE_SECONDS, max_records=_MAX_RECORDS)
             for records in polled.values():
                 for record in records:
                     _take(told, record.key or b"", record.value)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.chaos.tally import Tally
 
 _POLL_MS: Final = 500
-_MOST_RECORDS: Final = 400
+_MAX_RECORDS: Final = 400
 _AGAIN_SECONDS: Final = 1.0
 _END_SECONDS: Final = 5.0
 
@@ -59,7 +59,7 @@ class EventsReader:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def is_at_end(self) -> bool:
-        """Say whether there is nothing more to read for now; not while the broker is away."""
+        """Return whether there is nothing more to read for now; not while the broker is away."""
         if self._consumer is None:
             return False
         try:
@@ -88,7 +88,7 @@ class EventsReader:
                 consumer.seek(place, offset)
             self._consumer = consumer
             while True:
-                self._take(await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST_RECORDS))
+                self._take(await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_RECORDS))
         finally:
             self._consumer = None
             await consumer.stop()

@@ -67,7 +67,7 @@ class Action:
 
     @override
     def __str__(self) -> str:
-        """Give what a progress line says."""
+        """Return what a progress line says."""
         named = self.kind.replace("worker", self.target)
         return f"{named} for {self.away_seconds:.1f} s"
 
@@ -135,7 +135,7 @@ class _Planner:
         return min(self._workers, key=lambda name: back.get(name, 0.0))
 
     def _free_at_seconds(self, kind: Kind, target: str) -> float:
-        """Give when the target is back; for a worker, when it and all but one other are."""
+        """Return when the target is back; for a worker, when it and all but one other are."""
         back = self._back_at_seconds
         if kind not in WORKER_KINDS:
             return back.get(target, 0.0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["at_least_once", "exactly_once"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
-MOST_AHEAD: Final = 1_000
+MAX_AHEAD: Final = 1_000
 """How far an event may be ahead of what its node's agent knows to be acknowledged."""
 _EXAMPLES: Final = 5
 _NOT_SEEN: Final = 0
@@ -40,15 +40,15 @@ class Verdict:
     """The first few of what is lost, strange or there again, by id."""
 
     def duplicated(self, mode: Mode) -> int:
-        """Give the events that break the promise of the mode by being there twice."""
+        """Return the events that break the promise of the mode by being there twice."""
         return self.repeated if mode == "exactly_once" else self.differing
 
     def keeps_promise(self, mode: Mode) -> bool:
-        """Say whether the run was as the mode promises."""
+        """Return whether the run was as the mode promises."""
         return not (self.lost or self.strange or self.duplicated(mode))
 
     def as_line(self, mode: Mode) -> str:
-        """Give the line that a run ends with."""
+        """Return the line that a run ends with."""
         duplicated = self.duplicated(mode)
         return f"{mode}: lost {self.lost}, duplicated {duplicated}, repeated {self.repeated}"
 
@@ -94,7 +94,7 @@ class Tally:
         self._show(f"{'again' if is_same else 'other books'}: {node} {boot_id} {seq}")
 
     def judge(self) -> Verdict:
-        """Give the verdict, once nothing is on its way any more."""
+        """Return the verdict, once nothing is on its way any more."""
         lost = list(self._lost())
         named = [f"lost: {node} {self._boots[node]} {seq}" for node, seq in lost[:_EXAMPLES]]
         # A broken-off attempt that the broker has all the same was never acknowledged.
@@ -116,7 +116,7 @@ class Tally:
         if self._boots.get(node) != boot_id:
             return False
         number, rest = divmod(seq, SEQ_PER_TICK)
-        return not rest and number < self._acknowledged[node] + MOST_AHEAD
+        return not rest and number < self._acknowledged[node] + MAX_AHEAD
 
     def _lost(self) -> Iterator[tuple[str, int]]:
         for node, count in self._acknowledged.items():

@@ -7,10 +7,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from agent.nvml.answers import CallGroup, LastSeen
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import CallGroup, SampleCursor
 from gpuledger.records import GpuFacts
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
@@ -33,7 +33,7 @@ class PlayedGpu(Gpu):
         """The threads that asked."""
 
     @override
-    def answers_of(self, group: CallGroup, last_seen: LastSeen) -> dict[str, Any]:
+    def answers_of(self, group: CallGroup, last_seen: SampleCursor) -> dict[str, Any]:
         self.asked[group] += 1
         self.threads.add(threading.get_ident())
         if group in self.hangs:
@@ -54,7 +54,7 @@ class PlayedGpu(Gpu):
         pass
 
 
-class PlayedNvml(Nvml):
+class PlayedNvml(NvmlSession):
     """Opens the GPUs that are there, unless the test gives it an error."""
 
     def __init__(self, *gpus: PlayedGpu) -> None:

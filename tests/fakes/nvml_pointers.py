@@ -11,12 +11,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.asking import Asker
+from agent.nvml.device import DeviceClient
 
 Function = Callable[..., int]
 
 
-def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> Asker:
+def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> DeviceClient:
     """Put the functions in the place of the library; a missing one is missing there too."""
 
     def pointer(name: str) -> Function:
@@ -25,7 +25,7 @@ def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> 
         return functions[name]
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    return Asker(library=pynvml, handle=pynvml.c_nvmlDevice_t())
+    return DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
 
 
 class FieldsFunction:
@@ -91,7 +91,7 @@ class GpmFunctions:
         self.instances: list[int] = []
 
     def functions(self) -> dict[str, Function]:
-        """Give the library."""
+        """Return the library."""
         return {
             "nvmlGpmQueryDeviceSupport": self.query,
             "nvmlGpmSampleAlloc": self.allocate,
@@ -143,7 +143,7 @@ class GpmFunctions:
 
 
 def address_of(pointer: Any) -> int:
-    """Give where a pointer points to."""
+    """Return where a pointer points to."""
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 

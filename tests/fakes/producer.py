@@ -21,5 +21,5 @@ class KeepingProducer:
         self.batches.append((topic, partition, list(messages)))
 
     def messages(self) -> list[Message]:
-        """Give all kept messages in their order."""
+        """Return all kept messages in their order."""
         return [message for _, _, batch in self.batches for message in batch]

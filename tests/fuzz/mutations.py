@@ -51,7 +51,7 @@ PIECES = [
 
 
 def changed_bytes(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Give bytes that are no one's, or good ones changed in up to five places."""
+    """Return bytes that are no one's, or good ones changed in up to five places."""
     steps = st.lists(
         st.tuples(st.sampled_from([_insert, _replace, _cut, _repeat, _flip]), _PLACES, _BYTES),
         max_size=5,
@@ -93,7 +93,7 @@ def _flip(data: bytes, start: int, _: int, piece: bytes) -> bytes:
 
 
 def changed_json(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Give JSON whose values were replaced, left out or doubled in up to four places."""
+    """Return JSON whose values were replaced, left out or doubled in up to four places."""
     change = st.tuples(
         st.lists(st.integers(0, 50), min_size=1, max_size=6),
         st.sampled_from(["replace", "remove", "double", "rename"]),

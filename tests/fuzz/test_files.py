@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.exposition.counters import read_counters
-from agent.recorded.opening import open_recording
-from agent.recorded.tape import FORMAT
+from agent.recording.format import FORMAT
+from agent.recording.opening import open_recording
 from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings

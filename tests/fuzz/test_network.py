@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from enricher.podwatch.api import KubernetesError
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.events import EventReader
-from enricher.podwatch.steps import Deleted, Seen
+from enricher.podwatch.events import WatchReader
+from enricher.podwatch.watch_events import Deleted, Upserted
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
-from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.http.messages import HttpRequest, Response
 from gpuledger.service.http.server import serve_pages
 from gpuledger.topics import PODS
 from tests.fuzz.mutations import changed_bytes, changed_json
@@ -34,12 +34,12 @@ LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DE
 ]
 
 
-async def page(_: Request) -> Response:
+async def page(_: HttpRequest) -> Response:
     return Response(body=b"ok")
 
 
 async def ask(host: str, port: int, data: bytes) -> bytes:
-    """Send bytes and the end of them; give what is answered until the other side has ended."""
+    """Send bytes and the end of them; return what is answered until the other side has ended."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(data)
@@ -78,16 +78,16 @@ def check(record: PodRecord) -> None:
 @given(line=changed_bytes(LINES) | changed_json(LINES))
 def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(line: bytes) -> None:
     try:
-        found = EventReader(reader()).read(line)
+        found = WatchReader(reader()).read(line)
     except KubernetesError:
         return
-    if isinstance(found, Seen | Deleted):
+    if isinstance(found, Upserted | Deleted):
         check(found.pod)
 
 
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
 @given(item=changed_bytes(PODS_TOLD) | changed_json(PODS_TOLD))
 def test_an_item_of_a_list_is_read_or_passed_over(item: bytes) -> None:
-    found = EventReader(reader()).item(Raw(item))
-    if isinstance(found, Seen):
+    found = WatchReader(reader()).item(Raw(item))
+    if isinstance(found, Upserted):
         check(found.pod)

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.incidents.detection import Detection
 from agent.incidents.kmsg import KmsgReader
-from agent.incidents.sighting import Sighting
-from agent.incidents.xid_line import read_bus, read_xid_line
+from agent.incidents.xid_parser import read_bus, read_xid_line
 from agent.kubelet.messages import parse_answer
 from agent.processes.cgroup import find_node_paths, locate
 from agent.publishing.frames import (
@@ -49,7 +49,7 @@ KMSG = [
 
 
 def field(number: int, data: bytes) -> bytes:
-    """Give a field of Protocol Buffers that has bytes."""
+    """Return a field of Protocol Buffers that has bytes."""
     assert len(data) < 2**14
     size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7])
     return bytes([number << 3 | 2]) + size + data
@@ -142,7 +142,7 @@ class OneRecord:
 
 @given(changed_bytes(KMSG))
 def test_every_record_of_the_kernels_log_is_an_xid_or_none(data: bytes) -> None:
-    found: list[Sighting] = []
+    found: list[Detection] = []
     reader = KmsgReader(
         open_log=lambda: OneRecord(data),
         clock=SystemClock(),

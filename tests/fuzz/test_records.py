@@ -12,7 +12,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.errors import UndecodableError
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import (
@@ -33,7 +33,7 @@ from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.join.ticks import anywhere
 
 MESSAGES = Path(__file__).parents[1] / "data" / "messages"
-MOST_ERROR = 1e-9
+MAX_ERROR = 1e-9
 SAMPLE_OF = Decoder(topic=SAMPLES.name, record=NodeSample)
 
 
@@ -46,11 +46,11 @@ def values(topic: Topic) -> st.SearchStrategy[bytes]:
     return changed_bytes(seeds) | changed_json(seeds)
 
 
-def office(producer: KeepingProducer) -> DeadLetterOffice:
-    return DeadLetterOffice(consumer="fuzz", producer=producer, partitions=1)
+def office(producer: KeepingProducer) -> DeadLetterQueue:
+    return DeadLetterQueue(consumer="fuzz", producer=producer, partitions=1)
 
 
-def check_letters(deadly: DeadLetterOffice, producer: KeepingProducer) -> None:
+def check_letters(deadly: DeadLetterQueue, producer: KeepingProducer) -> None:
     """Every letter fits on the bus, and can be read."""
     asyncio.run(deadly.flush())
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
@@ -100,12 +100,12 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
         decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(one.value)
     refuse_too_large(EVENTS.name, [*events, *attributed])
     if read:
-        assert conservation_error(read[0].gpus, SAMPLE_OF.decode(sample)) <= MOST_ERROR
+        assert conservation_error(read[0].gpus, SAMPLE_OF.decode(sample)) <= MAX_ERROR
     check_letters(deadly, producer)
 
 
 def record_of(topic: Topic, value: bytes, key: bytes | str | None) -> Record:
-    """Give the record under that key; `own` is the one that it says itself."""
+    """Return the record under that key; `own` is the one that it says itself."""
     if isinstance(key, str):
         key = own_key(topic, value)
     return Record(topic.name, 0, 0, 1, key, value)

@@ -14,12 +14,12 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
+from agent.incidents.detection import Detection
 from agent.incidents.event_set import DriverEvents
-from agent.incidents.events import EventThread
-from agent.incidents.sighting import Sighting
+from agent.incidents.event_thread import EventThread
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from gpuledger.clock import SystemClock
 from gpuledger.service import Backoff
 
@@ -29,7 +29,7 @@ APPLICATION_XIDS = {13, 31, 43, 45}
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Sequence[Gpu]]:
-    nvml = Nvml(pynvml)
+    nvml = NvmlSession(pynvml)
     try:
         found = nvml.open()
     except NvmlLostError as error:
@@ -63,7 +63,7 @@ def test_every_gpu_is_registered(events: DriverEvents, gpus: Sequence[Gpu]) -> N
 
 
 def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[Gpu]) -> None:
-    seen: SimpleQueue[Sighting] = SimpleQueue()
+    seen: SimpleQueue[Detection] = SimpleQueue()
     thread = EventThread(pynvml, gpus, clock=SystemClock(), take=seen.put, backoff=Backoff())
     time.sleep(0.5)
     assert thread.end(1.0)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[list[Gpu]]:
-    nvml = Nvml(pynvml)
+    nvml = NvmlSession(pynvml)
     try:
         yield list(nvml.open())
     except NvmlLostError as error:
@@ -25,8 +25,10 @@ def gpus() -> Iterator[list[Gpu]]:
         nvml.close()
 
 
-def booked(gpu: Gpu) -> GpuAnswers:
-    return GpuAnswers(uuid=gpu.uuid, index=gpu.index, **gpu.answers_of(CallGroup.BOOKS, LastSeen()))
+def booked(gpu: Gpu) -> RawGpuSample:
+    return RawGpuSample(
+        uuid=gpu.uuid, index=gpu.index, **gpu.answers_of(CallGroup.BOOKS, SampleCursor())
+    )
 
 
 def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[Gpu]) -> None:

@@ -13,17 +13,17 @@ from itertools import pairwise
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
+from agent.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
-from agent.nvml.questions import EACH_LINK, FieldValue
-from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from agent.nvml.library import NvmlSession
+from agent.nvml.metric_specs import EACH_LINK, FieldValue
+from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger.records import GpuFacts
 
 TICKS = 6
-MOST_SECONDS = {
+MAX_SECONDS = {
     CallGroup.BOOKS: 0.05,
     CallGroup.READINGS: 0.05,
     CallGroup.PROFILING: 0.1,
@@ -36,7 +36,7 @@ class Watched:
     """One GPU, asked for some seconds."""
 
     gpu: Gpu
-    answers: list[GpuAnswers] = field(default_factory=list)
+    answers: list[RawGpuSample] = field(default_factory=list)
     ticks: list[GpuTick] = field(default_factory=list)
     seconds: dict[CallGroup, list[float]] = field(
         default_factory=lambda: {group: [] for group in CallGroup}
@@ -53,13 +53,13 @@ class Watched:
     def ask(self) -> None:
         now_ns = time.monotonic_ns()
         interval_ns, self._asked_ns = now_ns - (self._asked_ns or now_ns - 10**9), now_ns
-        seen = self._state.last_seen if self._state else LastSeen()
+        seen = self._state.last_seen if self._state else SampleCursor()
         given: dict[str, object] = {}
         for group in CallGroup:
             began = time.perf_counter()
             given |= self.gpu.answers_of(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
-        answers = GpuAnswers(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
+        answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
         tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
         self._state = tick.state
         self.answers.append(answers)
@@ -68,7 +68,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[list[Watched]]:
-    nvml = Nvml(pynvml)
+    nvml = NvmlSession(pynvml)
     try:
         found = [Watched(gpu) for gpu in nvml.open()]
     except NvmlLostError as error:
@@ -94,7 +94,7 @@ def test_no_counter_falls_while_nothing_happens(watched: list[Watched]) -> None:
 
 def test_a_group_is_answered_fast_enough_once_it_was_probed(watched: list[Watched]) -> None:
     for one in watched:
-        for group, limit in MOST_SECONDS.items():
+        for group, limit in MAX_SECONDS.items():
             took = sorted(one.seconds[group][1:])[TICKS // 2 - 1]
             print(f"{one.facts.model}: {group.value} {took * 1000:.2f} ms")
             assert took < limit, (one.facts.model, group)

@@ -16,11 +16,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.nvml.answers import LastSeen
 from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
 from agent.processes.procfs import SystemProcfs
-from agent.sampling import Moment, Sampler, Tick
+from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.clock import SystemClock
 from gpuledger.records import NodeSample
 from tests.ticks import tick_of
@@ -31,7 +31,7 @@ BUSY_SECONDS = (0.15, 0.45)
 FROM_SECONDS = (0.0, 0.3)
 HELD_BYTES = (1 << 30, 3 << 30)
 TICKS = 20
-MOST_SECONDS = 120
+MAX_SECONDS = 120
 
 
 @dataclass
@@ -69,7 +69,7 @@ def start(place: int) -> Load:
         "--busy", str(BUSY_SECONDS[place]),
         "--from", str(FROM_SECONDS[place]),
         "--hold-bytes", str(HELD_BYTES[place]),
-        "--seconds", str(MOST_SECONDS),
+        "--seconds", str(MAX_SECONDS),
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     load = Load(BUSY_SECONDS[place], f"{place}" * 64, process)
@@ -84,7 +84,7 @@ def start(place: int) -> Load:
 @pytest.fixture(scope="module")
 def loads() -> Iterator[list[Load]]:
     try:
-        nvml = Nvml(pynvml)
+        nvml = NvmlSession(pynvml)
         nvml.open()
         nvml.close()
     except NvmlLostError as error:
@@ -100,10 +100,10 @@ def loads() -> Iterator[list[Load]]:
 
 
 @pytest.fixture(scope="module")
-def ticks(loads: list[Load]) -> list[Tick]:
+def ticks(loads: list[Load]) -> list[NodeTick]:
     """Ticks of a second each; those in which contexts and windows settle are left out."""
     assert loads
-    nvml = Nvml(pynvml)
+    nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
     sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
     for _ in range(TICKS + 4):
@@ -115,7 +115,7 @@ def ticks(loads: list[Load]) -> list[Tick]:
 
 
 def busy_ratio_by_pid(samples: list[NodeSample]) -> dict[int, float]:
-    """Give the mean share of the first GPU's time, by pid."""
+    """Return the mean share of the first GPU's time, by pid."""
     seconds: dict[int, float] = defaultdict(float)
     for one in samples:
         for process in one.processes:
@@ -125,19 +125,19 @@ def busy_ratio_by_pid(samples: list[NodeSample]) -> dict[int, float]:
     return {pid: busy / total for pid, busy in seconds.items()}
 
 
-def test_the_gpu_was_busy_for_both_loads(ticks: list[Tick]) -> None:
+def test_the_gpu_was_busy_for_both_loads(ticks: list[NodeTick]) -> None:
     ratios = [tick.sample.gpus[0].utilization_ratio or 0.0 for tick in ticks]
     assert sum(ratios) / len(ratios) == pytest.approx(sum(BUSY_SECONDS), rel=0.05)
 
 
-def test_shares_are_within_a_twentieth_of_the_loads(ticks: list[Tick]) -> None:
+def test_shares_are_within_a_twentieth_of_the_loads(ticks: list[NodeTick]) -> None:
     """By size, not by pid: it holds where the driver's pids are of another namespace too."""
     ratios = sorted(busy_ratio_by_pid([tick.sample for tick in ticks]).values())[-2:]
     assert ratios == pytest.approx(sorted(BUSY_SECONDS), rel=0.05)
 
 
 def test_each_share_is_that_of_its_own_process_and_container(
-    ticks: list[Tick], loads: list[Load]
+    ticks: list[NodeTick], loads: list[Load]
 ) -> None:
     samples = [tick.sample for tick in ticks]
     ratios = busy_ratio_by_pid(samples)
@@ -156,7 +156,7 @@ def test_each_share_is_that_of_its_own_process_and_container(
         assert shown[load.process.pid] == load.container_id
 
 
-def test_each_process_holds_at_least_what_it_took(ticks: list[Tick]) -> None:
+def test_each_process_holds_at_least_what_it_took(ticks: list[NodeTick]) -> None:
     held = sorted(
         process.memory_used_bytes or 0 for process in ticks[-1].sample.processes if process.gpu == 0
     )[-2:]
@@ -165,7 +165,7 @@ def test_each_process_holds_at_least_what_it_took(ticks: list[Tick]) -> None:
 
 def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> None:
     """The last test of the file: it ends the loads."""
-    nvml = Nvml(pynvml)
+    nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
     sampler, records = Sampler(node="here", procfs=SystemProcfs()), []
     is_accounted = False
@@ -174,9 +174,9 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
             for load in loads:
                 load.process.terminate()
         asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
-        answers = [gpu.answer(seen.get(gpu.uuid, LastSeen())) for gpu in gpus]
+        answers = [gpu.answer(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].accounted is not None
-        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=Moment.read(clock))
+        tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
         records += tick.processes if tick else []
         time.sleep(1)
     nvml.close()

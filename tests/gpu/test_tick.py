@@ -10,16 +10,16 @@ import pynvml
 import pytest
 
 from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from agent.processes.procfs import SystemProcfs
-from agent.sampling import Sampler, Tick
+from agent.sampling import NodeTick, Sampler
 from gpuledger.clock import SystemClock
 from tests.ticks import tick_of
 
 
 @pytest.fixture(scope="module")
-def ticks() -> list[Tick]:
-    nvml = Nvml(pynvml)
+def ticks() -> list[NodeTick]:
+    nvml = NvmlSession(pynvml)
     try:
         gpus = nvml.open()
     except NvmlLostError as error:
@@ -33,7 +33,7 @@ def ticks() -> list[Tick]:
     return made
 
 
-def test_every_gpu_is_in_every_tick(ticks: list[Tick]) -> None:
+def test_every_gpu_is_in_every_tick(ticks: list[NodeTick]) -> None:
     uuids = [[gpu.uuid for gpu in tick.sample.gpus] for tick in ticks]
     assert uuids[0]
     assert all(found == uuids[0] for found in uuids)
@@ -41,7 +41,7 @@ def test_every_gpu_is_in_every_tick(ticks: list[Tick]) -> None:
     assert uuids[0][0].startswith("GPU-")
 
 
-def test_readings_are_there_and_plausible(ticks: list[Tick]) -> None:
+def test_readings_are_there_and_plausible(ticks: list[NodeTick]) -> None:
     for gpu in ticks[-1].sample.gpus:
         if gpu.mig_enabled or gpu.parent_uuid:
             continue
@@ -56,7 +56,7 @@ def test_readings_are_there_and_plausible(ticks: list[Tick]) -> None:
         assert gpu.temperature_celsius is not None
 
 
-def test_energy_agrees_with_power(ticks: list[Tick]) -> None:
+def test_energy_agrees_with_power(ticks: list[NodeTick]) -> None:
     for place, gpu in enumerate(ticks[-1].sample.gpus):
         if gpu.parent_uuid:
             continue
@@ -66,13 +66,13 @@ def test_energy_agrees_with_power(ticks: list[Tick]) -> None:
         assert drawn / seconds == pytest.approx(sum(watts) / len(watts), rel=0.25), gpu.model
 
 
-def test_ticks_follow_one_another(ticks: list[Tick]) -> None:
+def test_ticks_follow_one_another(ticks: list[NodeTick]) -> None:
     seqs = [tick.sample.seq for tick in ticks]
     assert seqs == sorted(set(seqs))
     # Since the system call of the clock differs by the time the test took: a minute is plenty.
     assert abs(seqs[-1] / 1000 - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
 
 
-def test_processes_of_this_pid_namespace_are_known_by_their_start(ticks: list[Tick]) -> None:
+def test_processes_of_this_pid_namespace_are_known_by_their_start(ticks: list[NodeTick]) -> None:
     own = [process for process in ticks[-1].sample.processes if process.pid == os.getpid()]
     assert all(process.started_boottime_ns for process in own)

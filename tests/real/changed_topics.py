@@ -16,7 +16,7 @@ from gpuledger.settings import KafkaSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpuledger.bus.history import Span
+    from gpuledger.bus.log_reader import Span
     from gpuledger.bus.protocol import TopicPartition
     from gpuledger.topics import Topic
 

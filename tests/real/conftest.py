@@ -107,7 +107,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="module")
 def kafka_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Give a file's tests a broker of their own, for the project's fixed topic names."""
+    """Yield a file's tests a broker of their own, for the project's fixed topic names."""
     folder = tmp_path_factory.mktemp("kafka-of-this-run")
     with running(Kafka(distribution=_kafka_distribution(), folder=folder)) as part:
         yield part
@@ -168,7 +168,7 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient
 
 @pytest.fixture(scope="session")
 def own_kube_api() -> Callable[..., KubeApi]:
-    """Give what makes an API server that is not shared, to be started by whoever asks."""
+    """Return what makes an API server that is not shared, to be started by whoever asks."""
     return partial(KubeApi, apiserver=_found("kube-apiserver"), etcd=_found("etcd"))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GIBIBYTE = 1 << 30
 NOTHING = Raw(b"k", None)
-MOST_AND_ONE = MAX_BATCH_RECORDS + 1
+MAX_AND_ONE = MAX_BATCH_RECORDS + 1
 NAMELESS = [(b"\xff\xfe", b"anything")]
 
 
@@ -51,9 +51,9 @@ HOSTILE = {
     "snappy": Hostile(lambda data: raw_batches.pack(data, SNAPPY), SNAPPY),
     "lz4": Hostile(lambda data: raw_batches.pack(data, LZ4), LZ4),
     "more records than any of ours": Hostile(
-        lambda _: raw_batches.pack(raw_batches.body([NOTHING] * MOST_AND_ONE), ZSTD),
+        lambda _: raw_batches.pack(raw_batches.body([NOTHING] * MAX_AND_ONE), ZSTD),
         ZSTD,
-        says=MOST_AND_ONE,
+        says=MAX_AND_ONE,
     ),
     "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
     "a bomb that does not say so": Hostile(
@@ -73,7 +73,7 @@ LEGAL = {
 async def write(
     kafka: Kafka, place: TopicPartition, how: Hostile, records: Sequence[Raw]
 ) -> tuple[int, int]:
-    """Write a batch; give the offsets of its first and its last record."""
+    """Write a batch; return the offsets of its first and its last record."""
     named = [record._replace(headers=how.headers) for record in records]
     count = how.says or len(named)
     packed = how.pack(raw_batches.body(named, deltas=how.deltas))
@@ -85,7 +85,7 @@ async def write(
 
 
 async def committed(kafka: Kafka, group: str, place: TopicPartition) -> int | None:
-    """Give the offset that a group has committed."""
+    """Return the offset that a group has committed."""
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     await admin.start()
     try:
@@ -97,8 +97,8 @@ async def committed(kafka: Kafka, group: str, place: TopicPartition) -> int | No
     return found[place].offset if place in found else None
 
 
-def most_memory_bytes(pid: int) -> int:
-    """Give the most memory that a process has had."""
+def max_memory_bytes(pid: int) -> int:
+    """Return the most memory that a process has had."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(kilobytes) * 1024

@@ -80,7 +80,7 @@ async def read_all(kafka: Kafka) -> Read:
 
 
 def dropped(agent: Deployable) -> float:
-    """Give the ticks that the agent says it dropped."""
+    """Return the ticks that the agent says it dropped."""
     return agent.metric("gpuledger_agent_ticks_dropped_total")
 
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "store": ["gpuledger-sink", "store"],
 }
 UNDONE = {
-    "exactly_once": "gpuledger_join_transactions_undone_total",
+    "exactly_once": "gpuledger_join_transactions_aborted_total",
     "rows": "gpuledger_sink_retries_total",
 }
 """What those count who read a record again where it could not be put aside."""

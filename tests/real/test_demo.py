@@ -23,7 +23,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
-from sinks.store.reading import entries_sql
+from sinks.store.query import entries_sql
 from tests.real.changed_topics import delete
 from tests.real.parts.kcat import KcatError
 
@@ -157,7 +157,7 @@ async def commit_some(settings: KafkaSettings, *, group: str, topic: str) -> Non
 
 @contextlib.contextmanager
 def started_demo(broker: Kafka, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Give one that runs; it is killed where it has not ended by itself."""
+    """Yield one that runs; it is killed where it has not ended by itself."""
     bus = ("--bus", f"kafka://{broker.bootstrap_servers}")
     running = subprocess.Popen(
         [*COMMAND, *bus, *map(str, arguments)],

@@ -144,7 +144,7 @@ class Cluster:
         return round(value * 1e9) - self.simulation.epoch_ns
 
     def busy(self, gpu: int, seconds: float = 1.0, pod: str = "") -> float:
-        """Give the share of the time before the tick's end in which kernels ran."""
+        """Return the share of the time before the tick's end in which kernels ran."""
         end_ns, length_ns = self.tick_ns, round(seconds * 1e9)
         device = self.gpus[gpu]
         of = [one for one in device.processes if not pod or _pod_of(one) == pod]

@@ -29,7 +29,7 @@ ANSWERS = [
 
 
 def peak_bytes(pid: int) -> int:
-    """Give the most memory that a process ever held."""
+    """Return the most memory that a process ever held."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
@@ -49,7 +49,7 @@ async def test_whatever_answers_in_the_api_servers_place_podwatch_asks_again(
                 "KUBERNETES__URL": server.url,
                 "KUBERNETES__WATCH_LIST": "off",
                 "KUBERNETES__BACKOFF_FIRST_SECONDS": "0.1",
-                "KUBERNETES__BACKOFF_MOST_SECONDS": "0.2",
+                "KUBERNETES__BACKOFF_MAX_SECONDS": "0.2",
             },
         )
         podwatch.start()
@@ -58,11 +58,11 @@ async def test_whatever_answers_in_the_api_servers_place_podwatch_asks_again(
                 while len(server.bodies) <= len(ANSWERS) + 2:
                     assert podwatch.exit_status() is None, podwatch.log_tail()
                     await asyncio.sleep(0.1)
-            most_bytes = peak_bytes(podwatch.pid)
+            max_bytes = peak_bytes(podwatch.pid)
             checks = (await asyncio.to_thread(podwatch.readyz))["checks"]
             assert await asyncio.to_thread(podwatch.stop) == 0, podwatch.log_tail()
         finally:
             podwatch.kill()
     assert checks["api"]["ok"] is False
-    assert most_bytes < 384 * MIB
+    assert max_bytes < 384 * MIB
     assert "Traceback" not in podwatch.log.read_text()

@@ -52,13 +52,13 @@ class Agent(Deployable):
         return socket.create_connection(self.address, SECONDS, source_address=(source, 0))
 
     def answering(self) -> list[int]:
-        """Give something once it listens."""
+        """Return something once it listens."""
         with suppress(OSError), self.connect():
             return [1]
         return []
 
     def ask(self, request: bytes, *, source: str = "127.0.0.1") -> bytes:
-        """Send bytes over a connection of their own; give all that comes until it ends."""
+        """Send bytes over a connection of their own; return all that comes until it ends."""
         with self.connect(source) as plain:
             plain.sendall(request)
             pieces = []
@@ -67,16 +67,16 @@ class Agent(Deployable):
         return b"".join(pieces)
 
     def status(self, request: bytes) -> int:
-        """Give the status that bytes are answered with, and nothing behind it."""
+        """Return the status that bytes are answered with, and nothing behind it."""
         return int(self.ask(request).split()[1])
 
     def resident_bytes(self) -> int:
-        """Give the memory that the process has now."""
+        """Return the memory that the process has now."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
     def dropped(self, reason: str) -> float:
-        """Give how many connections were ended for that reason."""
+        """Return how many connections were ended for that reason."""
         name = f'gpuledger_http_connections_dropped_total{{reason="{reason}"}}'
         return self.metric(name)
 
@@ -86,7 +86,7 @@ class Agent(Deployable):
         web.await_some(lambda: [1] if until() else [], what=text, deadline_seconds=SECONDS)
 
     def s_client(self, *arguments: str, page: str = "/metrics") -> str:
-        """Ask for a page with OpenSSL's own client; give all that it prints."""
+        """Ask for a page with OpenSSL's own client; return all that it prints."""
         host, port = self.address
         argv = ["openssl", "s_client", "-connect", f"{host}:{port}", "-ign_eof", *arguments]
         request = f"GET {page} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
@@ -215,7 +215,7 @@ def test_a_change_of_the_web_configuration_is_taken_as_a_whole(
 
 
 def client_hello() -> bytes:
-    """Give the first words of a client that goes no further."""
+    """Return the first words of a client that goes no further."""
     context = ssl.create_default_context()
     outgoing = ssl.MemoryBIO()
     half = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")

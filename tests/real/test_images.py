@@ -117,7 +117,7 @@ def is_there(brought: str) -> bool:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
-    """Give what builds a stage, each once, with all stages under it but the base image."""
+    """Return what builds a stage, each once, with all stages under it but the base image."""
     images: dict[str, Image] = {}
 
     def build(name: str) -> Image:

@@ -60,7 +60,7 @@ async def test_a_worker_that_dies_costs_no_tick_and_no_name(
 
 
 def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
-    """Give a worker, not yet started."""
+    """Return a worker, not yet started."""
     return Deployable(
         name=f"join-{number}",
         command=["gpuledger-join"],
@@ -107,5 +107,5 @@ async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -
 
 
 def place(node: int) -> int:
-    """Give a node's partition."""
+    """Return a node's partition."""
     return partition_of_node(node_name(node), partitions=SAMPLES.partitions)

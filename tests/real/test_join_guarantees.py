@@ -35,7 +35,7 @@ TICKS = 800
 MORE = 50
 ROUND_SECONDS = 4.0
 LOOK_SECONDS = 40.0
-FENCED = 'gpuledger_join_transactions_undone_total{cause="fenced"}'
+FENCED = 'gpuledger_join_transactions_aborted_total{cause="fenced"}'
 Id = tuple[str, int]
 Event = dict[str, Any]
 Ends = dict[aiokafka.TopicPartition, int]
@@ -102,7 +102,7 @@ class Scene(JoinWorkers):
                 pass
 
     async def pause_in_transaction(self, worker: Deployable) -> int:
-        """Stop a worker in an open transaction; give how many ticks a node were published."""
+        """Stop a worker in an open transaction; return how many ticks a node were published."""
         published = 0
         async with asyncio.timeout(LOOK_SECONDS):
             while True:
@@ -125,7 +125,7 @@ class Scene(JoinWorkers):
         return False
 
     async def look(self) -> tuple[Ends, Ends]:
-        """Give the ends of all events and of those that are committed, partition by partition."""
+        """Return the ends of all events and of those that are committed, partition by partition."""
         every = await self._every.end_offsets(PLACES)
         return every, await self._ends.end_offsets(PLACES)
 
@@ -156,7 +156,7 @@ def is_in_transaction(every: Ends, committed: Ends) -> bool:
     return any(every[place] > committed[place] for place in PLACES)
 
 
-def most_often(found: dict[Id, list[Event]]) -> int:
+def max_often(found: dict[Id, list[Event]]) -> int:
     return max(map(len, found.values()))
 
 
@@ -168,14 +168,14 @@ async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
         zombie = it.start()
         ticks = await it.pause_in_transaction(zombie)
         it.start().wait_until_ready()
-        assert most_often(await it.await_events(ticks)) == 1
+        assert max_often(await it.await_events(ticks)) == 1
 
         zombie.resume()
         async with asyncio.timeout(LOOK_SECONDS):
             while FENCED not in zombie.metrics():  # noqa: ASYNC110  # it tells nobody else
                 await asyncio.sleep(0.1)
         await it.publish_ticks(range(ticks, ticks + MORE))
-        assert most_often(await it.await_events(ticks + MORE)) == 1
+        assert max_often(await it.await_events(ticks + MORE)) == 1
         assert await it.count_dead_letters() == 1
         assert [worker.stop() for worker in it.started] == [0, 0]
 
@@ -189,7 +189,7 @@ async def test_a_worker_killed_in_a_transaction_loses_and_doubles_nothing(
         worker.kill()
         it.start()
 
-        assert most_often(await it.await_events(ticks)) == 1
+        assert max_often(await it.await_events(ticks)) == 1
 
 
 @pytest.mark.parametrize("blow", ["kill", "pause"])

@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.podwatch.known import read_known
+from enricher.podwatch.published_pods import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -27,8 +27,8 @@ from gpuledger.topics import (
     DEAD_LETTERS,
     EVENTS,
     INCIDENTS,
-    MARKS,
     PODS,
+    PROGRESS,
     SAMPLES,
     TOPICS,
     Topic,
@@ -36,7 +36,7 @@ from gpuledger.topics import (
 )
 from tests.raw_batches import ZSTD, Raw, pack
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
-from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, most_memory_bytes, write
+from tests.real.hostile_batches import HOSTILE, LEGAL, Hostile, committed, max_memory_bytes, write
 from tests.real.test_replay import replay
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 NODE, OTHER = node_name(0), node_name(1)
 GROUP = "gpuledger-join"
 LOOK_SECONDS = 60.0
-MOST_CHARACTERS = 1_100
+MAX_CHARACTERS = 1_100
 BEFORE, AFTER = range(5), range(100, 105)
 PLAIN = Hostile(lambda data: pack(data, ZSTD), ZSTD)
 Letter = tuple[str, int, int | None, str]
@@ -105,9 +105,9 @@ class Scene:
         return sorted((event["node"], event["seq"] // SEQ_PER_TICK) for event in found)
 
     def letters(self) -> list[Letter]:
-        """Give what the dead letters say, which is never much."""
+        """Return what the dead letters say, which is never much."""
         found = self.read(DEAD_LETTERS.name)
-        assert all(len(letter["detail"]) < MOST_CHARACTERS for letter in found)
+        assert all(len(letter["detail"]) < MAX_CHARACTERS for letter in found)
         said = [
             (each["topic"], each["offset"], each.get("last_offset"), each["reason"])
             for each in found
@@ -142,7 +142,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     await scene.publish_ticks(BEFORE)
     wanted: list[Letter] = []
     for how in HOSTILE.values():
-        for topic in (SAMPLES.name, PODS.name, MARKS.name):
+        for topic in (SAMPLES.name, PODS.name, PROGRESS.name):
             first, last = await write(scene.kafka, place(topic), how, [scene.tick(0)] * 3)
             wanted.append((topic, first, last, "unreadable"))
     booked = [*BEFORE, *AFTER]
@@ -167,7 +167,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
         )
         assert scene.letters() == sorted(wanted, key=str)
         assert {at: await committed(scene.kafka, GROUP, at) for at in ends} == ends
-        assert most_memory_bytes(worker.pid) < 400 * 2**20
+        assert max_memory_bytes(worker.pid) < 400 * 2**20
         assert all(check["ok"] for check in worker.readyz()["checks"].values())
         assert 'gpuledger_records_unreadable_total{reason="codec"} 27.0' in worker.metrics()
         assert worker.stop() == 0

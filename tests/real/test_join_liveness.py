@@ -50,7 +50,7 @@ class Workers(JoinWorkers):
             folder=folder,
             nodes=NODES,
             guarantee=guarantee,
-            environment={"KAFKA__REQUEST_TIMEOUT_SECONDS": "10", "JOIN__RECORDS_PER_POLL": "2"},
+            environment={"KAFKA__REQUEST_TIMEOUT_SECONDS": "10", "JOIN__MAX_POLL_RECORDS": "2"},
         )
 
     async def publish_pods(self) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.kubelet.client import MOST_ANSWER_BYTES, SocketKubelet
+from agent.kubelet.client import MAX_ANSWER_BYTES, SocketKubelet
 from agent.kubelet.errors import KubeletError
-from agent.kubelet.messages import ClaimedDevice, Pod, parse_answer
+from agent.kubelet.messages import ClaimedDevice, PodResources, parse_answer
 from tests.real.parts.kubelet import KubeletServer
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
@@ -49,7 +49,7 @@ TRAINING: dict[str, Any] = {
 
 
 def ask(socket: Path, *, deadline_seconds: float = 5.0) -> SocketKubelet:
-    return SocketKubelet(socket, deadline_seconds=deadline_seconds)
+    return SocketKubelet(socket, timeout_seconds=deadline_seconds)
 
 
 async def reason_of(socket: Path, *, deadline_seconds: float = 5.0) -> str:
@@ -82,7 +82,7 @@ async def test_every_device_of_the_kubelets_answer_is_read(
         )
     ]
     assert (sidecar.name, sidecar.devices, sidecar.claims) == ("sidecar", [], [])
-    assert plain == Pod(name="plain", namespace="default", containers=[])
+    assert plain == PodResources(name="plain", namespace="default", containers=[])
 
 
 async def test_a_node_without_pods_has_an_empty_answer(
@@ -136,7 +136,7 @@ async def test_an_answer_of_many_frames_is_read_whole(
     server.answer(pods)
     answer = await ask(server.socket).list_pods()
 
-    assert len(answer) > MOST_ANSWER_BYTES / 4
+    assert len(answer) > MAX_ANSWER_BYTES / 4
     assert [pod.name for pod in parse_answer(answer)] == [pod["name"] for pod in pods]
 
 
@@ -144,8 +144,8 @@ async def test_an_answer_without_bounds_is_given_up(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
-    server.answer([{"name": "x" * (MOST_ANSWER_BYTES // 4), "namespace": "n"}] * 5)
-    with pytest.raises(KubeletError, match=f"larger than {MOST_ANSWER_BYTES} bytes") as caught:
+    server.answer([{"name": "x" * (MAX_ANSWER_BYTES // 4), "namespace": "n"}] * 5)
+    with pytest.raises(KubeletError, match=f"larger than {MAX_ANSWER_BYTES} bytes") as caught:
         await ask(server.socket).list_pods()
 
     assert caught.value.reason == "too_large"

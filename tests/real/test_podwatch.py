@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.steps import Interrupted, Mark
+from enricher.podwatch.watch_events import Interrupted, Phase
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
 from tests.real.parts.kube_client import KubeApiClient
@@ -80,7 +80,7 @@ async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_ha
             "grant its account get, list and watch on pods in a ClusterRole"
         )
         await asyncio.to_thread(_grant, kube_api, account)
-        await found.until(lambda: Mark.WATCHING in found.steps)
+        await found.until(lambda: Phase.WATCHING in found.steps)
 
 
 def _grant(server: KubeApiClient, account: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
-from enricher.podwatch.lines import split_lines
+from enricher.podwatch.line_splitter import split_lines
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.service.readiness import Check
 from tests.fakes.seconds import Seconds
@@ -25,8 +25,8 @@ LOOK_SECONDS = 20.0
 
 async def list_pods(api: Api, cluster: RealCluster) -> bytes:
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
-    async with api.get(path, query={}, silence_seconds=10.0, total_seconds=10.0) as answer:
-        return await answer.read(most_bytes=2**20)
+    async with api.get(path, query={}, idle_timeout_seconds=10.0, total_seconds=10.0) as answer:
+        return await answer.read(max_bytes=2**20)
 
 
 async def until_named(lines: AsyncGenerator[bytes], name: str) -> None:
@@ -51,7 +51,9 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
     settings = KubernetesSettings(kubeconfig=str(kubeconfig))
     client = await Client.open(settings, check=Check(), monotonic=clock)
     path = f"/api/v1/namespaces/{cluster.namespace}/pods"
-    watching = client.get(path, query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0)
+    watching = client.get(
+        path, query={"watch": "true"}, idle_timeout_seconds=60.0, total_seconds=60.0
+    )
     try:
         async with watching as watch, aclosing(split_lines(watch.chunks())) as lines:
             await cluster.create_pod("before")

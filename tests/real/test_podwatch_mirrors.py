@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from enricher.join.naming.pods import PodCache
+from enricher.join.pods.pods import PodCache
 from tests.podwatch_cluster import following
 from tests.real.test_podwatch import RealCluster
 
@@ -41,7 +41,7 @@ class Scene:
         self.pods = PodCache()
 
     async def make(self, name: str, metadata: dict[str, Any]) -> PodRecord:
-        """Create a pod; give its record once podwatch has read it and the join has taken it."""
+        """Create a pod; return its record once podwatch has read it and the join has taken it."""
         spec = {"nodeName": NODE, "containers": [{"name": "main", "image": "cuda"}]}
         path = f"/api/v1/namespaces/{self.cluster.namespace}/pods"
         body = {"metadata": {"name": name, **metadata}, "spec": spec}

@@ -71,7 +71,7 @@ class Cluster:
             each.kill()
 
     def create_pods(self, *names: str) -> dict[str, str]:
-        """Create pods; give their UIDs."""
+        """Create pods; return their UIDs."""
         return {name: self._create(name) for name in names}
 
     def _create(self, name: str) -> str:
@@ -108,12 +108,12 @@ class Cluster:
         assert status == 200, found
 
     def holder(self) -> str:
-        """Give who holds the Lease."""
+        """Return who holds the Lease."""
         status, found = self._api.request("GET", LEASE_PATH)
         return (found["spec"].get("holderIdentity") or "") if status == 200 else ""
 
     def history(self) -> dict[str, list[str]]:
-        """Give, by UID, what the topic says of each pod, in order.
+        """Return, by UID, what the topic says of each pod, in order.
 
         That a deletion was asked for comes just before the deletion, and may be overtaken by it.
         """
@@ -149,7 +149,7 @@ def _state(value: bytes | None) -> str:
 
 
 def until(condition: Callable[[], bool], *, within_seconds: float = LOOK_SECONDS) -> float:
-    """Wait for a condition, give how long it took; TimeoutError where it does not come."""
+    """Wait for a condition, return how long it took; TimeoutError where it does not come."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > within_seconds:

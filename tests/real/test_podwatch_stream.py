@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from enricher.podwatch.steps import Interrupted, Mark
+from enricher.podwatch.watch_events import Interrupted, Phase
 from tests.podwatch_cluster import Following, following, published
 from tests.real.deployment.rendering import render
 from tests.real.parts.kube_client import KubeApiClient
@@ -20,7 +20,7 @@ OLD = ["--feature-gates=WatchList=false"]
 
 
 def errors(found: Following) -> list[str]:
-    """Give what interrupted, in the server's own words."""
+    """Return what interrupted, in the server's own words."""
     return [str(step.error) for step in found.steps if isinstance(step, Interrupted)]
 
 
@@ -32,7 +32,7 @@ async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_pla
     await cluster.prepare()
     uids = {await cluster.create_pod(f"p{number}") for number in range(3)}
     async with following(cluster) as found:
-        await found.until(lambda: Mark.WATCHING in found.steps)
+        await found.until(lambda: Phase.WATCHING in found.steps)
     assert published(found.steps) == dict.fromkeys(uids, "alive")
     asked = ["watch" in query for query in found.asked]
     # The list as a watch is refused, then two pages, then the watch.
@@ -48,7 +48,7 @@ async def test_a_server_killed_in_mid_watch_loses_nothing(
     await cluster.prepare()
     stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
     async with following(cluster) as found:
-        await found.until(lambda: Mark.WATCHING in found.steps)
+        await found.until(lambda: Phase.WATCHING in found.steps)
         await asyncio.to_thread(server.kill)
         await found.until(lambda: bool(errors(found)))
         await asyncio.to_thread(server.start)
@@ -66,11 +66,11 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
     await cluster.prepare()
     stays, goes = [await cluster.create_pod(name) for name in ("stays", "goes")]
     async with following(cluster) as before:
-        await before.until(lambda: Mark.WATCHING in before.steps)
+        await before.until(lambda: Phase.WATCHING in before.steps)
     await cluster.delete_pod("goes")
     await cluster.force_expired()
     async with following(cluster, resumed=before) as found:
-        await found.until(lambda: Mark.LISTED in found.steps)
+        await found.until(lambda: Phase.LISTED in found.steps)
     assert "410" in errors(found)[0]
     expected = {stays: "alive", goes: "deleted"}
     assert published([*before.steps, *found.steps]) == expected
@@ -82,16 +82,16 @@ async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_i
     """Its bookmarks come after one minute, or two: the watch is silent for longer than waited."""
     cluster = RealCluster(kube_api)
     await cluster.prepare()
-    async with following(cluster, silence_seconds=0.5) as found:
-        await found.until(lambda: found.steps.count(Mark.WATCHING) == 4)
+    async with following(cluster, idle_timeout_seconds=0.5) as found:
+        await found.until(lambda: found.steps.count(Phase.WATCHING) == 4)
         uid = await cluster.create_pod("comes")
         await found.until(lambda: published(found.steps) == {uid: "alive"})
     assert errors(found) == []
-    assert found.steps.count(Mark.LISTING) == 1
+    assert found.steps.count(Phase.LISTING) == 1
 
 
 def role(*, without: str) -> dict[str, Any]:
-    """Give the role that podwatch is installed with, less one of its verbs."""
+    """Return the role that podwatch is installed with, less one of its verbs."""
     (found,) = render().of_kind("ClusterRole")
     found["metadata"] = {"name": f"podwatch-without-{without or 'nothing'}"}
     for rule in found["rules"]:
@@ -100,7 +100,7 @@ def role(*, without: str) -> dict[str, Any]:
 
 
 def bind(server: KubeApiClient, cut: dict[str, Any], account: dict[str, str]) -> None:
-    """Give an account a role."""
+    """Return an account a role."""
     name = cut["metadata"]["name"]
     group = "rbac.authorization.k8s.io"
     server.apply(cut)
@@ -129,11 +129,11 @@ async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
         assert f'cannot {verb} resource "pods"' in str(first)
         assert "grant its account get, list and watch on pods" in str(first)
         await asyncio.to_thread(bind, kube_api, role(without=""), account)
-        await found.until(lambda: Mark.WATCHING in found.steps)
+        await found.until(lambda: Phase.WATCHING in found.steps)
 
 
 async def create_deep_pod(cluster: RealCluster, server: KubeApiClient, name: str) -> str:
-    """Create a pod with 2,000 levels of `managedFields`, as any tenant may; give its UID."""
+    """Create a pod with 2,000 levels of `managedFields`, as any tenant may; return its UID."""
     fields = '{"f:a":' * 2000 + "{}" + "}" * 2000
     managed = (
         '[{"manager":"tenant","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1",'
@@ -161,7 +161,7 @@ async def test_a_pod_nested_deeper_than_any_decoder_goes_ends_nothing(
     if comes == "before":
         uids.add(await create_deep_pod(cluster, kube_api, "deep"))
     async with following(cluster, watch_list=watch_list) as found:
-        await found.until(lambda: Mark.WATCHING in found.steps)
+        await found.until(lambda: Phase.WATCHING in found.steps)
         if comes == "meanwhile":
             uids.add(await create_deep_pod(cluster, kube_api, "deep"))
         uids.add(await cluster.create_pod("last"))

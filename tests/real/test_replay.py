@@ -134,7 +134,7 @@ async def run_first(kafka: Kafka, settings: KafkaSettings, folder: Path) -> None
 
 
 def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
-    """Give a worker, not yet started."""
+    """Return a worker, not yet started."""
     return Deployable(
         name=f"join-{number}",
         command=["gpuledger-join"],
@@ -147,7 +147,7 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
 
 
 def command(*options: str | Path, address: str) -> list[str | Path]:
-    """Give the command line of a replay of the last hour."""
+    """Return the command line of a replay of the last hour."""
     head = [sys.executable, "-m", "cli", "replay", "--from", "-1h", "--bootstrap-servers", address]
     return [*head, *options]
 
@@ -173,7 +173,7 @@ async def await_events(settings: KafkaSettings, count: int) -> None:
 
 
 async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, Any]]:
-    """Give what is in a topic."""
+    """Return what is in a topic."""
     async with KafkaBus(settings).reader() as reader:
         return [
             json.loads(record.value or b"")
@@ -184,12 +184,12 @@ async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, A
 
 
 def by_identity(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
-    """Give events by what makes each that one."""
+    """Return events by what makes each that one."""
     return {tuple(event[name] for name in IDENTITY): event for event in events}
 
 
 def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
-    """Give the books."""
+    """Return the books."""
     kept = [{k: v for k, v in event.items() if k not in {"pods", "late"}} for event in events]
     return by_identity(kept)
 

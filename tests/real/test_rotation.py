@@ -58,7 +58,7 @@ class RotatedKafka(SecureKafka):
 
     @override
     def listeners(self) -> dict[str, str]:
-        """Give those of SCRAM, or of PLAIN, whose passwords stand in the broker's settings."""
+        """Return those of SCRAM, or of PLAIN, whose passwords stand in the broker's settings."""
         listeners = {**super().listeners(), "listener.name.secure.ssl.client.auth": "required"}
         if self.mechanism == PLAIN:
             user = f'user_{self.username}="{self._asked_password}"'
@@ -77,7 +77,7 @@ class RotatedKafka(SecureKafka):
         )
 
     def set_password(self, password: str) -> None:
-        """Give the user another password; one of PLAIN counts from the next start on."""
+        """Return the user another password; one of PLAIN counts from the next start on."""
         self._asked_password = password
         if self.mechanism == PLAIN:
             self.write_settings()
@@ -118,7 +118,7 @@ class Mounted:
         new.replace(self._folder / "..data")
 
     def login(self, kafka: RotatedKafka) -> Mapping[str, str]:
-        """Give the settings of what reads them."""
+        """Return the settings of what reads them."""
         return {
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
             "KAFKA__REQUEST_TIMEOUT_SECONDS": "5",
@@ -158,7 +158,7 @@ class Working:
         await self._more_on(ROWS.name, meanwhile=self._publish)
 
     def said(self) -> list[list[str]]:
-        """Give what each has said of its credentials."""
+        """Return what each has said of its credentials."""
         return [list(said_of_credentials(each)) for each in self.both]
 
     async def say(self, *expected: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kube import KubeApi, serve_kube_api
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
@@ -49,7 +49,7 @@ class Server:
     async def send(
         self, method: str, path: str, query: dict[str, str], body: object = None
     ) -> tuple[int, list[Any]]:
-        """Send a request; give the status and the lines of the answer."""
+        """Send a request; return the status and the lines of the answer."""
         kind = "merge-patch+json" if method == "PATCH" else "json"
         async with self.session.request(
             method,
@@ -64,7 +64,7 @@ class Server:
 
 @asynccontextmanager
 async def simulated() -> AsyncIterator[Server]:
-    simulation = Simulation(parse_scenario(EMPTY), epoch_ns=1, clock=HandClock(start_ns=1))
+    simulation = Simulation(parse_scenario(EMPTY), epoch_ns=1, clock=ManualClock(start_ns=1))
     async with (
         serve_kube_api(KubeApi(simulation), play=False) as url,
         aiohttp.ClientSession() as session,
@@ -81,7 +81,7 @@ async def real(client: KubeApiClient) -> AsyncIterator[Server]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    """Give a pod on a node; one whose name begins with `un` is on none."""
+    """Return a pod on a node; one whose name begins with `un` is on none."""
     place = {} if name.startswith("un") else {"nodeName": "n"}
     return {
         "apiVersion": "v1",
@@ -92,14 +92,14 @@ def pod(name: str) -> dict[str, Any]:
 
 
 def told(event: dict[str, Any]) -> tuple[str, str, str, bool]:
-    """Give what a reader of pods looks at."""
+    """Return what a reader of pods looks at."""
     item = event["object"]
     name, phase = item["metadata"]["name"], item["status"]["phase"]
     return event["type"], name, phase, "deletionTimestamp" in item["metadata"]
 
 
 async def live(server: Server) -> tuple[list[Any], list[Any]]:
-    """Let pods come, run, end and go; give what two watches tell of it afterwards."""
+    """Let pods come, run, end and go; return what two watches tell of it afterwards."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await server.send("POST", "/api/v1/namespaces", {}, namespace)
     _, (before,) = await server.send("GET", OURS, {})
@@ -124,7 +124,7 @@ async def live(server: Server) -> tuple[list[Any], list[Any]]:
 
 
 async def answers(server: Server) -> list[tuple[int, str, str]]:
-    """Ask everything of `ASKED`; give each answer's status, kind and reason."""
+    """Ask everything of `ASKED`; return each answer's status, kind and reason."""
     given = []
     for method, path, query in ASKED:
         body = pod("a") if method == "POST" else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kube.driver import drive
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
@@ -27,7 +27,7 @@ async def test_a_real_api_server_takes_every_step_and_gives_each_pod_a_uid_of_it
     start_kube_api: Callable[..., KubeApiClient], tmp_path: Path
 ) -> None:
     server = start_kube_api()
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario("scenarios/e2e.yaml"), epoch_ns=EPOCH_NS, clock=clock)
     runs = []
     for file in (tmp_path / "first.json", tmp_path / "second.json"):

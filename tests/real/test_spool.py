@@ -31,7 +31,7 @@ MISSED_TICKS = 80
 def spooling_agent_of(
     kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
 ) -> Deployable:
-    """Give an agent with a spool; whenever it starts again, the played node goes on."""
+    """Return an agent with a spool; whenever it starts again, the played node goes on."""
     (folder / "spool").mkdir()
     return agent_of(
         kafka,
@@ -40,7 +40,7 @@ def spooling_agent_of(
         TICK_SECONDS=str(TICK_SECONDS),
         SIMULATOR__EPOCH_NS=str(time.time_ns()),
         SPOOL__FOLDER=str(folder / "spool"),
-        SPOOL__AFTER_SECONDS=str(AFTER_SECONDS),
+        SPOOL__SPILL_AFTER_SECONDS=str(AFTER_SECONDS),
         SPOOL__LEAST_FREE_BYTES="0",
         **settings,
     )

@@ -83,7 +83,7 @@ def test_prometheus_gets_in_with_certificate_and_password_and_not_without_either
 
 
 def _listens(target: str) -> bool:
-    """Say whether a TLS handshake succeeds, by whomever."""
+    """Return whether a TLS handshake succeeds, by whomever."""
     host, _, port = target.partition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

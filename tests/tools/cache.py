@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def root() -> Path:
-    """Give the cache's folder, which lies outside the checkout."""
+    """Return the cache's folder, which lies outside the checkout."""
     named = os.environ.get("TESTS_TOOLS_CACHE")
     if named:
         return Path(named)
@@ -27,7 +27,7 @@ def root() -> Path:
 
 
 def folder_of(name: str, version: str) -> Path:
-    """Give the folder of one version of one part, there or not."""
+    """Return the folder of one version of one part, there or not."""
     return root() / f"{name}-{version}"
 
 
@@ -42,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Give an empty folder that becomes `folder` when the block ends well, and else vanishes."""
+    """Yield an empty folder that becomes `folder` when the block ends well, and else vanishes."""
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         # mkdtemp's 0700 would shut out another user of a shared cache.

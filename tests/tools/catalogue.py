@@ -47,10 +47,10 @@ class Tool(Protocol):
         """The environment variable that names one already running."""
 
     def find(self) -> Path:
-        """Give its program or folder; raises MissingToolError."""
+        """Return its program or folder; raises MissingToolError."""
 
     def provide(self) -> Path:
-        """Give its program or folder, fetched and built first; raises MissingToolError."""
+        """Return its program or folder, fetched and built first; raises MissingToolError."""
 
 
 KAFKA = KafkaTool()
@@ -119,7 +119,7 @@ TOOLS: tuple[Tool, ...] = (
 
 
 def named(name: str, known: Sequence[Tool] = TOOLS) -> Tool:
-    """Give the tool of that name; raises MissingToolError that lists the names there are."""
+    """Return the tool of that name; raises MissingToolError that lists the names there are."""
     for tool in known:
         if tool.name == name:
             return tool
@@ -128,5 +128,5 @@ def named(name: str, known: Sequence[Tool] = TOOLS) -> Tool:
 
 
 def given(tool: Tool) -> str | None:
-    """Give the address of a part that already runs elsewhere, as its environment variable says."""
+    """Return the address of a part that already runs elsewhere, as its variable says."""
     return os.environ.get(tool.given_by) if tool.given_by else None

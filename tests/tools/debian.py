@@ -14,7 +14,7 @@ INIT_SYSTEM = Path("/run/systemd/system")
 
 
 def may_install() -> bool:
-    """Say whether packages may be installed unasked: as root, and where no service would start."""
+    """Return whether packages may be installed unasked: as root, where no service would start."""
     throw_away = os.environ.get("CI") == "true" or not INIT_SYSTEM.exists()
     return os.geteuid() == 0 and commands.which("apt-get") is not None and throw_away
 
@@ -38,7 +38,7 @@ def install(package: str, *, name: str) -> None:
 
 
 def candidate(package: str) -> str:
-    """Give the version that apt-get would install, or an empty string."""
+    """Return the version that apt-get would install, or an empty string."""
     if commands.which("apt-cache") is None:
         return ""
     answer = commands.run(["apt-cache", "policy", package], name=package)
@@ -70,7 +70,7 @@ class DebianTool:
     version: str = "(Debian)"
 
     def find(self) -> Path:
-        """Give the program; raises MissingToolError."""
+        """Return the program; raises MissingToolError."""
         found = commands.which(self.program)
         if found is None:
             raise MissingToolError(
@@ -79,7 +79,7 @@ class DebianTool:
         return found
 
     def provide(self) -> Path:
-        """Give the program, installed first where that may be done unasked."""
+        """Return the program, installed first where that may be done unasked."""
         return ensure_program(
             self.program, package=self.package, name=self.name, version=self.version
         )

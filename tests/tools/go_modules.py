@@ -52,7 +52,7 @@ class GoTool:
         return cache.folder_of(self.name, self.version) / self.name
 
     def find(self) -> Path:
-        """Give the built program; raises MissingToolError."""
+        """Return the built program; raises MissingToolError."""
         if self.binary.exists():
             return self.binary
         if commands.which("go") is None:
@@ -60,7 +60,7 @@ class GoTool:
         raise MissingToolError(self.name, "not built yet: run `make test-tools`")
 
     def provide(self) -> Path:
-        """Give the program, built first when the cache has none of this version."""
+        """Return the program, built first when the cache has none of this version."""
         with cache.locked(self.binary.parent):
             if not self.binary.exists():
                 self._build()

@@ -30,7 +30,7 @@ def java_version(java: Path) -> str:
 
 
 def find_java() -> Path:
-    """Give the Java of JAVA_HOME or PATH; raises MissingToolError when it is absent or too old."""
+    """Return the Java of JAVA_HOME or PATH, raises MissingToolError if it is absent or too old."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else commands.which("java")
     if java is None or not java.exists():
@@ -75,7 +75,7 @@ class KafkaTool:
         return cache.folder_of(self.name, self.version)
 
     def find(self) -> Path:
-        """Give the folder of the jars; raises MissingToolError."""
+        """Return the folder of the jars; raises MissingToolError."""
         find_java()
         home = os.environ.get("KAFKA_HOME")
         libs = Path(home) / "libs" if home else self.folder / "libs"
@@ -86,7 +86,7 @@ class KafkaTool:
         raise MissingToolError(self.name, "not fetched yet: run `make test-tools`")
 
     def distribution(self) -> KafkaDistribution:
-        """Give all that a broker needs to start; raises MissingToolError."""
+        """Return all that a broker needs to start; raises MissingToolError."""
         libs = self.find()
         java = find_java()
         warm = self._warm(java)
@@ -97,7 +97,7 @@ class KafkaTool:
         )
 
     def provide(self) -> Path:
-        """Give the folder of the jars, fetched first when the cache has none of this version."""
+        """Return the folder of the jars, fetched first when the cache has none of this version."""
         if os.environ.get("KAFKA_HOME"):
             return self.find()
         java = self._ensure_java()

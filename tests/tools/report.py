@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def step(name: str, version: str, text: str) -> Iterator[None]:
-    """Say what is being done for a part, that it goes on, and at last how many seconds it took."""
+    """Yield what is being done for a part, that it goes on, and how long it took."""
     heading = f"{name} {version}: {text}"
     started_seconds = time.monotonic()
     say(f"{heading} ...")

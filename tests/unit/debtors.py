@@ -4,5 +4,5 @@ from gpuledger.records import Entry, GpuEvent, NodeSample
 
 
 def pod_of(entry: Entry, tick: NodeSample | GpuEvent) -> str | None:
-    """Give the UID of the pod; `None` where the entry is on no pod's account."""
+    """Return the UID of the pod; `None` where the entry is on no pod's account."""
     return None if entry.container is None else tick.containers[entry.container].pod_uid

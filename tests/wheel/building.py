@@ -24,7 +24,7 @@ def run_hatchling(
 
 
 def build_wheel(folder: Path, *arguments: str, **environment: str) -> Path:
-    """Give the wheel; where it cannot be built, the test fails with the builder's words."""
+    """Return the wheel; where it cannot be built, the test fails with the builder's words."""
     built = run_hatchling(folder, *arguments, **environment)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")

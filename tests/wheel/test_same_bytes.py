@@ -41,7 +41,7 @@ class Worker:
         self.modules = str(self._answer())
 
     def make(self, given_topics: Topics) -> Made:
-        """Give what comes of the topics there."""
+        """Return what comes of the topics there."""
         assert self._process.stdin
         pickle.dump(given_topics, self._process.stdin)
         self._process.stdin.flush()
@@ -55,7 +55,7 @@ class Worker:
 
 @contextmanager
 def start_worker(*path: Path) -> Iterator[Worker]:
-    """Give a worker that finds its modules in these folders, the first one first."""
+    """Yield a worker that finds its modules in these folders, the first one first."""
     found = os.pathsep.join(map(str, path))
     with subprocess.Popen(
         [sys.executable, "-m", "tests.unit.enricher.laws.stage_worker"],
@@ -70,7 +70,7 @@ def start_worker(*path: Path) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
-    """Give one that runs what was compiled, and one that runs the sources."""
+    """Yield one that runs what was compiled, and one that runs the sources."""
     folder = tmp_path_factory.mktemp("compiled")
     with zipfile.ZipFile(build_wheel(folder)) as archive:
         archive.extractall(folder)
@@ -99,7 +99,7 @@ def records_of(samples: Sequence[NodeSample]) -> list[Record]:
 
 
 def events_of(workers: tuple[Worker, Worker], given_topics: Topics) -> int:
-    """Hold what both make to be the same, to the byte; give the number of events."""
+    """Hold what both make to be the same, to the byte; return the number of events."""
     compiled, sources = (worker.make(given_topics) for worker in workers)
     assert compiled == sources
     return len(sources[0])

@@ -11,7 +11,7 @@ from enricher.join.accounting.energy import Drawn, JoulesSplit, split_joules
 from enricher.join.accounting.holders import Parts, find_holders
 from enricher.join.accounting.idle import idle_entries
 from enricher.join.accounting.instance_energy import drawn_by_rows
-from enricher.join.accounting.instances import own_readings
+from enricher.join.accounting.instances import exclusive_readings
 from enricher.join.accounting.shares import BusySplit, MemorySplit, split_busy, split_memory
 from gpuledger.activity import counters_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
@@ -30,13 +30,13 @@ _NO_JOULES: Final[JoulesSplit] = (0.0, 0.0, 0.0)
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
-    """Give the books of each GPU of the tick, in the tick's order.
+    """Return the books of each GPU of the tick, in the tick's order.
 
     Raises `IndexError` where a process points to a GPU or a container that the tick has not.
     """
     seconds = sample.interval_ns / 1e9
     claims = gather_claims(sample)
-    own = own_readings(sample.gpus, claims)
+    own = exclusive_readings(sample.gpus, claims)
     energy = drawn_by_rows(sample.gpus, seconds)
     holders = find_holders(sample)
     return [
@@ -55,7 +55,7 @@ def book_gpu(
     drawn: Drawn | None,
     holders: Parts = (),
 ) -> list[Entry]:
-    """Give the entries of one GPU: one a claim, the host, what nobody claims, and idle.
+    """Return the entries of one GPU: one a claim, the host, what nobody claims, and idle.
 
     Busy seconds sum to `seconds`, memory byte-seconds to total memory times `seconds`, joules to
     the energy drawn; a quantity that the driver does not give is absent from all entries. Idle has

@@ -46,7 +46,7 @@ class Claim:
 
 
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
-    """Give the claims on each GPU of the tick, in the order of the tick's `gpus`, the host's last.
+    """Return the claims on each GPU of the tick, in the order of its `gpus`, the host's last.
 
     A process without a container, or whose container shows neither id nor pod, is the host's. One
     whose start could not be read either was gone before it could be looked at: nobody's. Raises

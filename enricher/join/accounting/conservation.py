@@ -10,12 +10,12 @@ from gpuledger.activity import counters_of, split_activity
 from gpuledger.records import Entry, GpuBooks, GpuReading, NodeSample
 
 # Below this, two amounts are the same whatever their ratio.
-_LEAST: Final = 1e-9
+_MIN: Final = 1e-9
 _Column = list[float | None]
 
 
 def conservation_error(books: Sequence[GpuBooks], sample: NodeSample) -> float:
-    """Give the largest relative error over quantities and devices: 0 where entries sum to each.
+    """Return the largest relative error over quantities and devices: 0 where entries sum to each.
 
     Costs as much as the booking: for some ticks of many.
     """
@@ -27,7 +27,7 @@ def conservation_error(books: Sequence[GpuBooks], sample: NodeSample) -> float:
 
 
 def _devices(books: Sequence[GpuBooks]) -> Iterable[list[GpuBooks]]:
-    """Give the rows of each device: a GPU's own row, behind it those of its instances."""
+    """Return the rows of each device: a GPU's own row, behind it those of its instances."""
     gpus = {one.reading.uuid: [one] for one in books if one.reading.parent_uuid is None}
     for one in books:
         if one.reading.parent_uuid is not None:
@@ -53,7 +53,7 @@ def _errors(rows: list[GpuBooks], seconds: float) -> Iterator[float]:
 
 
 def _columns(books: GpuBooks, seconds: float) -> list[_Column]:
-    """Give the quantities of the entries, one column each."""
+    """Return the quantities of the entries, one column each."""
     entries: Sequence[Entry] = books.entries
     sm, tensor, dram = zip(*split_activity(books, seconds), strict=True)
     return [
@@ -72,11 +72,11 @@ def _sum(column: _Column) -> float:
 
 def _error(expected: float, booked: float) -> float:
     difference = abs(booked - expected)
-    return difference / max(expected, _LEAST) if difference > _LEAST * _LEAST else 0.0
+    return difference / max(expected, _MIN) if difference > _MIN * _MIN else 0.0
 
 
 def _memory_bytes(readings: Sequence[GpuReading]) -> int:
-    """Give a device's memory: the board's, or that of its instances where they say they have more.
+    """Return a device's memory: its board's, or that of its instances where they have more.
 
     Compute instances of one GPU instance tell of the same memory; it counts once.
     """

@@ -32,7 +32,7 @@ _IDLE_WATTS: Final = {
 LISTED_PRODUCTS: Final = len(_IDLE_WATTS)
 _BRANDS: Final = ("NVIDIA ", "Tesla ")
 # Less than any driver can tell apart from nothing, and enough to divide by.
-_LEAST_RATIO: Final = 1e-9
+_MIN_RATIO: Final = 1e-9
 
 
 # The energy of one row of a tick in joules: what is split by busy time; how much of that the device
@@ -44,7 +44,7 @@ JoulesSplit = tuple[float, float, float]
 
 @lru_cache(maxsize=256)
 def idle_watts(model: str | None) -> float | None:
-    """Give the idle draw of a product; `None` where it is not known."""
+    """Return the idle draw of a product; `None` where it is not known."""
     name = model or ""
     for brand in _BRANDS:
         name = name.removeprefix(brand)
@@ -54,8 +54,8 @@ def idle_watts(model: str | None) -> float | None:
     return _IDLE_WATTS[max(known, key=len)] if known else None
 
 
-def drawn_by(reading: GpuReading, seconds: float) -> Drawn | None:
-    """Give what a board drew; `None` where it tells neither energy nor power."""
+def energy_of(reading: GpuReading, seconds: float) -> Drawn | None:
+    """Return what a board drew; `None` where it tells neither energy nor power."""
     if reading.energy_joules is not None:
         joules = reading.energy_joules
     elif reading.power_watts is not None:
@@ -80,7 +80,7 @@ def split_joules(drawn: Drawn | None, worked: float | None, seconds: float) -> J
     joules, floor, of_idle = drawn
     if worked is None:
         return 0.0, joules, of_idle
-    if worked <= _LEAST_RATIO * seconds:
+    if worked <= _MIN_RATIO * seconds:
         return 0.0, 0.0, joules + of_idle
     floor_watts = floor / seconds
     watts = floor_watts + (joules - floor) / worked

@@ -143,7 +143,7 @@ def _share_out(reading: GpuReading, held: _Held, allocations: Sequence[DeviceAll
 
 
 def _units(reading: GpuReading, held: Iterable[DeviceAllocation]) -> int:
-    """Give of how many pieces the device is, where the resource says so; else 0.
+    """Return of how many pieces the device is, where the resource says so; else 0.
 
     The replicas of a time-sliced device are none: who has one may use all that the others leave.
     """

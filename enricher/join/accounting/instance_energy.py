@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from enricher.join.accounting.energy import Drawn, drawn_by
+from enricher.join.accounting.energy import Drawn, energy_of
 from enricher.join.accounting.instances import has_instances
 from enricher.join.accounting.shares import add_up
 from gpuledger.records import GpuReading
 
 _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
-_LEAST_RATIO: Final = 1e-9
+_MIN_RATIO: Final = 1e-9
 
 
 def drawn_by_rows(readings: Sequence[GpuReading], seconds: float) -> list[Drawn | None]:
-    """Give the energy of each row, that of a GPU shared out among the rows of its instances.
+    """Return the energy of each row, that of a GPU shared out among the rows of its instances.
 
     Where the memory or the busy time of one of them is not known, the GPU's row keeps it all.
     """
     if not has_instances(readings):
-        return [drawn_by(reading, seconds) for reading in readings]
+        return [energy_of(reading, seconds) for reading in readings]
     drawn: list[Drawn | None] = [None] * len(readings)
     for place, parts in _rows_by_gpu(readings).items():
-        whole = drawn_by(readings[place], seconds)
+        whole = energy_of(readings[place], seconds)
         shared = whole and _share_out(whole, readings[place], [readings[part] for part in parts])
         drawn[place], of_parts = shared or (whole, [None] * len(parts))
         for part, its_own in zip(parts, of_parts, strict=True):
@@ -37,7 +37,7 @@ def drawn_by_rows(readings: Sequence[GpuReading], seconds: float) -> list[Drawn 
 
 
 def _rows_by_gpu(readings: Sequence[GpuReading]) -> dict[int, list[int]]:
-    """Give the rows of its instances for the row of each GPU, or of an instance without a GPU."""
+    """Return the rows of its instances for the row of each GPU, or of an instance without a GPU."""
     gpus = {one.uuid: place for place, one in enumerate(readings) if one.parent_uuid is None}
     found: dict[int, list[int]] = {}
     for place, reading in enumerate(readings):
@@ -52,7 +52,7 @@ def _rows_by_gpu(readings: Sequence[GpuReading]) -> dict[int, list[int]]:
 def _share_out(
     whole: Drawn, board: GpuReading, parts: Sequence[GpuReading]
 ) -> tuple[Drawn, Sequence[Drawn | None]] | None:
-    """Give what stays with the GPU's own row, as idle's, and what each instance has."""
+    """Return what stays with the GPU's own row, as idle's, and what each instance has."""
     if not parts:
         return whole, []
     ratios = _memory_ratios(board, parts)
@@ -65,7 +65,7 @@ def _share_out(
     ]
     joules, floor, _ = whole
     total = add_up(worked)
-    if total <= _LEAST_RATIO:
+    if total <= _MIN_RATIO:
         floor, total = joules, 1.0
     floors = [floor * ratio for ratio in ratios]
     watts = (joules - floor) / total
@@ -75,7 +75,7 @@ def _share_out(
 
 
 def _memory_ratios(board: GpuReading, parts: Sequence[GpuReading]) -> list[float] | None:
-    """Give each instance's part of the memory; compute instances share that of theirs equally."""
+    """Return each instance's part of the memory; compute instances share that of theirs equally."""
     totals = [part.memory_total_bytes for part in parts]
     if board.memory_total_bytes is None or None in totals:
         return None
@@ -93,6 +93,6 @@ def _slices(parts: Sequence[GpuReading]) -> list[int] | None:
 
 @lru_cache(maxsize=256)
 def compute_slices(profile: str | None) -> int | None:
-    """Give the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; `None` of another."""
+    """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; None of another."""
     match = _PROFILE.match(profile or "")
     return int(match["compute"] or match["gpu"]) if match else None

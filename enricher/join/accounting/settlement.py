@@ -13,7 +13,7 @@ from gpuledger.records import (
     Entry,
     Method,
     NodeSample,
-    ProcessEnd,
+    ProcessExit,
     Settlement,
 )
 from gpuledger.twins import twin_of
@@ -21,14 +21,14 @@ from gpuledger.twins import twin_of
 MAX_BEHIND_NS: Final = 25 * 3_600 * 10**9
 """How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
 and no tick covers more than a day."""
-LEAST_RATIO: Final = 0.005
+MIN_RATIO: Final = 0.005
 """The rounding of a whole percent: less of a process's life than that, its account cannot tell."""
 _Settlement: Final = twin_of(Settlement)
 _Entry: Final = twin_of(Entry)
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
-    """Give the settlements of the processes whose end the tick tells; `None` where there are none.
+    """Return the settlements of the processes whose end the tick tells; None where there are none.
 
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
@@ -41,22 +41,22 @@ def settle_ends(sample: NodeSample) -> list[Settlement] | None:
     return settled or None
 
 
-def unbooked_seconds(end: ProcessEnd) -> float:
-    """Give what a process used and nobody was debited with; 0 where its account cannot tell.
+def unbooked_seconds(end: ProcessExit) -> float:
+    """Return what a process used and nobody was debited with; 0 where its account cannot tell.
 
     It is never more than what was set aside for it, so that nothing is taken from anybody.
     """
-    missing = end.busy_seconds - end.ticked_busy_seconds
-    seconds = min(missing, end.unclaimed_busy_seconds)
-    return seconds if seconds > LEAST_RATIO * end.lived_seconds else 0.0
+    missing = end.busy_seconds - end.sampled_busy_seconds
+    seconds = min(missing, end.reserved_busy_seconds)
+    return seconds if seconds > MIN_RATIO * end.lifetime_seconds else 0.0
 
 
 def settled_seconds(settlements: Iterable[Settlement]) -> float:
-    """Give how much was found its user."""
+    """Return how much was found its user."""
     return sum(max(0.0, one.busy_seconds or 0.0) for each in settlements for one in each.entries)
 
 
-def _settle(end: ProcessEnd, seconds: float, sample: NodeSample) -> Settlement:
+def _settle(end: ProcessExit, seconds: float, sample: NodeSample) -> Settlement:
     # Looked up for its error alone: who counts rows counts on it that the GPU is there.
     _ = sample.gpus[end.gpu]
     from_time_ns, until_time_ns = _times(end, sample)
@@ -72,8 +72,8 @@ def _settle(end: ProcessEnd, seconds: float, sample: NodeSample) -> Settlement:
     )
 
 
-def _times(end: ProcessEnd, sample: NodeSample) -> tuple[int, int]:
-    """Give where the ticks begin and end in which it was used, by the clock of the tick that tells.
+def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
+    """Return where the ticks begin and end in which it was used, by the clock of that tick.
 
     An end that is not within a day before its tick was stamped by a clock that has been set since,
     or by nobody's: it is told as of the tick, as long as it was. Otherwise one tick could name as
@@ -85,7 +85,7 @@ def _times(end: ProcessEnd, sample: NodeSample) -> tuple[int, int]:
     return max(0, sample.time_ns - length_ns), sample.time_ns
 
 
-def _owed(end: ProcessEnd, seconds: float, containers: Sequence[ContainerRef]) -> Entry:
+def _owed(end: ProcessExit, seconds: float, containers: Sequence[ContainerRef]) -> Entry:
     place = end.container
     if place is not None:
         container = containers[place]

@@ -11,7 +11,7 @@ from enricher.join.accounting.claims import Claim
 from gpuledger.records import Method
 
 # Less than any driver can tell apart from nothing, and enough to divide by.
-_LEAST_RATIO: Final = 1e-9
+_MIN_RATIO: Final = 1e-9
 _EXCLUSIVE: Final = Method.EXCLUSIVE
 _PROCESS_UTILIZATION: Final = Method.PROCESS_UTILIZATION
 _ONE: Final = (1.0,)
@@ -66,7 +66,7 @@ def _split_among(busy_seconds: float, claims: Sequence[Claim], seconds: float) -
     missing = busy_seconds - total * seconds
     if missing > 0.0 and (ended := [claim for claim in claims if claim.has_ended]):
         return ratios, seconds, missing / len(ended), busy_seconds, _PROCESS_UTILIZATION
-    if total > _LEAST_RATIO:
+    if total > _MIN_RATIO:
         return ratios, busy_seconds / total, 0.0, busy_seconds, _PROCESS_UTILIZATION
     if busy_seconds > 0.0:
         return _split_by_memory(busy_seconds, claims)

@@ -21,7 +21,7 @@ import aiohttp
 
 from gpuledger.addresses import shown_url
 from gpuledger.errors import UnavailableError
-from gpuledger.service.http.credentials import NO_CREDENTIALS, Credentials
+from gpuledger.service.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.service.http.readable import readable
 from gpuledger.service.http.retry_after import retry_after_seconds
 
@@ -78,7 +78,7 @@ class HttpClient:
 
         It goes over no connection that was opened with another `trust`.
         """
-        sent = Credentials.sent(url, {**self._session.headers, **headers})
+        sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
         with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}"), sent=sent):
             async with self._session.post(
                 url, data=data, headers=headers, allow_redirects=False, ssl=trust
@@ -100,7 +100,7 @@ async def open_http(
         yield HttpClient(session)
 
 
-async def read_answer(response: aiohttp.ClientResponse, *, sent: Credentials) -> HttpAnswer:
+async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredentials) -> HttpAnswer:
     """Return what a response says, `sent` masked; of a success the body is left unread."""
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
@@ -143,7 +143,7 @@ def translating(
     error_of: Callable[[str], Exception],
     *,
     of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
-    sent: Credentials = NO_CREDENTIALS,
+    sent: BasicCredentials = NO_CREDENTIALS,
 ) -> Iterator[None]:
     """Raise what `error_of` makes of the reason, where a request or the reading of its body fails.
 
@@ -156,7 +156,7 @@ def translating(
         raise error_of(_explain(error, sent=sent)) from error
 
 
-def _explain(error: BaseException, *, sent: Credentials) -> str:
+def _explain(error: BaseException, *, sent: BasicCredentials) -> str:
     """Return what went wrong with a request, `sent` masked, and without its URL."""
     match error:
         case aiohttp.ServerTimeoutError():

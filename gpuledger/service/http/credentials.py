@@ -19,23 +19,23 @@ from gpuledger.settings.secret import MASK
 _TELLING_HEADER: Final = re.compile(
     r"auth|token|key|secret|passw|credential|cookie|signature", re.IGNORECASE
 )
-_LEAST_OF_QUERY: Final = 4
+_MIN_OF_QUERY: Final = 4
 """A value of the query that is shorter, such as `db=1`, is no secret, and stands in many a word."""
-_LEAST_ENCODED: Final = 4
+_MIN_ENCODED: Final = 4
 """A shorter secret is looked for as it is alone: its other writings stand in many a word."""
-_LEAST_CUT: Final = 4
+_MIN_CUT: Final = 4
 """Where an answer breaks off within a credential, so many of its characters are masked as well."""
 
 
 @dataclass(frozen=True)
-class Credentials:
+class BasicCredentials:
     """Secrets that were sent to a server, in each writing in which it may quote them."""
 
     writings: tuple[str, ...] = ()
     """The longest first, so that what is part of another does not hide that one."""
 
     @classmethod
-    def sent(cls, url: str, headers: Mapping[str, str]) -> "Credentials":
+    def sent(cls, url: str, headers: Mapping[str, str]) -> "BasicCredentials":
         """Return those of a request: of its headers, and of its address' user and query."""
         secrets = filter(str.strip, (*_of_headers(headers), *_of_address(url)))
         found = {one for secret in secrets for one in _writings(secret)}
@@ -69,7 +69,7 @@ class Credentials:
                 yield from ((start, start + len(writing)) for start in _find_all(writing, text))
 
 
-NO_CREDENTIALS: Final = Credentials()
+NO_CREDENTIALS: Final = BasicCredentials()
 
 
 def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _of_address(url: str) -> Iterator[str]:
             yield parts.password
             yield from _of_pair(f"{unquote(parts.username or '')}:{unquote(parts.password)}")
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
-            if len(value or name) >= _LEAST_OF_QUERY:
+            if len(value or name) >= _MIN_OF_QUERY:
                 yield value or name
 
 
@@ -113,7 +113,7 @@ def _decoded(text: str) -> str:
 def _writings(secret: str) -> Iterator[str]:
     """Yield a secret as it is, and as URLs, JSON, HTML, Python and base64 write it."""
     yield secret
-    if len(secret) < _LEAST_ENCODED:
+    if len(secret) < _MIN_ENCODED:
         return
     yield from (quote(secret), quote(secret, safe=""), quote_plus(secret))
     yield from (json.dumps(secret)[1:-1], json.dumps(secret).replace("/", r"\/")[1:-1])
@@ -149,7 +149,7 @@ def _merged(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _mask_cut(text: str, writing: str) -> str:
     longest = min(len(writing) - 1, len(text))
-    for length in range(longest, _LEAST_CUT - 1, -1):
+    for length in range(longest, _MIN_CUT - 1, -1):
         if text.endswith(writing[:length]):
             return text[: len(text) - length] + MASK
     return text

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import h11
 
-from gpuledger.service.http.messages import BadRequestError, Request, Response
+from gpuledger.service.http.messages import BadRequestError, HttpRequest, Response
 
 MAX_HEAD_BYTES: Final = 16_384
 MAX_HEADERS: Final = 64
@@ -45,7 +45,7 @@ class Exchange:
         self._unread += data
         self._h11.receive_data(data)
 
-    def next_request(self, *, certificate: Mapping[str, Any]) -> Request | None:
+    def next_request(self, *, certificate: Mapping[str, Any]) -> HttpRequest | None:
         """Return the next whole request, or nothing while more must come. Raises BadRequestError.
 
         Each request is answered before the next is asked for.
@@ -111,11 +111,11 @@ def _find_wrong(event: h11.Request, head: bytes) -> HTTPStatus | None:
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE if has_coding or length.strip(b"0") else None
 
 
-def _make_request(event: h11.Request, certificate: Mapping[str, Any]) -> Request:
+def _make_request(event: h11.Request, certificate: Mapping[str, Any]) -> HttpRequest:
     headers: dict[str, str] = {}
     for name, value in event.headers:
         headers.setdefault(name.decode(), value.decode("latin-1"))
-    return Request(
+    return HttpRequest(
         method=event.method.decode(),
         path=event.target.decode().partition("?")[0],
         headers=headers,

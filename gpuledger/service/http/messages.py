@@ -9,7 +9,7 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class HttpRequest:
     """What a client asks for."""
 
     method: str
@@ -36,7 +36,7 @@ class Response:
     """Further headers."""
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class BadRequestError(Exception):

@@ -45,7 +45,7 @@ class Places(Generic[H]):
         return longest
 
     def enter(self, holder: H, address: str) -> None:
-        """Give it a place, where it waits from now on."""
+        """Return it a place, where it waits from now on."""
         self._addresses[holder] = address
         self._held[address] += 1
         self.wait(holder)

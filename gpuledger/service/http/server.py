@@ -16,7 +16,7 @@ import structlog
 
 from gpuledger.service.http.channel import READ_BYTES, Channel, TlsChannel
 from gpuledger.service.http.exchange import Exchange
-from gpuledger.service.http.messages import BadRequestError, Handler, Request, Response, refusal
+from gpuledger.service.http.messages import BadRequestError, Handler, HttpRequest, Response, refusal
 from gpuledger.service.http.places import Places, client_of
 from gpuledger.service.metrics import CONNECTIONS_DROPPED_TOTAL, Dropped
 from gpuledger.service.repeats import Repeats
@@ -88,7 +88,7 @@ class _Connections:
         self._pages = 0
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Give a new connection a place, before anything is read of it."""
+        """Return a new connection a place, before anything is read of it."""
         peer = writer.get_extra_info("peername") or ("",)
         address = client_of(peer[0])
         channel = (
@@ -147,7 +147,7 @@ class _Connections:
             # Requests that came together need no waiting for, and would be answered in one go.
             await asyncio.sleep(0)
 
-    async def _answer(self, request: Request, channel: Channel) -> Response:
+    async def _answer(self, request: HttpRequest, channel: Channel) -> Response:
         is_page = request.path not in self._probes
         if is_page and self._pages >= MAX_PAGES:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, **{"Retry-After": "1"})
@@ -187,7 +187,7 @@ def _make_room(places: Places[Channel], address: str) -> bool:
     return True
 
 
-async def _read(channel: Channel, exchange: Exchange, *, wait_seconds: float) -> Request | None:
+async def _read(channel: Channel, exchange: Exchange, *, wait_seconds: float) -> HttpRequest | None:
     """Return the next request; nothing where the client ends, or has nothing more to ask.
 
     Raises BadRequestError, OSError, and TimeoutError where a request does not come to its end.

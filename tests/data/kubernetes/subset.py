@@ -38,7 +38,7 @@ _IDENTITY: Final = "x-kubernetes-group-version-kind"
 
 
 def subset(definitions: Definitions) -> Definitions:
-    """Give the definitions of `KINDS` and of all that they refer to, strict and without prose."""
+    """Return the definitions of `KINDS` and of all that they refer to, strict and without prose."""
     kept: Definitions = {}
     waiting = list(KINDS)
     while waiting:

@@ -9,8 +9,8 @@ import aiokafka
 import pytest
 
 from gpuledger.bus.administration import create_topics
-from gpuledger.bus.history import Span
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.log_reader import Span
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic

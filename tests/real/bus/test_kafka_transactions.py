@@ -18,7 +18,7 @@ from gpuledger.bus.kafka_connection import KafkaConnection
 from gpuledger.bus.kafka_consumer import GIVE_UP_SECONDS
 from gpuledger.bus.kafka_transactions import KafkaTransactions
 from gpuledger.bus.protocol import Subscription, TopicPartition
-from gpuledger.bus.writers import Writers
+from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
@@ -53,7 +53,7 @@ async def place(settings: KafkaSettings) -> TopicPartition:
 
 @pytest.fixture
 async def stuck(settings: KafkaSettings, place: TopicPartition) -> AsyncIterator[KafkaTransactions]:
-    """Give a writer in the middle of a transaction that has one record by now."""
+    """Yield a writer in the middle of a transaction that has one record by now."""
     stuck = KafkaTransactions(KafkaConnection(settings), place.topic)
     await stuck.open()
     client = _inside(stuck)
@@ -215,8 +215,8 @@ async def test_an_id_that_is_given_up_while_it_is_opened_is_its_next_owners(
     await create_topics(settings, [topic])
     bus, place = KafkaBus(settings), TopicPartition(topic.name, 0)
     async with (
-        Writers(bus=bus, group=GROUP, finish_seconds=1.0) as before,
-        Writers(bus=bus, group=GROUP, finish_seconds=1.0) as after,
+        TransactionalWriters(bus=bus, group=GROUP, finish_seconds=1.0) as before,
+        TransactionalWriters(bus=bus, group=GROUP, finish_seconds=1.0) as after,
     ):
         await before.open([0])
         kafka.process.send(signal.SIGSTOP)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.__main__ import main
-from gpuledger.bus.administration import Line, check_topics, create_topics
+from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS
@@ -28,7 +28,7 @@ def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
     return start_kafka()
 
 
-def statuses(lines: list[Line]) -> dict[str, str]:
+def statuses(lines: list[TopicLine]) -> dict[str, str]:
     return {line.topic: line.status for line in lines}
 
 

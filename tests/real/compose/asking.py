@@ -39,7 +39,7 @@ class Grafana:
         self._url = prometheus.url
 
     def show(self, target: Target, seconds: Sequence[int]) -> list[Shown]:
-        """Give a target's series over these seconds since the epoch.
+        """Return a target's series over these seconds since the epoch.
 
         A panel of one instant is asked once for each of them, as often as it would be refreshed.
         """
@@ -55,7 +55,7 @@ class Grafana:
         return list(found.values())
 
     def values_of(self, variable: Mapping[str, Any]) -> set[str]:
-        """Give what a variable of the dashboard offers."""
+        """Return what a variable of the dashboard offers."""
         written = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
         assert written, variable["definition"]
         asked = urllib.parse.urlencode({"match[]": dashboard.fill_in(written[1])})

@@ -17,7 +17,7 @@ Expected = dict[str, Approximately]
 
 
 def about(value: float, *, rel: float = 0.05, within: float = 0.0) -> Approximately:
-    """Give what is near a value: by a share of it, and by what the window's edges may cost."""
+    """Return what is near a value: by a share of it, and by what the window's edges may cost."""
     return pytest.approx(value, rel=rel, abs=within)
 
 

@@ -95,7 +95,7 @@ def _epoch_ns(topology: Topology) -> int:
 
 
 def _await_none(prometheus: PrometheusApi, query: str) -> int:
-    """Wait until a query finds nothing; give the time since the epoch in seconds."""
+    """Wait until a query finds nothing; return the time since the epoch in seconds."""
     end_seconds = time.monotonic() + WAIT_SECONDS
     while prometheus.query(query):
         assert time.monotonic() < end_seconds, f"still something after {WAIT_SECONDS} s: {query}"

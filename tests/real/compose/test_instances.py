@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.client import open_client
-from sinks.remote_write.live import LiveSeries
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.real.compose.asking import Grafana, Shown
 from tests.ticks import event_of, play
@@ -32,7 +32,7 @@ WINDOW = range(SECONDS - 10, SECONDS - 1)
 
 def events(epoch_ns: int) -> Iterator[GpuEvent]:
     for name in (node.name for node in SCENARIO.nodes):
-        clock = HandClock(start_ns=epoch_ns)
+        clock = ManualClock(start_ns=epoch_ns)
         node = Simulation(SCENARIO, epoch_ns=epoch_ns, clock=clock).node(name)
         for tick in play(node, clock, [1.0] * SECONDS):
             yield event_of(tick.sample)
@@ -42,9 +42,9 @@ def events(epoch_ns: int) -> Iterator[GpuEvent]:
 async def shown(
     start_prometheus: Callable[..., Prometheus],
 ) -> Callable[[str], list[Shown]]:
-    """Give what a panel shows once all ticks are in a Prometheus of its own."""
+    """Return what a panel shows once all ticks are in a Prometheus of its own."""
     prometheus, epoch = start_prometheus(), int(time.time()) - SECONDS
-    settings, series = RemoteWriteSettings(url=prometheus.remote_write_url), LiveSeries()
+    settings, series = RemoteWriteSettings(url=prometheus.remote_write_url), ActiveSeries()
     async with open_client(settings) as client:
         for event in events(epoch * 10**9):
             encoded = series.encode(event)

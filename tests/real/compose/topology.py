@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 BIN: Final = Path(sys.executable).parent
 READY_SECONDS: Final = 60.0
-MOST_PORTS: Final = 40
+MAX_PORTS: Final = 40
 NOT_TO_BE_HAD: Final = frozenset({"grafana"})
 """Grafana is neither in the Go modules nor in Debian; the tests ask its queries in its place."""
 
@@ -66,7 +66,7 @@ class Places:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._free = free_ports(MOST_PORTS)
+        self._free = free_ports(MAX_PORTS)
         self._ports: dict[tuple[str, int], int] = {}
         self._sources: dict[str, dict[str, Path]] = {}
         names = "|".join(sorted(SERVICES, key=len, reverse=True))
@@ -75,29 +75,29 @@ class Places:
         self._own_address = re.compile(r"(?:\b0\.0\.0\.0|\blocalhost|(?<=//)):(\d+)\b")
 
     def port(self, service: str, port: int) -> int:
-        """Give the port of this machine that stands for a service's."""
+        """Return the port of this machine that stands for a service's."""
         if (service, port) not in self._ports:
             self._ports[service, port] = self._free.pop()
         return self._ports[service, port]
 
     def address(self, service: str, port: int) -> str:
-        """Give the address of this machine that stands for a service's."""
+        """Return the address of this machine that stands for a service's."""
         return f"127.0.0.1:{self.port(service, port)}"
 
     def volume(self, name: str) -> Path:
-        """Give the folder that stands for a named volume."""
+        """Return the folder that stands for a named volume."""
         made = self.folder / "volumes" / name
         made.mkdir(parents=True, exist_ok=True)
         return made
 
     def move(self, text: str, *, of: Service) -> str:
-        """Give a text of a service with its addresses and paths moved to this machine."""
+        """Return a text of a service with its addresses and paths moved to this machine."""
         text = of.path_on_this_machine(text, self._sources_of(of))
         text = self._foreign_address.sub(lambda found: self.address(found[1], int(found[2])), text)
         return self._own_address.sub(lambda found: self.address(of.name, int(found[1])), text)
 
     def _sources_of(self, service: Service) -> dict[str, Path]:
-        """Give what stands for each mount of a service; files have their own addresses moved."""
+        """Return what stands for each mount of a service; files have their own addresses moved."""
         if service.name not in self._sources:
             files = [ROOT / one.source for one in service.mounts if one.is_file_of_the_repository]
             self._sources[service.name] = {
@@ -165,12 +165,12 @@ class Topology:
                 self._wait(service.name, partial(answers, f"{self.health_of(service)}/readyz"))
 
     def health_of(self, service: Service) -> str:
-        """Give the address of a deployable's pages."""
+        """Return the address of a deployable's pages."""
         (port,) = service.stage.values("EXPOSE")
         return f"http://{self.places.address(service.name, int(port))}"
 
     def metrics_of(self, name: str) -> str:
-        """Give the text of a deployable's metrics."""
+        """Return the text of a deployable's metrics."""
         return web.fetch(f"{self.health_of(SERVICES[name])}/metrics").body.decode()
 
     def kill(self) -> None:
@@ -212,7 +212,7 @@ class Topology:
         return [str(self._programs[service.name]), *command, f"{foreign.listen}{address}"]
 
     def environment(self, service: Service) -> dict[str, str]:
-        """Give the variables of a service: the file's own, and what moves its settings' defaults.
+        """Return the variables of a service: the file's own, and what moves its settings' defaults.
 
         A default may be an address or a path in the container too; where it is, shows in what the
         deployable itself prints.
@@ -257,12 +257,12 @@ class Topology:
 
 
 def answers(url: str) -> bool:
-    """Say whether a page is there; raises OSError where nobody answers."""
+    """Return whether a page is there; raises OSError where nobody answers."""
     return web.fetch(url).status == 200
 
 
 def in_order() -> list[str]:
-    """Give the services' names, each behind those that it depends on."""
+    """Return the services' names, each behind those that it depends on."""
     order: list[str] = []
 
     def add(name: str) -> None:
@@ -278,7 +278,7 @@ def in_order() -> list[str]:
 
 
 def conditions_of(service: Service) -> Iterator[tuple[str, str]]:
-    """Give what a service depends on, and in which state."""
+    """Yield what a service depends on, and in which state."""
     needed: Any = service.spec.get("depends_on", {})
     for name in needed:
         yield name, needed[name]["condition"] if isinstance(needed, dict) else "service_started"
@@ -287,7 +287,7 @@ def conditions_of(service: Service) -> Iterator[tuple[str, str]]:
 def leaves_of(
     settings: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Give the settings that are texts, with their paths."""
+    """Yield the settings that are texts, with their paths."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from leaves_of(value, (*path, name))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Truth:
     """The scenario within [start, end), in seconds since the epoch."""
 
     def __init__(self, scenario: Scenario, *, epoch_ns: int, start: int, end: int) -> None:
-        self._clock = HandClock(start_ns=start * _NS)
+        self._clock = ManualClock(start_ns=start * _NS)
         self._run = Simulation(scenario, epoch_ns=epoch_ns, clock=self._clock)
         self._start_ns, self._end_ns = start * _NS - epoch_ns, end * _NS - epoch_ns
         self._seconds = end - start
@@ -49,7 +49,7 @@ class Truth:
         return [(node.name, gpu) for node in self._run.nodes.values() for gpu in node.gpus]
 
     def busy(self, gpu: SimulatedGpu) -> float:
-        """Give the share of the window in which a kernel ran on a GPU."""
+        """Return the share of the window in which a kernel ran on a GPU."""
         return gpu.device_busy_ns(self._start_ns, self._end_ns) / _NS / self._seconds
 
     @property
@@ -69,7 +69,7 @@ class Truth:
         return sum(gpu.facts.idle_watts * (1 - self.busy(gpu)) for _, gpu in self.gpus)
 
     def celsius(self) -> float:
-        """Give the mean over the window's seconds of what the hottest die told; ask once."""
+        """Return the mean over the window's seconds of what the hottest die told; ask once."""
         told = []
         for _ in range(self._seconds):
             self._clock.advance(1)
@@ -77,7 +77,7 @@ class Truth:
         return mean(told)
 
     def used(self, pod: PlannedPod | None) -> Used:
-        """Give what a pod used; what nobody's processes used where it is None."""
+        """Return what a pod used; what nobody's processes used where it is None."""
         gpus = held = watts = 0.0
         for _, gpu in self.gpus:
             for process in gpu.processes:
@@ -90,7 +90,7 @@ class Truth:
         return Used(gpus=gpus, bytes=held, watts=watts)
 
     def pods(self) -> list[PlannedPod]:
-        """Give the pods that ran through the whole window with a process on a GPU."""
+        """Return the pods that ran through the whole window with a process on a GPU."""
         lived = [
             pod
             for pod in self._run.pods

@@ -422,7 +422,7 @@ def test_the_agent_finds_the_hosts_folders_where_it_looks(
 ) -> None:
     kubelet = settings[AGENT]["kubelet"]
 
-    assert {str(Path(kubelet["socket"]).parent), kubelet["names_folder"]} == LOOKED_AT
+    assert {str(Path(kubelet["socket"]).parent), kubelet["container_log_dir"]} == LOOKED_AT
     assert settings[AGENT]["spool"]["folder"] == SPOOL
 
 

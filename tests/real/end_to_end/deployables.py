@@ -69,20 +69,20 @@ class Deployable:
         self._process.send(signal.SIGCONT)
 
     def exit_status(self) -> int | None:
-        """Give the exit status (negative: the signal), or None while it runs."""
+        """Return the exit status (negative: the signal), or None while it runs."""
         return self._process.exit_status()
 
     def metrics(self) -> str:
-        """Give the text of `/metrics`."""
+        """Return the text of `/metrics`."""
         return web.fetch(f"{self.health}/metrics").body.decode()
 
     def metric(self, name: str) -> float:
-        """Give the value of a metric without labels."""
+        """Return the value of a metric without labels."""
         lines = self.metrics().splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
     def readyz(self) -> dict[str, Any]:
-        """Give what `/readyz` shows."""
+        """Return what `/readyz` shows."""
         shown: dict[str, Any] = orjson.loads(web.fetch(f"{self.health}/readyz").body)
         return shown
 
@@ -92,7 +92,7 @@ class Deployable:
         return self._process.log
 
     def log_tail(self) -> str:
-        """Give the end of its log."""
+        """Return the end of its log."""
         return self._process.log_tail()
 
     def _is_ready(self) -> bool:

@@ -74,11 +74,11 @@ class Pipeline:
             deployable.wait_until_ready()
 
     def everything(self) -> Iterator[Deployable]:
-        """Give all deployables, upstream first."""
+        """Yield all deployables, upstream first."""
         yield from (*self.agents, self.podwatch, *self.joins, *self.sinks)
 
     def end(self) -> dict[str, int | None]:
-        """End everything, upstream first; give the exit statuses."""
+        """End everything, upstream first; return the exit statuses."""
         statuses = {deployable.name: deployable.stop() for deployable in self.everything()}
         self._driver.stop()
         return statuses
@@ -128,7 +128,7 @@ class Pipeline:
 
     def _join(self, number: int) -> Deployable:
         name = f"join-{number}"
-        settings = {"KAFKA__GROUP_MEMBER": name, "KAFKA__SESSION_TIMEOUT_SECONDS": "6"}
+        settings = {"KAFKA__GROUP_INSTANCE_ID": name, "KAFKA__SESSION_TIMEOUT_SECONDS": "6"}
         return self._deployable(name, "gpuledger-join", **settings)
 
     def _make_sinks(self) -> list[Deployable]:

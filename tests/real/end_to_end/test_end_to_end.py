@@ -26,7 +26,7 @@ from gpuledger.topics import (
     SAMPLES,
 )
 from simulator.opening import open_simulation
-from sinks.store.reading import entries_sql
+from sinks.store.query import entries_sql
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
 
@@ -60,7 +60,7 @@ READERS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the run's folder."""
+    """Return the run's folder."""
     return tmp_path_factory.mktemp("end-to-end")
 
 
@@ -71,7 +71,7 @@ def parts(
     prometheus: PrometheusApi,
     alertmanager: AlertmanagerApi,
 ) -> RealParts:
-    """Give the real parts, all of them ready."""
+    """Return the real parts, all of them ready."""
     return RealParts(
         kafka=kafka_of_this_run,
         kube_api=kube_api,
@@ -82,7 +82,7 @@ def parts(
 
 @pytest.fixture(scope="module")
 def simulation(parts: RealParts, folder: Path) -> Simulation:
-    """Give the run, whose pods have the UIDs that the real API server gives.
+    """Return the run, whose pods have the UIDs that the real API server gives.
 
     It begins once its driver has had the time to create the first pods: a container does not run
     before its pod is there.
@@ -204,7 +204,7 @@ def read(pipeline: Pipeline, kcat: Kcat, topic: str) -> list[KcatMessage]:
 
 
 def dead_letters(pipeline: Pipeline, kcat: Kcat) -> list[dict[str, Any]]:
-    """Give the dead letters so far."""
+    """Return the dead letters so far."""
     return [json.loads(each.value or b"") for each in read(pipeline, kcat, DEAD_LETTERS.name)]
 
 
@@ -215,7 +215,7 @@ def query(pipeline: Pipeline, sql: str) -> list[tuple[Any, ...]]:
 
 
 def true_seconds(pipeline: Pipeline, simulation: Simulation) -> dict[str, float]:
-    """Give the true busy seconds of each pod while its node's ticks covered it."""
+    """Return the true busy seconds of each pod while its node's ticks covered it."""
     covered = query(
         pipeline,
         "SELECT node, min(epoch_ns(time) - interval_seconds * 1e9)::BIGINT, max(epoch_ns(time))"

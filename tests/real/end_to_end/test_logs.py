@@ -36,7 +36,7 @@ Line = dict[str, Any]
 
 @pytest.fixture
 def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
-    """Give the run a broker of its own, to be killed."""
+    """Return the run a broker of its own, to be killed."""
     return start_kafka()
 
 
@@ -72,7 +72,7 @@ def pipeline(
 
 
 def loud_lines(deployable: Deployable) -> list[Line]:
-    """Give the lines at warning or above, as far as they are whole."""
+    """Return the lines at warning or above, as far as they are whole."""
     lines = deployable.log.read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["level"] in LOUD]
 

@@ -32,7 +32,7 @@ class AlertmanagerApi:
         self.url = url.rstrip("/")
 
     def alerts(self) -> list[Any]:
-        """Give the alerts that it holds, suppressed ones included."""
+        """Return the alerts that it holds, suppressed ones included."""
         found: list[Any] = self.fetch("/api/v2/alerts").json()
         return found
 

@@ -93,7 +93,7 @@ class Kafka(Part, KafkaBroker):
         self._archive_to = archive_to
 
     def listeners(self) -> dict[str, str]:
-        """Give the settings of the listeners."""
+        """Return the settings of the listeners."""
         return {
             "listeners": f"PLAINTEXT://{self.bootstrap_servers},{self._controller()}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
@@ -102,11 +102,11 @@ class Kafka(Part, KafkaBroker):
         }
 
     def voters(self) -> str:
-        """Give the controllers of the cluster, `node@host:port`."""
+        """Return the controllers of the cluster, `node@host:port`."""
         return f"1@127.0.0.1:{self.controller_port}"
 
     def format_arguments(self) -> list[str]:
-        """Give what the format of the data folder needs beside its id."""
+        """Return what the format of the data folder needs beside its id."""
         return []
 
     @override

@@ -68,7 +68,7 @@ class Kcat:
             self._run(bootstrap_servers, ["-P", "-t", topic, *where, *keyed, file.name])
 
     def metadata(self, bootstrap_servers: str) -> dict[str, Any]:
-        """Give brokers and topics."""
+        """Return brokers and topics."""
         found: dict[str, Any] = json.loads(self._run(bootstrap_servers, ["-L", "-J"]))
         return found
 

@@ -212,5 +212,5 @@ class KubeApi(KubeApiClient):
         self._server.start()
 
     def log_tail(self) -> str:
-        """Give the end of the API server's log."""
+        """Return the end of the API server's log."""
         return self._server.log_tail()

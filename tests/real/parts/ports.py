@@ -11,7 +11,7 @@ LAST_PORT = 32_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Give `count` different ports of 127.0.0.1 that nobody listens on."""
+    """Return `count` different ports of 127.0.0.1 that nobody listens on."""
     drawn = random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT), count * 50)
     free = [port for port in drawn if _is_free(port)]
     return free[:count]

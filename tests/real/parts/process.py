@@ -67,11 +67,11 @@ class Process:
             )
 
     def exit_status(self) -> int | None:
-        """Give the exit status (negative: the signal), or None while it runs."""
+        """Return the exit status (negative: the signal), or None while it runs."""
         return None if self._running is None else self._running.poll()
 
     def is_running(self) -> bool:
-        """Say whether it was started and has not ended."""
+        """Return whether it was started and has not ended."""
         return self._running is not None and self._running.poll() is None
 
     def wait_until(self, probe: Callable[[], bool], *, deadline_seconds: float) -> None:
@@ -92,7 +92,7 @@ class Process:
             self._running.send_signal(number)
 
     def stop(self, *, deadline_seconds: float = STOP_SECONDS) -> int | None:
-        """Ask it to end, kill it when it does not in time, and give its exit status."""
+        """Ask it to end, kill it when it does not in time, and return its exit status."""
         if self._running is None:
             return None
         self.send(signal.SIGTERM)
@@ -102,14 +102,14 @@ class Process:
             return self.kill()
 
     def kill(self) -> int | None:
-        """End it at once, as a power cut would, and give its exit status."""
+        """End it at once, as a power cut would, and return its exit status."""
         if self._running is None:
             return None
         self.send(signal.SIGKILL)
         return self._running.wait()
 
     def log_tail(self) -> str:
-        """Give the end of the log."""
+        """Return the end of the log."""
         if not self.log.exists():
             return ""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
@@ -137,11 +137,11 @@ class Part(ABC):
 
     @abstractmethod
     def argv(self) -> list[str | Path]:
-        """Give the command line."""
+        """Return the command line."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Say whether it serves; raises OSError while it does not even answer."""
+        """Return whether it serves; raises OSError while it does not even answer."""
 
     @property
     def process(self) -> Process:
@@ -179,5 +179,5 @@ class Part(ABC):
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
     def log_tail(self) -> str:
-        """Give the end of its log."""
+        """Return the end of its log."""
         return self.process.log_tail()

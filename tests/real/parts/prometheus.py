@@ -43,7 +43,7 @@ class PrometheusApi:
         return web.fetch(self.url + path)
 
     def query(self, promql: str) -> list[Any]:
-        """Give the result of an instant query: a list of metric and value."""
+        """Return the result of an instant query: a list of metric and value."""
         answer = self.fetch(f"/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
         found: list[Any] = answer.json()["data"]["result"]
         return found

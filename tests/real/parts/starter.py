@@ -41,7 +41,7 @@ class Starter:
         self._started: list[Startable] = []
 
     def new_folder(self, name: str) -> Path:
-        """Give the folder for the next part."""
+        """Return the folder for the next part."""
         return self._folder / f"{name}-{len(self._started)}"
 
     def start(self, part: StartableT) -> StartableT:

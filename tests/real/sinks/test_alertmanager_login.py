@@ -11,9 +11,8 @@ import pytest
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.records import AttributedIncident, Incident
-from gpuledger.records import Severity as IncidentSeverity
-from gpuledger.service import Readiness, Severity
+from gpuledger.records import AttributedIncident, Incident, Severity
+from gpuledger.service import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.service import run_alerts
@@ -67,7 +66,7 @@ async def tell(on: MemoryBus, node: str) -> None:
         time_ns=time.time_ns(),
         kind="xid",
         source="nvml",
-        severity=IncidentSeverity.CRITICAL,
+        severity=Severity.CRITICAL,
         xid=79,
         message="GPU has fallen off the bus",
         processes=[],
@@ -110,7 +109,7 @@ async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
     mounted, readiness, on = Mounted(tmp_path / "mounted"), Readiness(), bus()
     mounted.write(first, password="first")
     credentials, answered = (
-        readiness.check(f"alerts.{name}", severity=Severity.WARNING)
+        readiness.check(f"alerts.{name}", severity=CheckSeverity.WARNING)
         for name in ("credentials", "receiver")
     )
     settings = mounted.settings(receiver)
@@ -149,7 +148,7 @@ async def test_what_is_missing_is_named_by_the_check(
     others, reason = WITHOUT[missing]
     mounted, readiness, on = Mounted(tmp_path / "mounted"), Readiness(), bus()
     mounted.write(first, password="first")
-    answered = readiness.check("alerts.receiver", severity=Severity.WARNING)
+    answered = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     settings = mounted.settings(receiver, **others)
     async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
         await tell(on, "refused")

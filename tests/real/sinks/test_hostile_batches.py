@@ -13,9 +13,9 @@ import pytest
 
 from gpuledger.codec import encode
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, partition_of_node
-from sinks.store.reading import count_rows, entries_sql, gaps_sql
+from sinks.store.query import count_rows, entries_sql, gaps_sql
 from tests.raw_batches import Raw
-from tests.real.hostile_batches import HOSTILE, LEGAL, committed, most_memory_bytes, write
+from tests.real.hostile_batches import HOSTILE, LEGAL, committed, max_memory_bytes, write
 from tests.real.parts import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
 
@@ -78,7 +78,7 @@ async def await_committed(sink: Sink, broker: Kafka, group: str, offset: int) ->
 
 
 def letters(broker: Kafka, kcat: Kcat) -> list[Span]:
-    """Give the offsets of the dead letters, which say no more than where they lie and why."""
+    """Return the offsets of the dead letters, which say no more than where they lie and why."""
     found = values(broker, kcat, DEAD_LETTERS.name)
     assert {(each["topic"], each["partition"], each["reason"]) for each in found} == {
         (*AT, "unreadable")
@@ -109,7 +109,7 @@ async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_
     sink = start_sink("store", broker, **settings)
     await await_committed(sink, broker, "gpuledger-store", written.end)
 
-    assert most_memory_bytes(sink.pid) < 600 * 2**20
+    assert max_memory_bytes(sink.pid) < 600 * 2**20
     checks = web.fetch(f"{sink.health}/readyz").json()["checks"]
     assert all(check["ok"] for check in checks.values()), checks
     assert sink.stop(deadline_seconds=10) == 0
@@ -134,7 +134,7 @@ async def test_a_sink_that_writes_to_kafka_leaves_out_no_event_and_repeats_none(
     sink = start_sink("rows", broker)
     await await_committed(sink, broker, "gpuledger-rows", written.end)
 
-    assert most_memory_bytes(sink.pid) < 400 * 2**20
+    assert max_memory_bytes(sink.pid) < 400 * 2**20
     rows = Counter(row["seq"] for row in values(broker, kcat, ROWS.name))
     assert rows == Counter(written.seqs)
     assert letters(broker, kcat) == written.unreadable

@@ -14,7 +14,7 @@ from gpuledger.service import Readiness
 from sinks.errors import ReceiverUnavailableError
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.unit.sinks.given import HandClock, bus, event, eventually, publish, running
+from tests.unit.sinks.given import ManualClock, bus, event, eventually, publish, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ MINUTES = 20
 class Receiver:
     """A receiver that is away for some minutes of the clock, and then takes everything."""
 
-    def __init__(self, clock: HandClock, *, away_minutes: int) -> None:
+    def __init__(self, clock: ManualClock, *, away_minutes: int) -> None:
         self.clock = clock
         self.back_at_ns = clock.now_ns + away_minutes * 60 * 10**9
         self.seen: list[tuple[float, float]] = []
@@ -79,7 +79,7 @@ def fires(values: list[float], rule: str, promtool: Path, folder: Path) -> bool:
 async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_ends_it(
     promtool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, on = HandClock(), bus()
+    clock, on = ManualClock(), bus()
     receiver = Receiver(clock, away_minutes=MINUTES)
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from gpuledger.topics import DEAD_LETTERS, EVENTS
-from sinks.store.reading import count_rows, entries_sql
+from sinks.store.query import count_rows, entries_sql
 from tests.real.parts import web
 from tests.real.parts.ports import free_ports
 from tests.real.parts.process import Process

@@ -8,7 +8,7 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING
 
-from gpuledger.service import Readiness, Severity
+from gpuledger.service import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
@@ -60,7 +60,7 @@ async def test_samples_are_taken_on_where_password_and_authority_are_exchanged(
         )
     )
     credentials, answered = (
-        readiness.check(f"remote_write.{name}", severity=Severity.WARNING)
+        readiness.check(f"remote_write.{name}", severity=CheckSeverity.WARNING)
         for name in ("credentials", "receiver")
     )
 

@@ -10,8 +10,8 @@ import yaml
 from typing_extensions import override
 
 from gpuledger.errors import GpuledgerError
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.client import open_client
-from sinks.remote_write.live import LiveSeries
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.real.parts.prometheus import Prometheus
 from tests.unit.deployment import compose_file
@@ -46,8 +46,8 @@ class WithoutReceiver(Prometheus):
 
 
 async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
-    """Send a node's tick as the sink does; give what became of it."""
-    encoded = LiveSeries().encode(event(node=node, time_ns=time_ns))
+    """Send a node's tick as the sink does; return what became of it."""
+    encoded = ActiveSeries().encode(event(node=node, time_ns=time_ns))
     assert encoded is not None
     async with open_client(RemoteWriteSettings(url=to.remote_write_url)) as client:
         try:

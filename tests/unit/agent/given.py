@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from agent.machine import Machine
+from agent.host import Host
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.service import Readiness
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_795_000_000_000_000_000
 
 
-class RingingClock(HandClock):
+class RingingClock(ManualClock):
     """Moves on with its only sleeper, and rings once."""
 
     def __init__(self, *, rings_after_seconds: float) -> None:
@@ -33,11 +33,11 @@ class RingingClock(HandClock):
 
 
 async def watch(scenario: object, settings: AgentSettings, *, seconds: float) -> MemoryBus:
-    """Give what the agent of a scenario's only node has published after some time."""
+    """Return what the agent of a scenario's only node has published after some time."""
     clock, bus = RingingClock(rings_after_seconds=seconds), MemoryBus()
     simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
     (node,) = simulation.nodes.values()
-    machine = Machine(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
+    machine = Host(nvml=node.nvml, procfs=node.procfs, clock=node.clock)
     agent = asyncio.create_task(
         run_agent(machine=machine, bus=bus, settings=settings, readiness=Readiness())
     )
@@ -50,7 +50,7 @@ async def watch(scenario: object, settings: AgentSettings, *, seconds: float) ->
 def short_lives(
     spans: Sequence[tuple[float, float]], *, busy_ratio: float = 0.8, accounting: str = "v2"
 ) -> dict[str, object]:
-    """Give a scenario of one pod whose only container has one process after the other."""
+    """Return a scenario of one pod whose only container has one process after the other."""
     processes = [
         {
             "command": "python",

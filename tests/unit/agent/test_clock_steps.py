@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.reading.set_back import SetBack
+from agent.normalize.set_back import SetBack
 from gpuledger.records import NodeSample
-from simulator.clock import HandClock, NodeClock, Step
+from simulator.clock import ManualClock, NodeClock, SetClock
 from simulator.scenario import load_scenario
 from simulator.scenario_shape import ClockStep
 from simulator.simulation import SimulatedNode, Simulation
@@ -24,7 +24,7 @@ GPUS = 2
 Steps = Sequence[tuple[float, float]]
 
 
-def simulation_of(steps: Steps, clock: HandClock) -> Simulation:
+def simulation_of(steps: Steps, clock: ManualClock) -> Simulation:
     scenario = load_scenario(QUICKSTART)
     set_at = [ClockStep(at_seconds=at, by_seconds=by) for at, by in steps]
     nodes = [msgspec.structs.replace(node, clock_steps=set_at) for node in scenario.nodes]
@@ -34,7 +34,7 @@ def simulation_of(steps: Steps, clock: HandClock) -> Simulation:
 
 def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
     """Return the ticks, and for how long pods' processes kept GPUs busy that nobody was told."""
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = simulation_of(steps if driver_follows else (), clock)
     node = simulation.node(NODE)
     if not driver_follows:
@@ -47,10 +47,10 @@ def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSampl
     return samples, sum(used.busy_seconds - told[used.uid] for used in truth)
 
 
-def shown_by_another_clock(node: SimulatedNode, clock: HandClock, steps: Steps) -> SimulatedNode:
+def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps) -> SimulatedNode:
     """Return the node whose wall clock is set and whose driver stamps by a clock of its own."""
     booted_ns = clock.time_ns() - node.clock.boottime_ns()
-    made = [Step(EPOCH_NS + round(at * SECOND_NS), round(by * SECOND_NS)) for at, by in steps]
+    made = [SetClock(EPOCH_NS + round(at * SECOND_NS), round(by * SECOND_NS)) for at, by in steps]
     return replace(node, clock=NodeClock(clock, boot_time_ns=booted_ns, steps=made))
 
 

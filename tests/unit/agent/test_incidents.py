@@ -18,7 +18,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.records import Incident, NodeSample, Severity
 from gpuledger.service import Readiness
 from gpuledger.topics import INCIDENTS, SAMPLES
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
@@ -47,7 +47,7 @@ CONTENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-class MovedClock(HandClock):
+class MovedClock(ManualClock):
     """A clock whose sleepers wake when a test moves it."""
 
     def __init__(self) -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from agent.nvml.answers import LastSeen
-from agent.nvml.library import Nvml
-from agent.sampling import Moment, Sampler, Tick
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
+from agent.sampling import ClockReading, NodeTick, Sampler
 from enricher.join.accounting.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
@@ -19,21 +19,21 @@ from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
 SECOND_NS = 1_000_000_000
 
 
-def records_of(ticks: list[Tick]) -> list[ProcessRecord]:
+def records_of(ticks: list[NodeTick]) -> list[ProcessRecord]:
     return [record for tick in ticks for record in tick.processes]
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock(start_ns=EPOCH_NS)
+def clock() -> ManualClock:
+    return ManualClock(start_ns=EPOCH_NS)
 
 
 @pytest.fixture
-def cut(clock: HandClock) -> list[Tick]:
+def cut(clock: ManualClock) -> list[NodeTick]:
     return play(cut_simulation(clock).node("node-a"), clock, [0.25, *[1.0] * 22])
 
 
-def test_a_gpus_instances_stand_behind_it(cut: list[Tick]) -> None:
+def test_a_gpus_instances_stand_behind_it(cut: list[NodeTick]) -> None:
     gpus = cut[4].sample.gpus
     assert [gpu.mig_profile for gpu in gpus] == [
         None, "1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"
@@ -45,14 +45,14 @@ def test_a_gpus_instances_stand_behind_it(cut: list[Tick]) -> None:
     assert gpus[0].energy_joules
 
 
-def test_processes_point_to_the_row_of_their_instance(cut: list[Tick]) -> None:
+def test_processes_point_to_the_row_of_their_instance(cut: list[NodeTick]) -> None:
     sample = cut[4].sample
     held = [(process.gpu, (process.memory_used_bytes or 0) // GIB) for process in sample.processes]
     assert held == [(1, 5), (2, 30), (3, 6)]
     assert len({process.container for process in sample.processes}) == 3
 
 
-def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: HandClock) -> None:
+def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: ManualClock) -> None:
     simulation = cut_simulation(clock)
     node = simulation.node("node-a")
     ticks = play(node, clock, [0.25, *[1.0] * 15])[1:]
@@ -66,7 +66,7 @@ def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: HandClock) -
         assert ran_ns == pytest.approx(node.gpus[0].busy_ns(process, start_ns, end_ns), rel=1e-6)
 
 
-def test_the_traffic_of_the_board_is_no_instances(cut: list[Tick]) -> None:
+def test_the_traffic_of_the_board_is_no_instances(cut: list[NodeTick]) -> None:
     board, *instances = [gpu.profiling for gpu in cut[4].readings.gpus if gpu.profiling]
     assert board.pcie_sent_bytes_per_second
     assert len(instances) == 4
@@ -76,7 +76,9 @@ def test_the_traffic_of_the_board_is_no_instances(cut: list[Tick]) -> None:
     assert None not in booked
 
 
-def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: list[Tick]) -> None:
+def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
+    cut: list[NodeTick],
+) -> None:
     profiles = [[gpu.mig_profile for gpu in tick.sample.gpus] for tick in cut]
     assert profiles[18][1:] == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
     assert profiles[-1][1:] == ["7g.80gb"]
@@ -85,7 +87,7 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(cut: lis
     assert all(uuid.startswith("MIG-") for one in ended for uuid in one.gpu_uuids)
 
 
-def test_the_tick_of_a_new_cut_says_so(cut: list[Tick]) -> None:
+def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
     told = [(place, tick.cut_anew) for place, tick in enumerate(cut) if tick.cut_anew]
     first_new = next(
         place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
@@ -93,16 +95,16 @@ def test_the_tick_of_a_new_cut_says_so(cut: list[Tick]) -> None:
     assert told == [(first_new, [cut[0].sample.gpus[0].uuid])]
 
 
-def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: HandClock) -> None:
+def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
     """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node="node-a", procfs=node.procfs)
-    (gpu,) = Nvml(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml).open()
     records: list[ProcessRecord] = []
     for seconds in (1.0, 1.0, 19.0, 1.0):
         clock.advance(seconds)
-        at = Moment.read(node.clock)
-        tick = sampler.sample([gpu.answer(LastSeen())], asked_boottime_ns=at.boottime_ns, at=at)
+        at = ClockReading.read(node.clock)
+        tick = sampler.sample([gpu.answer(SampleCursor())], asked_boottime_ns=at.boottime_ns, at=at)
         records += tick.processes if tick else []
     changes = [record.change for record in records]
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3
@@ -119,7 +121,7 @@ def sums(samples: list[NodeSample]) -> dict[str, float]:
     return found
 
 
-def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[Tick]) -> None:
+def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     samples = [tick.sample for tick in cut]
     booked = sums(samples)
     boards = [(one.gpus[0], one.interval_ns / SECOND_NS) for one in samples]
@@ -130,7 +132,7 @@ def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[Tick]) -> None:
 
 
 def accounted_scenario(version: str) -> dict[str, Any]:
-    """Give a GPU with a long process and with short ones that no tick meets."""
+    """Return a GPU with a long process and with short ones that no tick meets."""
 
     def process(command: str, start: float, end: float | None, busy: float) -> dict[str, Any]:
         return {
@@ -153,7 +155,7 @@ def accounted_scenario(version: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("version", "within"), [("v1", 0.005), ("v2", 0.001)])
 def test_processes_shorter_than_a_tick_still_get_their_seconds(
-    clock: HandClock, version: str, within: float
+    clock: ManualClock, version: str, within: float
 ) -> None:
     simulation = Simulation(
         parse_scenario(accounted_scenario(version)), epoch_ns=EPOCH_NS, clock=clock
@@ -170,7 +172,7 @@ def test_processes_shorter_than_a_tick_still_get_their_seconds(
         lived = (process.end_ns - process.start_ns) / SECOND_NS
         busy = gpu.busy_ns(process, process.start_ns, process.end_ns) / SECOND_NS
         assert totals.busy_seconds == pytest.approx(busy, abs=within * lived)
-        assert totals.lived_seconds == pytest.approx(lived, abs=0.001)
+        assert totals.lifetime_seconds == pytest.approx(lived, abs=0.001)
         assert totals.max_memory_bytes == GIB
         assert totals.started_time_ns == pytest.approx(EPOCH_NS + process.start_ns, abs=1000)
     seen = [record.pid for record in records if record.change is ProcessChange.SEEN]
@@ -179,7 +181,7 @@ def test_processes_shorter_than_a_tick_still_get_their_seconds(
     assert named == {process.pid for process in gpu.processes if process.spec.command == "long"}
 
 
-def test_without_accounts_short_processes_leave_no_record(clock: HandClock) -> None:
+def test_without_accounts_short_processes_leave_no_record(clock: ManualClock) -> None:
     content = parse_scenario(accounted_scenario("off"))
     node = Simulation(content, epoch_ns=EPOCH_NS, clock=clock).node("n")
     records = records_of(play(node, clock, [1.0] * 12))

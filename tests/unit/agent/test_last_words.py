@@ -3,7 +3,7 @@
 import pytest
 from typing_extensions import override
 
-from agent.machine import Machine
+from agent.host import Host
 from agent.nvml.watchdog import NothingWorksError
 from agent.service import run_agent
 from agent.settings import AgentSettings
@@ -13,7 +13,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.records import Incident
 from gpuledger.service import Readiness
 from gpuledger.topics import INCIDENTS
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 
 
@@ -28,7 +28,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
     gpu = FakeGpu("GPU-0", samples=[(1, 10)])
     library, bus = FakeNvml(gpu), MemoryBus()
 
-    class LosingClock(HandClock):
+    class LosingClock(ManualClock):
         @override
         async def sleep(self, seconds: float) -> None:
             gpu.lost = self.monotonic_ns() > 5e9
@@ -37,7 +37,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
     clock = LosingClock(start_ns=10**18)
     with pytest.raises(NothingWorksError, match="1 GPUs do not answer"):
         await run_agent(
-            machine=Machine(nvml=library, procfs=FakeProcfs(), clock=clock),
+            machine=Host(nvml=library, procfs=FakeProcfs(), clock=clock),
             bus=bus,
             # Shorter than a file of settings may say.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),

@@ -69,7 +69,7 @@ def test_a_node_without_a_name_takes_the_hosts() -> None:
 def test_no_gpu_is_waited_for_beyond_the_next_tick(
     tick_seconds: float, deadline_seconds: float, patience_seconds: float
 ) -> None:
-    settings = AgentSettings(tick_seconds=tick_seconds, gpu_deadline_seconds=deadline_seconds)
+    settings = AgentSettings(tick_seconds=tick_seconds, gpu_timeout_seconds=deadline_seconds)
     assert settings.patience_seconds == pytest.approx(patience_seconds)
 
 

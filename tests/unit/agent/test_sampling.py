@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.metrics import READINGS_DROPPED
-from agent.nvml.answers import GpuAnswers, ListedProcess
-from agent.sampling import Moment, Sampler, Tick
+from agent.nvml.raw import ListedProcess, RawGpuSample
+from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -21,7 +21,7 @@ from gpuledger.records import (
     ProcessKind,
 )
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_INTERVAL_SECONDS
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeProcfs
@@ -34,15 +34,15 @@ WINDOW_SECONDS = 1 / 6
 ONE, TWO = "a" * 64, "b" * 64
 
 
-def moment(seconds: float) -> Moment:
+def moment(seconds: float) -> ClockReading:
     now_ns = round(seconds * SECOND_NS)
-    return Moment(
+    return ClockReading(
         time_ns=EPOCH_NS + now_ns, monotonic_ns=now_ns, boottime_ns=100 * SECOND_NS + now_ns
     )
 
 
-def answers(*pids: int, index: int = 0) -> GpuAnswers:
-    return GpuAnswers(
+def answers(*pids: int, index: int = 0) -> RawGpuSample:
+    return RawGpuSample(
         uuid=f"GPU-{index}",
         index=index,
         percent=50,
@@ -53,19 +53,19 @@ def answers(*pids: int, index: int = 0) -> GpuAnswers:
     )
 
 
-def sample(sampler: Sampler, given: Sequence[GpuAnswers], seconds: float) -> Tick | None:
+def sample(sampler: Sampler, given: Sequence[RawGpuSample], seconds: float) -> NodeTick | None:
     at = moment(seconds)
     return sampler.sample(given, asked_boottime_ns=at.boottime_ns, at=at)
 
 
-def tick_at(sampler: Sampler, given: Sequence[GpuAnswers], seconds: float) -> NodeSample:
+def tick_at(sampler: Sampler, given: Sequence[RawGpuSample], seconds: float) -> NodeSample:
     tick = sample(sampler, given, seconds)
     assert tick
     return tick.sample
 
 
 def details_at(
-    sampler: Sampler, given: Sequence[GpuAnswers], seconds: float
+    sampler: Sampler, given: Sequence[RawGpuSample], seconds: float
 ) -> Mapping[str, GpuDetails]:
     tick = sample(sampler, given, seconds)
     assert tick
@@ -196,7 +196,7 @@ def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
 def test_what_the_agent_adds_up_is_what_the_kernels_did(
     node_name: str, lengths: list[float]
 ) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node(node_name)
     clock.advance(0.1)

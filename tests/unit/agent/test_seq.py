@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sampling import Moment, Sampler
+from agent.sampling import ClockReading, Sampler
 from tests.fakes.nvml import FakeProcfs
 
 EPOCH_NS = 1_795_000_000_000_000_000
@@ -14,8 +14,8 @@ FIRST_TICK_NS = 10_000_000  # the shortest that the settings allow
 TICK_NS = 250_000_000
 
 
-def moment(boottime_ns: int, *, time_ns: int) -> Moment:
-    return Moment(time_ns=time_ns, monotonic_ns=boottime_ns, boottime_ns=boottime_ns)
+def moment(boottime_ns: int, *, time_ns: int) -> ClockReading:
+    return ClockReading(time_ns=time_ns, monotonic_ns=boottime_ns, boottime_ns=boottime_ns)
 
 
 lives = st.lists(

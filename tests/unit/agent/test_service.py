@@ -11,7 +11,7 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.machine import Machine
+from agent.host import Host
 from agent.metrics import TICKS_FAILED
 from agent.service import run_agent
 from agent.settings import AgentSettings
@@ -23,7 +23,7 @@ from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.service import Readiness
 from gpuledger.topics import PROCESSES, SAMPLES
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
@@ -33,7 +33,7 @@ EPOCH_NS = 1_795_000_000_000_000_000
 NODES = ("gpu-node-1", "gpu-node-2")
 
 
-class SleepersClock(HandClock):
+class SleepersClock(ManualClock):
     """Moves on to the next waking when all sleepers sleep, and rings once."""
 
     def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
@@ -67,7 +67,7 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
     agents = [
         asyncio.create_task(
             run_agent(
-                machine=Machine(nvml=node.nvml, procfs=node.procfs, clock=node.clock),
+                machine=Host(nvml=node.nvml, procfs=node.procfs, clock=node.clock),
                 bus=bus,
                 settings=AgentSettings(node_name=node.name),
                 readiness=readiness,
@@ -129,7 +129,7 @@ async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_re
     readiness = Readiness()
     agent = asyncio.create_task(
         run_agent(
-            machine=Machine(
+            machine=Host(
                 nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FakeProcfs(), clock=clock
             ),
             bus=MemoryBus(),
@@ -150,9 +150,7 @@ async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     lost.lost = True
     agent = asyncio.create_task(
         run_agent(
-            machine=Machine(
-                nvml=FakeNvml(FakeGpu("GPU-0"), lost), procfs=FakeProcfs(), clock=clock
-            ),
+            machine=Host(nvml=FakeNvml(FakeGpu("GPU-0"), lost), procfs=FakeProcfs(), clock=clock),
             bus=bus,
             settings=AgentSettings(node_name="node-1", flush_seconds=0.01),
             readiness=readiness,
@@ -192,7 +190,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     readiness, bus = Readiness(), MemoryBus()
     agent = asyncio.create_task(
         run_agent(
-            machine=Machine(
+            machine=Host(
                 nvml=FakeNvml(FakeGpu("GPU-0", compute={7: 1})), procfs=FickleProcfs(), clock=clock
             ),
             bus=bus,
@@ -214,7 +212,7 @@ async def test_a_node_without_proc_is_told_in_one_line() -> None:
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
         await run_agent(
-            machine=Machine(nvml=FakeNvml(), procfs=procfs, clock=HandClock(start_ns=EPOCH_NS)),
+            machine=Host(nvml=FakeNvml(), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=Readiness(),

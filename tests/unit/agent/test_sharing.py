@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvml.library import Nvml
-from agent.sampling import Sampler, Tick
+from agent.nvml.library import NvmlSession
+from agent.sampling import NodeTick, Sampler
 from enricher.join.accounting.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
@@ -24,12 +24,12 @@ class Run:
     """A node of the scenario, seen by an agent second by second."""
 
     def __init__(self, node: str, seconds: int) -> None:
-        clock = HandClock(start_ns=EPOCH_NS)
+        clock = ManualClock(start_ns=EPOCH_NS)
         self.simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
         self.node = self.simulation.node(node)
-        self.ticks: list[Tick] = []
+        self.ticks: list[NodeTick] = []
         sampler = Sampler(node=node, procfs=self.node.procfs)
-        gpus = Nvml(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
+        gpus = NvmlSession(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
         for length in [1.0] * seconds:
             clock.advance(length)
             if tick := tick_of(sampler, gpus, self.node.clock):

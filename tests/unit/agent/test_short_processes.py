@@ -15,7 +15,7 @@ BETWEEN_TICKS = (2.4, 3.0)
 
 
 async def told(bus: MemoryBus) -> list[ProcessRecord]:
-    """Give the ends of processes on the bus."""
+    """Return the ends of processes on the bus."""
     async with bus.consumer(Subscription(group="test", topics=[PROCESSES.name])) as consumer:
         batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
         decode = decoder_of(PROCESSES.name, ProcessRecord).decode
@@ -24,7 +24,7 @@ async def told(bus: MemoryBus) -> list[ProcessRecord]:
 
 
 async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
-    """Give the ticks on the bus."""
+    """Return the ticks on the bus."""
     async with bus.consumer(Subscription(group="test", topics=[SAMPLES.name])) as consumer:
         batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
         decode = decoder_of(SAMPLES.name, NodeSample).decode
@@ -32,13 +32,13 @@ async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
 
 
 @pytest.mark.parametrize(
-    ("glance_seconds", "is_known"),
+    ("process_scan_seconds", "is_known"),
     [(0.1, True), (0.5, True), (60.0, False)],
 )
 async def test_one_that_no_tick_lists_is_known_where_it_was_glanced_at(
-    glance_seconds: float, *, is_known: bool
+    process_scan_seconds: float, *, is_known: bool
 ) -> None:
-    settings = AgentSettings(node_name="gpu-a", glance_seconds=glance_seconds)
+    settings = AgentSettings(node_name="gpu-a", process_scan_seconds=process_scan_seconds)
     (end,) = await told(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
     assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
     assert (end.container_id is not None) == is_known
@@ -51,8 +51,8 @@ async def test_the_tick_that_covers_its_end_tells_it_and_it_is_settled() -> None
         (tick, end) for tick in await ticks_on(bus) for end in tick.ended_processes or ()
     ]
     assert end.busy_seconds == pytest.approx(0.48, abs=0.1)
-    assert end.ticked_busy_seconds == 0.0
-    assert end.unclaimed_busy_seconds == pytest.approx(end.busy_seconds, abs=0.02)
+    assert end.sampled_busy_seconds == 0.0
+    assert end.reserved_busy_seconds == pytest.approx(end.busy_seconds, abs=0.02)
     assert tick.containers[end.container or 0].pod_uid is not None
     assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
     assert end.until_time_ns <= tick.time_ns

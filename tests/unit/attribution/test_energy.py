@@ -6,7 +6,7 @@ import pytest
 
 from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.energy import idle_watts
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
@@ -46,7 +46,7 @@ def scenario() -> dict[str, object]:
 
 
 def test_a_pod_is_debited_with_what_its_kernels_drew_and_idle_draw_for_their_time() -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario()), epoch_ns=EPOCH_NS, clock=clock)
     samples = [tick.sample for tick in play(simulation.node("gpu-a"), clock, [1.0] * 30)]
     joules: dict[str | None, float] = defaultdict(float)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.accounting.books import book_tick
 from gpuledger.records import NodeSample
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
@@ -65,11 +65,11 @@ class Run:
 
     @property
     def covered_ns(self) -> tuple[int, int]:
-        """Give from when to when the ticks cover, since the epoch."""
+        """Return from when to when the ticks cover, since the epoch."""
         return self.samples[0].time_ns - self.samples[0].interval_ns, self.samples[-1].time_ns
 
     def booked(self) -> dict[str | None, float]:
-        """Give each pod's busy seconds in the books, by UID."""
+        """Return each pod's busy seconds in the books, by UID."""
         found: dict[str | None, float] = defaultdict(float)
         for sample in self.samples:
             for books in book_tick(sample):
@@ -111,10 +111,10 @@ def scenario(pods: list[Life]) -> dict[str, object]:
 
 def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Run:
     """Let an agent watch the pods for the length of a run."""
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario(pods)), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), Nvml(node.nvml).open()
+    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), NvmlSession(node.nvml).open()
     clock.advance(phase_seconds)
     made = []
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
@@ -125,7 +125,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
 
 
 def lengths_of(jitters: list[float]) -> Iterator[float]:
-    """Give the ticks' lengths: a short first one, then one second, early and late by turns."""
+    """Yield the ticks' lengths: a short first one, then one second, early and late by turns."""
     yield 0.25
     while True:
         yield from (1 + jitter for jitter in jitters)

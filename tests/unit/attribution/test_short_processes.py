@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.settlement import settle_ends
 from gpuledger.records import Account, Entry, NodeSample
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
@@ -53,7 +53,7 @@ class Run:
         return f"Run(ticks={len(self.samples)}, pods={len(self.simulation.pods)})"
 
     def booked(self) -> Mapping[Debtor, float]:
-        """Give the busy seconds that ticks book on each."""
+        """Return the busy seconds that ticks book on each."""
         found: dict[Debtor, float] = defaultdict(float)
         for sample in self.samples:
             for books in book_tick(sample):
@@ -62,7 +62,7 @@ class Run:
         return found
 
     def settled(self) -> Mapping[Debtor, float]:
-        """Give the busy seconds that settlements add to them."""
+        """Return the busy seconds that settlements add to them."""
         found: dict[Debtor, float] = defaultdict(float)
         for sample in self.samples:
             for settlement in settle_ends(sample) or ():
@@ -71,7 +71,7 @@ class Run:
         return found
 
     def truth(self) -> Mapping[Debtor, float]:
-        """Give the busy seconds of each pod, while ticks covered it."""
+        """Return the busy seconds of each pod, while ticks covered it."""
         begin_ns = self.samples[0].time_ns - self.samples[0].interval_ns
         used = self.simulation.truth(begin_ns, self.samples[-1].time_ns)
         return {one.uid: one.busy_seconds for one in used}
@@ -85,13 +85,13 @@ def _debtor(entry: Entry, sample: NodeSample) -> Debtor:
 
 def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES) -> Run:
     """Let an agent watch two GPUs on which pods run short processes, one after the other."""
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     random = Random(seed)  # noqa: S311  # no secret is made of it
     scenario = parse_scenario(_scenario(random, pods_a_gpu, accounting))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler = Sampler(node=node.name, procfs=node.procfs)
-    gpus = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, known = [], frozenset[int]()
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
         if tick := tick_of(sampler, gpus, node.clock):
@@ -149,12 +149,12 @@ def _lives(random: Random, gpu: int) -> Iterator[dict[str, object]]:
 
 
 def error_seconds(booked: Mapping[Debtor, float], truth: Mapping[Debtor, float]) -> float:
-    """Give how far pods are from the truth, in sum."""
+    """Return how far pods are from the truth, in sum."""
     return sum(abs(booked.get(uid, 0.0) - seconds) for uid, seconds in truth.items())
 
 
 def added(one: Mapping[Debtor, float], other: Mapping[Debtor, float]) -> dict[Debtor, float]:
-    """Give the sums of both."""
+    """Return the sums of both."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
 
 
@@ -187,7 +187,7 @@ def test_nothing_is_taken_but_from_nobody_and_the_sum_over_all_accounts_stays(
 
 
 def table() -> list[tuple[int, float, float]]:
-    """Give the page's rows: pods on the GPU, and how far they are from the truth."""
+    """Return the page's rows: pods on the GPU, and how far they are from the truth."""
     text = PAGE.partition("<!-- short:begin -->\n")[2].partition("<!-- short:end -->")[0]
     rows = [line.replace("%", "").strip("|").split("|") for line in text.splitlines()[2:]]
     return [(int(pods), float(one) / 100, float(other) / 100) for pods, one, other in rows]

@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.accounting.books import book_tick
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
@@ -52,12 +52,12 @@ def scenario(small_ratio: float, kernel_seconds: float) -> dict[str, object]:
 
 
 def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
-    """Give what the small pod is booked, as a part of what its kernels used."""
-    clock = HandClock(start_ns=EPOCH_NS)
+    """Return what the small pod is booked, as a part of what its kernels used."""
+    clock = ManualClock(start_ns=EPOCH_NS)
     load = scenario(small_ratio, kernel_seconds)
     simulation = Simulation(parse_scenario(load), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), Nvml(node.nvml).open()
+    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), NvmlSession(node.nvml).open()
     samples = []
     for _ in range(RUN_SECONDS + 2):
         clock.advance(1.0)
@@ -74,7 +74,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
 
 
 def table() -> list[tuple[float, float, float]]:
-    """Give the page's rows: the true share, the kernels' length, and booked over true."""
+    """Return the page's rows: the true share, the kernels' length, and booked over true."""
     text = PAGE.partition("<!-- small:begin -->\n")[2].partition("<!-- small:end -->")[0]
     head, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()

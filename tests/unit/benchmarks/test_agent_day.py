@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 GROWTH = "from benchmarks.bench_agent_day import traced_growth; print(*traced_growth(1_000))"
 # An integer and a reference to it: less cannot be kept of a process, not even its pid. What is kept
 # of none but comes and goes (tables that grow, caches) is a third of it over so many.
-LEAST_BYTES_KEPT = sys.getsizeof(4_000) + 8
+MIN_BYTES_KEPT = sys.getsizeof(4_000) + 8
 
 
 def test_hundreds_of_processes_that_came_and_went_leave_nothing_behind() -> None:
@@ -20,7 +20,7 @@ def test_hundreds_of_processes_that_came_and_went_leave_nothing_behind() -> None
     )
     grown_bytes, processes = map(int, run.stdout.split())
     assert processes > 400
-    assert grown_bytes < processes * LEAST_BYTES_KEPT
+    assert grown_bytes < processes * MIN_BYTES_KEPT
 
 
 def test_the_day_that_is_measured_is_busy() -> None:

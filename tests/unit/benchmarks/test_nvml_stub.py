@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import pynvml
 
-from agent.nvml.answers import LastSeen
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
 from benchmarks.nvml_stub.functions import FUNCTIONS, as_bytes, as_header
 from benchmarks.nvml_stub.memory import Question, SharedMemory
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 
@@ -32,15 +32,15 @@ class Noting:
 
 
 def called_by_the_agent() -> set[str]:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     library = Noting(simulation.node("gpu-node-1").nvml)
-    nvml = Nvml(library, monotonic_ns=clock.monotonic_ns)
+    nvml = NvmlSession(library, monotonic_ns=clock.monotonic_ns)
     gpus = nvml.open()
     for _ in range(3):
         clock.advance(1)
         for gpu in gpus:
-            gpu.answer(LastSeen())
+            gpu.answer(SampleCursor())
     nvml.close()
     return library.called
 

@@ -16,7 +16,7 @@ UIDS = ["uid-a", "uid-b", "uid-c"]
 
 @pytest.fixture(scope="module")
 def agents() -> list[Agent]:
-    """Give three agents."""
+    """Return three agents."""
     return make_agents(Fleet(nodes=len(UIDS)), uids=UIDS, partitions=SAMPLES.partitions)
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from benchmarks.ticks import SEQ_PER_TICK
-from tests.chaos.tally import MOST_AHEAD, Mode, Tally
+from tests.chaos.tally import MAX_AHEAD, Mode, Tally
 
 BOOTS = {"node-a": "boot-a", "node-b": "boot-b"}
 
 
 def tally(*, acknowledged: int, events: list[tuple[int, bytes]]) -> Tally:
-    """Give a tally with ticks and events of one node."""
+    """Return a tally with ticks and events of one node."""
     made = Tally(BOOTS)
     for number in range(acknowledged):
         made.acknowledge("node-a", number)
@@ -59,7 +59,7 @@ def test_a_lost_tick_breaks_every_promise_and_is_named() -> None:
         ("node-a", "boot-b", 0),
         ("node-a", "boot-a", SEQ_PER_TICK),
         ("node-a", "boot-a", 1),
-        ("node-a", "boot-a", (1 + MOST_AHEAD) * SEQ_PER_TICK),
+        ("node-a", "boot-a", (1 + MAX_AHEAD) * SEQ_PER_TICK),
     ],
     ids=["node", "boot", "tick", "between two ticks", "far tick"],
 )

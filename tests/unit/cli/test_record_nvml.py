@@ -5,7 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.recorded.tape import read_tape
+from agent.recording.format import read_tape
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.__main__ import main

@@ -57,11 +57,11 @@ class Service:
         return [Mount(source=parts[0], target=parts[1], mode=parts[2]) for parts in given]
 
     def command(self) -> list[str]:
-        """Give what is started, as the image or the service itself says it."""
+        """Return what is started, as the image or the service itself says it."""
         return [*self._entrypoint(), *self.spec.get("command", [])]
 
     def on_this_machine(self, volumes: Mapping[str, Path]) -> tuple[list[str], dict[str, str]]:
-        """Give command and environment with each path in the container replaced by its source."""
+        """Return command and environment with each path in the container replaced by its source."""
 
         environment = {
             name: self.path_on_this_machine(value, volumes)
@@ -71,7 +71,7 @@ class Service:
         return command, environment
 
     def path_on_this_machine(self, text: str, volumes: Mapping[str, Path]) -> str:
-        """Give a text with each path in the container replaced by its source.
+        """Return a text with each path in the container replaced by its source.
 
         `volumes` has the sources of named volumes; a file of the repository in it is taken in place
         of the repository's.
@@ -85,12 +85,12 @@ class Service:
         return re.sub(rf"({targets})(?![\w.-])", lambda found: str(sources[found[1]]), text)
 
     def _entrypoint(self) -> Sequence[str]:
-        """Give what the image itself starts; of others' images nothing is known."""
+        """Return what the image itself starts; of others' images nothing is known."""
         given: Sequence[str] = self.spec.get("entrypoint", ())
         return given or (deployables.entrypoint(self.stage) if self.is_ours else ())
 
     def _copied(self) -> dict[str, Path]:
-        """Give the files that our image has from the checkout, by their place in it."""
+        """Return the files that our image has from the checkout, by their place in it."""
         copied = deployables.copied(self.stage) if self.is_ours else ()
         return {target: ROOT / source for source, target in copied}
 
@@ -107,13 +107,13 @@ def services() -> list[Service]:
 
 
 def deployed() -> list[Service]:
-    """Give the services that run a deployable, so neither `topics` nor the simulator."""
+    """Return the services that run a deployable, so neither `topics` nor the simulator."""
     names = {"gpuledger-agent", "gpuledger-podwatch", "gpuledger-join", "gpuledger-sink"}
     return [service for service in services() if service.is_ours and service.command()[0] in names]
 
 
 def urls(value: object) -> Iterator[str]:
-    """Give all URLs in settings."""
+    """Yield all URLs in settings."""
     if isinstance(value, str) and value.startswith(("http://", "https://")):
         yield value
     for inner in value.values() if isinstance(value, dict) else ():

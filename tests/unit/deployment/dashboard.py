@@ -44,7 +44,7 @@ class Target:
         return fill_in(self.written)
 
     def name_of(self, labels: Mapping[str, str]) -> str:
-        """Give the name of a series as Grafana shows it; a label that it has not is nothing."""
+        """Return the name of a series as Grafana shows it; a label that it has not is nothing."""
         return _NAME_OF_LABEL.sub(lambda found: labels.get(found[1], ""), self.legend)
 
 
@@ -60,7 +60,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def targets() -> list[Target]:
-    """Give the queries of all panels."""
+    """Return the queries of all panels."""
     return [
         Target(
             panel=panel["title"],
@@ -77,7 +77,7 @@ def targets() -> list[Target]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """Give the dashboard's variables that are asked of the data source."""
+    """Return the dashboard's variables that are asked of the data source."""
     return [one for one in load()["templating"]["list"] if one["type"] == "query"]
 
 
@@ -104,7 +104,7 @@ def labels_in(legend: str) -> set[str]:
 
 
 def labels(query: str) -> set[str]:
-    """Give the labels by which a query selects and groups."""
+    """Return the labels by which a query selects and groups."""
     grouped = [name.strip() for names in _BY.findall(query) for name in names.split(",")]
     selected = [name for inside in _MATCHERS.findall(query) for name in _LABEL.findall(inside)]
     return {*grouped, *selected}

@@ -55,12 +55,12 @@ def stages() -> dict[str, Stage]:
 
 
 def targets() -> dict[str, Stage]:
-    """Give the stages that are images, by name."""
+    """Return the stages that are images, by name."""
     return {name: stage for name, stage in stages().items() if stage.values("ENTRYPOINT")}
 
 
 def target_of(image: str) -> Stage:
-    """Give the stage behind an image of ours such as `gpuledger-agent:0.1.0`."""
+    """Return the stage behind an image of ours such as `gpuledger-agent:0.1.0`."""
     found = re.fullmatch(rf"gpuledger-(\w+):{re.escape(VERSION)}", image)
     assert found, f"{image} is no image of version {VERSION}"
     return targets()[found[1]]
@@ -73,13 +73,13 @@ def entrypoint(stage: Stage) -> list[str]:
 
 
 def copied(stage: Stage) -> list[tuple[str, str]]:
-    """Give what an image takes straight out of the checkout, and where to."""
+    """Return what an image takes straight out of the checkout, and where to."""
     words = [value.split() for value in stage.values("COPY") if not value.startswith("--from=")]
     return [(source, target) for source, target in words]
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run a script of the project, with no other variables than these; give what it prints.
+    """Run a script of the project, with no other variables than these; return what it prints.
 
     It runs in this process, which is a hundred times faster: an option such as `--help` or
     `--print-config` must end it before it does its work.
@@ -108,7 +108,7 @@ def _exit_code(main: Callable[[], int]) -> object:
 
 
 def settings(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Give the settings with which a deployable would start."""
+    """Return the settings with which a deployable would start."""
     return _settings(tuple(command), tuple(sorted(environ.items())))
 
 

@@ -23,13 +23,13 @@ Checks = set[tuple[str, str]]
 
 
 def written(deployable: str) -> Checks:
-    """Give name and severity of each check in the page's table."""
+    """Return name and severity of each check in the page's table."""
     row = rf"^\| {deployable} \| `([^`]+)` \| (critical|warning) \|"
     return set(re.findall(row, PAGE, flags=re.MULTILINE))
 
 
 def made(folder: Path) -> Checks:
-    """Give name and severity of each check that the code makes."""
+    """Return name and severity of each check that the code makes."""
     trees = [ast.parse(file.read_text()) for file in folder.rglob("*.py")]
     return {found for tree in trees for found in _made_in(tree)}
 

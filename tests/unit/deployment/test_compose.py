@@ -29,7 +29,7 @@ EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with what the simulated cluster tells its agents, its server left out."""
+    """Return the folder with what the simulated cluster tells its agents, its server left out."""
     folder, commands = tmp_path_factory.mktemp("simulation"), tmp_path_factory.mktemp("commands")
     stub = commands / "python"
     stub.write_text('#!/bin/sh\necho "$@"\n')

@@ -27,7 +27,7 @@ def copies(stage: Stage) -> list[list[str]]:
 
 
 def stack(stage: Stage) -> list[Stage]:
-    """Give a stage and all stages under it."""
+    """Return a stage and all stages under it."""
     below = stages().get(stage.base)
     return [stage, *(stack(below) if below else [])]
 

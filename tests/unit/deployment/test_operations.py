@@ -42,7 +42,7 @@ METRICS: Final = (
 
 
 def variables(model: type[msgspec.Struct]) -> set[str]:
-    """Give every variable that a deployable takes."""
+    """Return every variable that a deployable takes."""
     found = settings_of(model)
     files = {variable_of(setting.file_path) for setting in found if setting.is_secret}
     return files | {setting.variable for setting in found}

@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from cli.pages.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
 from sinks.metrics import DROP_REASONS
 from sinks.settings import KINDS

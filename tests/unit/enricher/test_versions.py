@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.naming.pods import PodCache
-from enricher.podwatch.known import KnownPods
+from enricher.join.pods.pods import PodCache
+from enricher.podwatch.published_pods import KnownPods
 from enricher.versions import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
@@ -30,7 +30,7 @@ def at(version: str, **changes: object) -> PodRecord:
 
 
 def cached(told: Sequence[Told]) -> PodCache:
-    """Give a join's pods after these records of one pod."""
+    """Return a join's pods after these records of one pod."""
     cache = PodCache()
     for number, one in enumerate(told):
         if one is TOMBSTONE:
@@ -46,7 +46,7 @@ def newest(told: Sequence[Told]) -> PodRecord | None:
 
 
 def read_back(told: Sequence[Told]) -> KnownPods:
-    """Give what a podwatch reads of these records when it starts."""
+    """Return what a podwatch reads of these records when it starts."""
     known = KnownPods()
     known.take(
         Record(PODS.name, 0, number, 0, UID.encode(), None if one is None else encode(one))

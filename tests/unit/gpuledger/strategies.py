@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def records(record: type[T]) -> st.SearchStrategy[T]:
-    """Give records whose every field takes any value of its type, absent ones included."""
+    """Return records whose every field takes any value of its type, absent ones included."""
     hints = get_type_hints(record, include_extras=True)
     return st.builds(record, **{name: _values(hint) for name, hint in hints.items()})
 

@@ -132,12 +132,12 @@ UNBOUNDED = {
     # Positions, held to their tables when the tick is booked.
     "GpuProcess.gpu",
     "GpuProcess.container",
-    "ProcessEnd.gpu",
-    "ProcessEnd.container",
+    "ProcessExit.gpu",
+    "ProcessExit.container",
     # What a wall clock shows, which anybody may set.
     "NodeSample.time_ns",
-    "ProcessEnd.from_time_ns",
-    "ProcessEnd.until_time_ns",
+    "ProcessExit.from_time_ns",
+    "ProcessExit.until_time_ns",
 }
 
 

@@ -179,7 +179,7 @@ def test_there_is_one_decoder_for_a_topic_and_its_record() -> None:
 
 
 def records_with(field: str) -> list[tuple[str, dict[str, Any]]]:
-    """Give a golden message of each topic whose record has a field at its top."""
+    """Return a golden message of each topic whose record has a field at its top."""
     found = []
     for topic in TOPICS:
         messages = sorted((MESSAGES / topic.name).glob("*.json"))

@@ -18,7 +18,7 @@ from gpuledger.bus.protocol import (
     UnreadableReason,
 )
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterOffice
+from gpuledger.dead_letters import DEAD_LETTERS_TOTAL, DeadLetterQueue
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.records import DeadLetter, GpuReading
 from gpuledger.service.repeats import Repeats
@@ -35,8 +35,8 @@ def record(value: bytes | None, *, offset: int = 0, partition: int = 3) -> Recor
     return Record("a.topic", partition, offset, 1, b"a-key", value)
 
 
-def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterOffice:
-    return DeadLetterOffice(
+def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterQueue:
+    return DeadLetterQueue(
         consumer="a-group", producer=producer, partitions=partitions, time_ns=lambda: NOW_NS
     )
 
@@ -211,7 +211,7 @@ async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it(
 
 def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
     before, told = counted("invalid"), list[tuple[str, int]]()
-    deadly = DeadLetterOffice(
+    deadly = DeadLetterQueue(
         consumer="a-group",
         producer=KeepingProducer(),
         partitions=1,
@@ -376,7 +376,7 @@ async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothi
 
 async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
     now_seconds = 0.0
-    deadly = DeadLetterOffice(
+    deadly = DeadLetterQueue(
         consumer="a-group",
         producer=KeepingProducer(),
         partitions=1,

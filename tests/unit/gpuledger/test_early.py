@@ -30,7 +30,7 @@ STARTS = {
 def signalled(
     number: signal.Signals, *, module: str, start: str, at: str, argv: tuple[str, ...] = ()
 ) -> tuple[int, bytes]:
-    """Give exit code and standard error of a program that is signalled as it imports `at`."""
+    """Return exit code and standard error of a program that is signalled as it imports `at`."""
     begun = STARTS[start].format(module=module)
     code = SIGNALLED.format(first=at, number=int(number), start=begun)
     ended = subprocess.run(

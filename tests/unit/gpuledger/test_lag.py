@@ -2,7 +2,7 @@
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.lag import Lag
-from tests.unit.sinks.given import SECOND_NS, START_NS, HandClock
+from tests.unit.sinks.given import SECOND_NS, START_NS, ManualClock
 
 AT, OTHER = TopicPartition("events", 0), TopicPartition("events", 1)
 START_MS = START_NS // 1_000_000
@@ -13,7 +13,7 @@ def record(offset: int, *, age_seconds: float, at: TopicPartition = AT) -> Recor
 
 
 def test_what_waits_for_the_receiver_grows_older_with_the_clock() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     lag = Lag(clock=clock)
     lag.polled({AT: [record(0, age_seconds=2), record(1, age_seconds=1)]})
     assert lag.seconds() == 2
@@ -22,7 +22,7 @@ def test_what_waits_for_the_receiver_grows_older_with_the_clock() -> None:
 
 
 def test_nothing_to_do_is_no_lag_however_long_ago_the_last_event_was() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     lag = Lag(clock=clock)
     assert lag.seconds() == 0
     lag.polled({AT: [record(0, age_seconds=1)]})
@@ -34,14 +34,14 @@ def test_nothing_to_do_is_no_lag_however_long_ago_the_last_event_was() -> None:
 
 
 def test_between_the_polls_of_a_backlog_the_lag_is_that_of_what_was_done_last() -> None:
-    lag = Lag(clock=HandClock())
+    lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=500)]})
     lag.done(AT, 1, time_ms=START_MS - 500_000)
     assert lag.seconds() == 500
 
 
 def test_a_part_that_is_done_leaves_the_rest_waiting() -> None:
-    lag = Lag(clock=HandClock())
+    lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=9)], OTHER: [record(5, age_seconds=3, at=OTHER)]})
     lag.done(AT, 1)
     assert lag.seconds() == 3
@@ -51,7 +51,7 @@ def test_a_part_that_is_done_leaves_the_rest_waiting() -> None:
 
 
 def test_what_is_read_again_is_not_waited_for_twice() -> None:
-    lag = Lag(clock=HandClock())
+    lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(7, age_seconds=9)]})
     lag.polled({AT: [record(3, age_seconds=5)]})
     lag.done(AT, 4)
@@ -60,14 +60,14 @@ def test_what_is_read_again_is_not_waited_for_twice() -> None:
 
 
 def test_a_clock_behind_the_events_is_no_negative_lag() -> None:
-    lag = Lag(clock=HandClock())
+    lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=-30)]})
     assert lag.seconds() == 0
 
 
 def test_records_that_the_bus_withholds_are_lag_though_none_was_polled() -> None:
     """An open transaction before them is no reason to say that there is nothing to do."""
-    lag = Lag(clock=HandClock())
+    lag = Lag(clock=ManualClock())
     lag.follow(lambda: 40.0)
     lag.polled({})
     assert lag.seconds() == 40.0

@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from agent.exposition.counters import read_counters
-from agent.recorded.opening import open_recording
-from agent.recorded.tape import FORMAT
+from agent.recording.format import FORMAT
+from agent.recording.opening import open_recording
 from gpuledger.errors import UserError
 from gpuledger.service.web_guard import WebGuard
 from gpuledger.settings import load_settings

@@ -45,7 +45,7 @@ def twin_decoder(topic: Topic) -> Decoder[Any]:
 
 
 def objects_in(value: object) -> Iterator[dict[str, object]]:
-    """Give the JSON objects of which a value is made."""
+    """Yield the JSON objects of which a value is made."""
     if isinstance(value, dict):
         yield value
     children = value.values() if isinstance(value, dict) else value
@@ -55,7 +55,7 @@ def objects_in(value: object) -> Iterator[dict[str, object]]:
 
 
 def records_in(value: object) -> Iterator[Any]:
-    """Give the records of which a record is made, itself included."""
+    """Yield the records of which a record is made, itself included."""
     if dataclasses.is_dataclass(value):
         yield value
     children = vars(value).values() if dataclasses.is_dataclass(value) else value
@@ -65,7 +65,7 @@ def records_in(value: object) -> Iterator[Any]:
 
 
 def classes_in(hint: Any) -> Iterator[type]:  # noqa: ANN401 - any type annotation
-    """Give the classes of the records of which a type is made, itself included."""
+    """Yield the classes of the records of which a type is made, itself included."""
     if dataclasses.is_dataclass(hint):
         yield cast("type", hint)
         hints: Any = get_type_hints(hint).values()

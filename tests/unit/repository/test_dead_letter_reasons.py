@@ -19,14 +19,14 @@ PACKAGES = ("gpuledger", "enricher", "sinks")
 
 
 def rows() -> dict[str, list[str]]:
-    """Give the cells of the table of reasons, by reason."""
+    """Return the cells of the table of reasons, by reason."""
     table = PAGE.partition("| `reason` |")[2].partition("\n\n")[0]
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {cells[0].strip("`"): cells[1:] for cells in found}
 
 
 def given_reasons() -> set[str]:
-    """Give the reasons that stand in the code, of the modules that put records aside."""
+    """Return the reasons that stand in the code, of the modules that put records aside."""
     found: set[str] = set()
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):

@@ -13,7 +13,7 @@ SECTIONS = ["Context", "Decision", "Consequences", "Alternatives"]
 
 
 def targets_of_make() -> set[str]:
-    """Give the targets that `make help` lists."""
+    """Return the targets that `make help` lists."""
     listed = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607 - the make that users have
     return {line.split()[1] for line in listed.stdout.splitlines() if line.startswith("  make ")}
 

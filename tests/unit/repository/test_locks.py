@@ -20,13 +20,13 @@ lock_files = pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: str(lock.st
 
 
 def entries(lock: Path) -> list[str]:
-    """Give each requirement with its markers and hashes as one line."""
+    """Return each requirement with its markers and hashes as one line."""
     lines = lock.read_text().replace("\\\n", "").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def pinned(lock: Path) -> dict[str, set[str]]:
-    """Give the locked versions by name; a name has several where they differ by marker."""
+    """Return the locked versions by name; a name has several where they differ by marker."""
     versions: dict[str, set[str]] = {}
     for entry in entries(lock):
         requirement = Requirement(entry.partition(" --hash")[0])
@@ -37,7 +37,7 @@ def pinned(lock: Path) -> dict[str, set[str]]:
 
 
 def declared(extra: str) -> list[Requirement]:
-    """Give what pyproject.toml asks for in an extra, the extras that it is made of included."""
+    """Return what pyproject.toml asks for in an extra, the extras that it is made of included."""
     found = [Requirement(text) for text in PROJECT["dependencies"]]
     for text in EXTRAS[extra]:
         requirement = Requirement(text)

@@ -78,7 +78,7 @@ BY_PLACE: Final = pytest.mark.parametrize("line", LINES, ids=lambda line: line.p
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Give the cells of the table below a heading."""
+    """Return the cells of the table below a heading."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in table[2:]]

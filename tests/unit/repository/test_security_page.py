@@ -47,14 +47,14 @@ ACTIONS = {"receive": 1, "send": 2}
 
 
 def rows() -> dict[str, list[str]]:
-    """Give the cells of the table of Kafka's rights by deployable."""
+    """Return the cells of the table of Kafka's rights by deployable."""
     table = PAGE.partition("| who | reads | writes |")[2].partition("\n\n")[0]
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {cells[0]: cells for cells in found}
 
 
 def named(cell: str) -> set[str]:
-    """Give what a cell names, options of a command aside."""
+    """Return what a cell names, options of a command aside."""
     return {name for name in re.findall(r"`([^`]+)`", cell) if not name.startswith("--")}
 
 

@@ -14,13 +14,13 @@ WITH_REASON = re.compile(
 
 
 def python_files() -> list[Path]:
-    """Give the Python files of every package, the tests' and the benchmarks' included."""
+    """Return the Python files of every package, the tests' and the benchmarks' included."""
     packages = [found.parent for found in ROOT.glob("*/__init__.py")]
     return [file for folder in [*packages, ROOT / "tests"] for file in folder.rglob("*.py")]
 
 
 def without_reason(text: str) -> list[str]:
-    """Give the lines that silence a rule and do not say which one and why."""
+    """Return the lines that silence a rule and do not say which one and why."""
     return [
         line.strip()
         for line in text.splitlines()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
@@ -103,16 +103,16 @@ def epoch_ns() -> int:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock(start_ns=EPOCH_NS)
+def clock() -> ManualClock:
+    return ManualClock(start_ns=EPOCH_NS)
 
 
 @pytest.fixture
-def simulation(clock: HandClock) -> Simulation:
+def simulation(clock: ManualClock) -> Simulation:
     return Simulation(parse_scenario(CONTENT), epoch_ns=EPOCH_NS, clock=clock)
 
 
 @pytest.fixture
-def same_simulation(clock: HandClock) -> Simulation:
+def same_simulation(clock: ManualClock) -> Simulation:
     """Another one of the same scenario, epoch and clock, as another process would hold it."""
     return Simulation(parse_scenario(CONTENT), epoch_ns=EPOCH_NS, clock=clock)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
@@ -49,6 +49,6 @@ CUT: dict[str, Any] = {
 }
 
 
-def cut_simulation(clock: HandClock) -> Simulation:
-    """Give a run of the scenario on a clock that stands at its start."""
+def cut_simulation(clock: ManualClock) -> Simulation:
+    """Return a run of the scenario on a clock that stands at its start."""
     return Simulation(parse_scenario(CUT), epoch_ns=EPOCH_NS, clock=clock)

@@ -22,8 +22,8 @@ def laid_out(pairs: Spans) -> Spans:
     return spans
 
 
-def recorded(spans: Spans, *, most_intervals: int = 1000) -> BusyTime:
-    busy = BusyTime(most_intervals=most_intervals)
+def recorded(spans: Spans, *, max_intervals: int = 1000) -> BusyTime:
+    busy = BusyTime(max_intervals=max_intervals)
     for start, end in spans:
         busy.add(start, end)
     return busy
@@ -41,7 +41,7 @@ def test_the_busy_time_before_an_instant_is_the_clipped_sum_of_the_intervals(
 @given(PAIRS)
 def test_joining_old_intervals_loses_no_busy_time_and_never_takes_any_back(pairs: Spans) -> None:
     spans = laid_out(pairs)
-    busy = recorded(spans, most_intervals=8)
+    busy = recorded(spans, max_intervals=8)
     end = spans[-1][1]
     sums = [busy.until(instant) for instant in range(end + 1)]
     assert sums[-1] == sum(stop - start for start, stop in spans)
@@ -49,7 +49,7 @@ def test_joining_old_intervals_loses_no_busy_time_and_never_takes_any_back(pairs
 
 
 def test_memory_stays_bounded_however_long_it_runs() -> None:
-    busy = recorded([(i * 10, i * 10 + 4) for i in range(5000)], most_intervals=64)
+    busy = recorded([(i * 10, i * 10 + 4) for i in range(5000)], max_intervals=64)
     assert len(list(busy.intervals())) <= 64
     assert busy.until(50_000) == 5000 * 4
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from simulator.clock import HandClock, ScaledClock
+from simulator.clock import ManualClock, ScaledClock
 from simulator.simulation import Simulation
 
 SECOND = 1_000_000_000
 
 
 def test_scaled_time_agrees_however_late_a_process_starts() -> None:
-    machine = HandClock(start_ns=1000 * SECOND)
+    machine = ManualClock(start_ns=1000 * SECOND)
     early = ScaledClock(epoch_ns=990 * SECOND, speed=60, machine=machine)
     machine.advance(5)
     late = ScaledClock(epoch_ns=990 * SECOND, speed=60, machine=machine)
@@ -17,7 +17,7 @@ def test_scaled_time_agrees_however_late_a_process_starts() -> None:
 
 
 def test_intervals_of_a_scaled_clock_are_scenario_seconds() -> None:
-    machine = HandClock(start_ns=0)
+    machine = ManualClock(start_ns=0)
     clock = ScaledClock(epoch_ns=0, speed=10, machine=machine)
     before = clock.monotonic_ns(), clock.boottime_ns()
     machine.advance(2)
@@ -25,7 +25,7 @@ def test_intervals_of_a_scaled_clock_are_scenario_seconds() -> None:
 
 
 async def test_a_hand_moved_clock_sleeps_by_moving_on() -> None:
-    clock = HandClock(start_ns=5)
+    clock = ManualClock(start_ns=5)
     await clock.sleep(1.5)
     assert clock.time_ns() == 5 + 1_500_000_000
     assert clock.monotonic_ns() == clock.boottime_ns() == 1_500_000_000
@@ -33,7 +33,7 @@ async def test_a_hand_moved_clock_sleeps_by_moving_on() -> None:
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
 async def test_a_nodes_clock_counts_from_its_boot(
-    simulation: Simulation, clock: HandClock, node: str
+    simulation: Simulation, clock: ManualClock, node: str
 ) -> None:
     own = simulation.node(node).clock
     await own.sleep(3)

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.faults_shape import Kind
 from simulator.nvml import SimulatedNvml
 from simulator.scenario import parse_scenario
@@ -27,8 +27,8 @@ def content(**fault: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def play(clock: HandClock, epoch_ns: int) -> Play:
-    """Give an opened library with one fault."""
+def play(clock: ManualClock, epoch_ns: int) -> Play:
+    """Return an opened library with one fault."""
 
     def make(**fault: Any) -> SimulatedNvml:
         scenario = parse_scenario(content(**fault))
@@ -40,7 +40,7 @@ def play(clock: HandClock, epoch_ns: int) -> Play:
 
 
 def code_of(call: Callable[[], object]) -> int:
-    """Give the code of NVML with which a call ends, 0 where it ends well."""
+    """Return the code of NVML with which a call ends, 0 where it ends well."""
     try:
         call()
     except pynvml.NVMLError as error:
@@ -61,7 +61,7 @@ def restart(library: SimulatedNvml) -> int:
     ("kind", "code"), [("lost", LOST), ("reset_required", pynvml.NVML_ERROR_RESET_REQUIRED)]
 )
 def test_a_lost_gpu_is_lost_until_its_end_and_a_new_start(
-    play: Play, clock: HandClock, kind: Kind, code: int
+    play: Play, clock: ManualClock, kind: Kind, code: int
 ) -> None:
     library = play(kind=kind, gpus=[1], start_seconds=1, end_seconds=3)
     good, sick = (library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
@@ -75,7 +75,7 @@ def test_a_lost_gpu_is_lost_until_its_end_and_a_new_start(
     assert power_code(library, library.nvmlDeviceGetHandleByIndex(1)) == 0
 
 
-def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: HandClock) -> None:
+def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: ManualClock) -> None:
     library = play(kind="hang", gpus=[0], calls=["nvmlDeviceGetPowerUsage"], end_seconds=5)
     sick, good = (library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
     assert library.nvmlDeviceGetName(sick)
@@ -92,7 +92,7 @@ def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: Han
     assert returned.wait(5)
 
 
-def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: HandClock) -> None:
+def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: ManualClock) -> None:
     library = play(kind="garbage", start_seconds=1, end_seconds=2)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     clock.advance(1)
@@ -107,7 +107,7 @@ def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: HandC
     assert library.nvmlDeviceGetUtilizationRates(handle).gpu <= 100
 
 
-def test_a_call_that_is_not_supported_any_more_says_so(play: Play, clock: HandClock) -> None:
+def test_a_call_that_is_not_supported_any_more_says_so(play: Play, clock: ManualClock) -> None:
     library = play(kind="not_supported", calls=["nvmlDeviceGetPowerUsage"], start_seconds=1)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     assert power_code(library, handle) == 0
@@ -124,7 +124,7 @@ def test_a_list_that_grows_fails_as_often_as_it_says_and_then_succeeds(play: Pla
     assert codes == [grown, grown, 0, grown, grown, 0]
 
 
-def test_a_reloaded_driver_knows_no_handle_and_counts_anew(play: Play, clock: HandClock) -> None:
+def test_a_reloaded_driver_knows_no_handle_and_counts_anew(play: Play, clock: ManualClock) -> None:
     library = play(kind="driver_reload", start_seconds=10, end_seconds=20)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     before = library.nvmlDeviceGetTotalEnergyConsumption(handle)
@@ -138,7 +138,7 @@ def test_a_reloaded_driver_knows_no_handle_and_counts_anew(play: Play, clock: Ha
     assert 0 < after < before
 
 
-def test_a_library_of_another_version_does_nothing(play: Play, clock: HandClock) -> None:
+def test_a_library_of_another_version_does_nothing(play: Play, clock: ManualClock) -> None:
     library = play(kind="version_mismatch", start_seconds=1)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     clock.advance(1)
@@ -161,7 +161,7 @@ def listen(library: SimulatedNvml) -> Any:
 
 
 def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
-    play: Play, clock: HandClock
+    play: Play, clock: ManualClock
 ) -> None:
     library = play(kind="unbind", start_seconds=10, end_seconds=20)
     held, handle = listen(library), library.nvmlDeviceGetHandleByIndex(0)
@@ -177,7 +177,9 @@ def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
     assert library.nvmlDeviceGetTotalEnergyConsumption(again) < 1_000_000
 
 
-def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(play: Play, clock: HandClock) -> None:
+def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(
+    play: Play, clock: ManualClock
+) -> None:
     library = play(kind="unbind", start_seconds=10, end_seconds=20)
     held = listen(library)
     clock.advance(30)

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.events import EventSet
 from simulator.scenario import parse_scenario
@@ -26,11 +26,11 @@ def content(*incidents: dict[str, Any], **node: Any) -> dict[str, Any]:  # noqa:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock(start_ns=EPOCH_NS)
+def clock() -> ManualClock:
+    return ManualClock(start_ns=EPOCH_NS)
 
 
-def node_of(clock: HandClock, *incidents: dict[str, Any], **node: Any) -> SimulatedNode:  # noqa: ANN401  # a scenario's fields
+def node_of(clock: ManualClock, *incidents: dict[str, Any], **node: Any) -> SimulatedNode:  # noqa: ANN401  # a scenario's fields
     scenario = parse_scenario(content(*incidents, **node))
     return Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
 
@@ -48,7 +48,7 @@ def fails_with(code: int, library: SimulatedNvml, events: EventSet, timeout_ms: 
     return bool(raised.value.value == code)
 
 
-def test_an_event_is_told_once_and_not_before_its_time(clock: HandClock) -> None:
+def test_an_event_is_told_once_and_not_before_its_time(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     events = registered(library)
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
@@ -57,13 +57,13 @@ def test_an_event_is_told_once_and_not_before_its_time(clock: HandClock) -> None
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
 
 
-def test_what_happened_before_a_set_was_made_is_not_told_to_it(clock: HandClock) -> None:
+def test_what_happened_before_a_set_was_made_is_not_told_to_it(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     clock.advance(2)
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, registered(library))
 
 
-def test_only_what_is_registered_is_told(clock: HandClock) -> None:
+def test_only_what_is_registered_is_told(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}, {"event": "memory_retirement"}).nvml
     events = registered(library, RETIREMENT)
     clock.advance(2)
@@ -71,7 +71,7 @@ def test_only_what_is_registered_is_told(clock: HandClock) -> None:
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
 
 
-def test_a_burst_is_as_many_events_a_millisecond_apart(clock: HandClock) -> None:
+def test_a_burst_is_as_many_events_a_millisecond_apart(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 31, "times": 3}).nvml
     events = registered(library)
     clock.advance(2)
@@ -83,21 +83,23 @@ def test_a_burst_is_as_many_events_a_millisecond_apart(clock: HandClock) -> None
     assert stamps == [1_000_000, 1_001_000, 1_002_000]
 
 
-def test_a_wait_lasts_as_long_as_it_says_and_sees_what_happens_meanwhile(clock: HandClock) -> None:
+def test_a_wait_lasts_as_long_as_it_says_and_sees_what_happens_meanwhile(
+    clock: ManualClock,
+) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     events = registered(library)
     library.pause = lambda _seconds: clock.advance(0.5)
     assert library.nvmlEventSetWait_v2(events, 60_000).eventData == 79
 
 
-def test_a_library_that_is_closed_ends_the_wait(clock: HandClock) -> None:
+def test_a_library_that_is_closed_ends_the_wait(clock: ManualClock) -> None:
     library = node_of(clock).nvml
     events = registered(library)
     library.pause = lambda _seconds: library.nvmlShutdown()
     assert fails_with(pynvml.NVML_ERROR_UNINITIALIZED, library, events, 60_000)
 
 
-def test_a_driver_of_version_2_has_no_version_3(clock: HandClock) -> None:
+def test_a_driver_of_version_2_has_no_version_3(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}, events={"version": "v2"}).nvml
     events = registered(library)
     with pytest.raises(pynvml.NVMLError) as raised:
@@ -105,21 +107,21 @@ def test_a_driver_of_version_2_has_no_version_3(clock: HandClock) -> None:
     assert raised.value.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 
 
-def test_an_event_that_a_gpu_does_not_support_cannot_be_registered(clock: HandClock) -> None:
+def test_an_event_that_a_gpu_does_not_support_cannot_be_registered(clock: ManualClock) -> None:
     library = node_of(clock, events={"types": XID}).nvml
     with pytest.raises(pynvml.NVMLError) as raised:
         registered(library, XID | RETIREMENT)
     assert raised.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_a_new_cut_into_instances_is_an_event(clock: HandClock) -> None:
+def test_a_new_cut_into_instances_is_an_event(clock: ManualClock) -> None:
     library = cut_simulation(clock).node("node-a").nvml
     events = registered(library, 0x100)
     clock.advance(30)
     assert library.nvmlEventSetWait_v2(events, 0).eventType == pynvml.nvmlEventMigConfigChange
 
 
-def test_the_kernels_log_stamps_by_the_time_since_boot(clock: HandClock) -> None:
+def test_the_kernels_log_stamps_by_the_time_since_boot(clock: ManualClock) -> None:
     node = node_of(clock, {"xid": 13, "pid": 7, "text": "Graphics"}, uptime_seconds=100)
     log = node.open_kmsg()
     with pytest.raises(BlockingIOError):

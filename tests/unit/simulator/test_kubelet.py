@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from agent.kubelet.assignments import allocate, find_holdings
+from agent.kubelet.container_logs import ContainerName, ContainerNames, list_folder
 from agent.kubelet.devices import DeviceIndex
-from agent.kubelet.holdings import allocate, find_holdings
 from agent.kubelet.messages import parse_answer
-from agent.kubelet.names import ContainerName, ContainerNames, list_folder
-from agent.processes.namespace import judge_procfs
+from agent.processes.pid_namespace import check_procfs
 from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kubelet.server import link_logs
 from simulator.scenario import load_scenario, parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
@@ -24,13 +24,13 @@ GIB = 1 << 30
 
 
 def simulate(scenario: dict[str, Any], *, at_seconds: float = 1) -> SimulatedNode:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     clock.advance(at_seconds)
     return Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock).node("node-a")
 
 
 def facts(node: SimulatedNode) -> list[GpuFacts]:
-    """Tell of the node's GPUs what an inventory tells."""
+    """Report of the node's GPUs what an inventory tells."""
     found = []
     for gpu in node.gpus:
         cut = gpu.cut(0)
@@ -144,7 +144,7 @@ async def test_a_container_has_the_gpus_of_its_processes_unless_the_scenario_say
 
 
 async def test_containers_on_one_gpu_have_a_share_each() -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     shared = [one for one in await allocated(simulation.node("gpu-node-2")) if one.replica]
 
@@ -170,7 +170,7 @@ async def test_a_pod_is_listed_from_its_start_until_some_time_after_its_end() ->
 
 
 def test_the_names_of_logs_name_the_containers(tmp_path: Path) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     link_logs(simulation.node("gpu-node-1").kubelet, tmp_path)
     names = ContainerNames(list_names=list_folder(tmp_path), clock=clock)
@@ -185,8 +185,8 @@ def test_the_agents_view_of_proc_is_the_scenarios_choice() -> None:
     hidden = container()
     hidden["nodes"][0]["host_pid"] = False
 
-    assert judge_procfs(simulate(container()).procfs).is_on
-    assert not judge_procfs(simulate(hidden).procfs).is_on
+    assert check_procfs(simulate(container()).procfs).is_on
+    assert not check_procfs(simulate(hidden).procfs).is_on
 
 
 @pytest.mark.parametrize(

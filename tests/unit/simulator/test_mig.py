@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.nvml import Handle, SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
@@ -16,7 +16,7 @@ from tests.unit.simulator.given_mig import CUT, EPOCH_NS, GIB, cut_simulation
 
 
 @pytest.fixture
-def cut(clock: HandClock) -> Simulation:
+def cut(clock: ManualClock) -> Simulation:
     return cut_simulation(clock)
 
 
@@ -61,7 +61,7 @@ def test_an_instance_is_named_by_its_profile_and_has_its_part(
 
 
 def test_memory_and_processes_are_those_of_the_instance(
-    nvml: SimulatedNvml, gpu: Handle, clock: HandClock
+    nvml: SimulatedNvml, gpu: Handle, clock: ManualClock
 ) -> None:
     clock.advance(1)
     used = [
@@ -99,7 +99,7 @@ def test_what_nvml_does_not_give_under_mig_is_not_supported(
 
 
 def test_a_new_cut_makes_old_handles_invalid(
-    nvml: SimulatedNvml, gpu: Handle, clock: HandClock
+    nvml: SimulatedNvml, gpu: Handle, clock: ManualClock
 ) -> None:
     old = instances(nvml, gpu)[1]
     clock.advance(20)
@@ -112,7 +112,7 @@ def test_a_new_cut_makes_old_handles_invalid(
 
 
 def test_instances_run_side_by_side_and_draw_their_shares(
-    cut: Simulation, clock: HandClock
+    cut: Simulation, clock: ManualClock
 ) -> None:
     gpu = cut.node("node-a").gpus[0]
     second = 1_000_000_000

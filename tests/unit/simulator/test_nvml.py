@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.nvml import Handle, SimulatedNvml
 from simulator.simulation import Simulation
 
@@ -69,7 +69,7 @@ def test_a_running_process_looks_like_the_bindings_own(nvml: SimulatedNvml, shar
 def test_without_a_new_sample_the_answer_is_not_found(
     nvml: SimulatedNvml,
     shared: Handle,
-    clock: HandClock,
+    clock: ManualClock,
     epoch_ns: int,
     call: Callable[..., Any],
 ) -> None:
@@ -96,7 +96,7 @@ def test_nothing_is_answered_before_the_library_is_opened_nor_through_an_old_han
 
 
 def test_a_windows_percent_is_the_truth_rounded(
-    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: HandClock, epoch_ns: int
+    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: ManualClock, epoch_ns: int
 ) -> None:
     clock.advance(10)
     gpu = simulation.node("node-a").gpus[1]
@@ -113,7 +113,7 @@ def test_a_windows_percent_is_the_truth_rounded(
 
 
 def test_the_ring_buffer_forgets_but_a_reader_that_keeps_up_sees_each_window_once(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock, epoch_ns: int
+    nvml: SimulatedNvml, shared: Handle, clock: ManualClock, epoch_ns: int
 ) -> None:
     kind, last, seen = pynvml.NVML_GPU_UTILIZATION_SAMPLES, epoch_ns // 1000, list[int]()
     for _ in range(40):
@@ -133,7 +133,7 @@ def test_the_driver_has_sampled_idle_gpus_since_before_the_scenario(
 
 
 def test_process_samples_sum_to_the_device_and_end_with_the_process(
-    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: HandClock, epoch_ns: int
+    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: ManualClock, epoch_ns: int
 ) -> None:
     clock.advance(10)
     chat = next(p for p in simulation.processes if p.spec.command == "serve")
@@ -150,7 +150,7 @@ def test_process_samples_sum_to_the_device_and_end_with_the_process(
 
 
 def test_utilization_rates_are_those_of_the_newest_window(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock
+    nvml: SimulatedNvml, shared: Handle, clock: ManualClock
 ) -> None:
     clock.advance(5.1)
     _, samples = nvml.nvmlDeviceGetSamples(shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
@@ -165,7 +165,7 @@ def test_before_the_first_window_utilization_is_zero(nvml: SimulatedNvml, shared
 
 @pytest.mark.parametrize(("seconds", "held"), [(1, 40), (2, 50), (8.2, 50), (8.25, 40)])
 def test_memory_is_that_of_the_processes_alive_at_this_instant(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock, seconds: float, held: int
+    nvml: SimulatedNvml, shared: Handle, clock: ManualClock, seconds: float, held: int
 ) -> None:
     clock.advance(seconds)
     memory = nvml.nvmlDeviceGetMemoryInfo(shared, version=pynvml.nvmlMemory_v2)
@@ -176,7 +176,7 @@ def test_memory_is_that_of_the_processes_alive_at_this_instant(
 
 
 def test_the_energy_counter_never_falls_and_counts_idle_and_active_draw(
-    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: HandClock
+    simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: ManualClock
 ) -> None:
     gpu = simulation.node("node-a").gpus[1]
     readings = [nvml.nvmlDeviceGetTotalEnergyConsumption(shared)]
@@ -190,7 +190,7 @@ def test_the_energy_counter_never_falls_and_counts_idle_and_active_draw(
 
 
 def test_power_is_the_mean_of_the_last_second(
-    nvml: SimulatedNvml, shared: Handle, clock: HandClock
+    nvml: SimulatedNvml, shared: Handle, clock: ManualClock
 ) -> None:
     clock.advance(4)
     before = nvml.nvmlDeviceGetTotalEnergyConsumption(shared)
@@ -200,7 +200,7 @@ def test_power_is_the_mean_of_the_last_second(
 
 
 def test_memory_that_the_driver_does_not_tell_is_none(
-    nvml: SimulatedNvml, clock: HandClock
+    nvml: SimulatedNvml, clock: ManualClock
 ) -> None:
     clock.advance(3)
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -230,7 +230,7 @@ def test_the_driver_refuses_what_it_does_not_know(nvml: SimulatedNvml, shared: H
             call()
 
 
-def test_a_gpu_warms_up_at_work(nvml: SimulatedNvml, shared: Handle, clock: HandClock) -> None:
+def test_a_gpu_warms_up_at_work(nvml: SimulatedNvml, shared: Handle, clock: ManualClock) -> None:
     cold = nvml.nvmlDeviceGetTemperature(shared, pynvml.NVML_TEMPERATURE_GPU)
     clock.advance(20)
     warm = nvml.nvmlDeviceGetTemperature(shared, pynvml.NVML_TEMPERATURE_GPU)

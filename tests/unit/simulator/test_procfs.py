@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.simulation import Simulation
 
 
@@ -28,7 +28,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("command", SHAPES)
 def test_a_cgroup_path_has_the_shape_of_its_node_and_its_pods_class(
-    simulation: Simulation, clock: HandClock, command: str
+    simulation: Simulation, clock: ManualClock, command: str
 ) -> None:
     clock.advance(3)
     (process,) = [p for p in simulation.processes if p.spec.command.startswith(command)]
@@ -58,7 +58,7 @@ def test_stat_gives_the_start_in_ticks_since_boot_behind_a_name_with_parentheses
 
 
 def test_the_start_of_a_process_fits_the_nodes_clock(
-    simulation: Simulation, clock: HandClock
+    simulation: Simulation, clock: ManualClock
 ) -> None:
     clock.advance(5)
     node = simulation.node("node-a")
@@ -69,7 +69,7 @@ def test_the_start_of_a_process_fits_the_nodes_clock(
 
 @pytest.mark.parametrize("seconds", [0, 1.99, 8.25, 100])
 def test_a_process_has_no_files_before_its_start_and_after_its_end(
-    simulation: Simulation, clock: HandClock, seconds: float
+    simulation: Simulation, clock: ManualClock, seconds: float
 ) -> None:
     clock.advance(seconds)
     with pytest.raises(FileNotFoundError):

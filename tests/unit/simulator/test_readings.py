@@ -7,7 +7,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.nvml.mig import MigHandle
 from simulator.nvml.session import Handle
@@ -20,7 +20,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 SECOND_NS = 1_000_000_000
 
 
-def run(clock: HandClock, *ailments: dict[str, Any], model: str = H100) -> Simulation:
+def run(clock: ManualClock, *ailments: dict[str, Any], model: str = H100) -> Simulation:
     mix = {"sm_ratio": 0.5, "nvlink_bytes_per_second": 1e9, "pcie_bytes_per_second": 2**30}
     process = {"command": "train", "gpus": [0], "memory_bytes": 1 << 30, "load": {"mix": mix}}
     group = {"model": model, "ailments": list(ailments)}
@@ -57,7 +57,7 @@ def metrics(nvml: SimulatedNvml, older: Any, newer: Any, *numbers: int) -> dict[
     return {slot.metricId: None if slot.nvmlReturn else slot.value for slot in slots}
 
 
-def test_the_chips_counters_are_the_truth_between_the_two_samples(clock: HandClock) -> None:
+def test_the_chips_counters_are_the_truth_between_the_two_samples(clock: ManualClock) -> None:
     simulation = run(clock)
     nvml, gpu = opened(simulation)
     clock.advance(1)
@@ -75,7 +75,7 @@ def test_the_chips_counters_are_the_truth_between_the_two_samples(clock: HandClo
     assert found[100] is None
 
 
-def test_samples_too_near_to_one_another_or_not_taken_are_refused(clock: HandClock) -> None:
+def test_samples_too_near_to_one_another_or_not_taken_are_refused(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock))
     older = nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc())
     clock.advance(0.09)
@@ -89,14 +89,14 @@ def test_samples_too_near_to_one_another_or_not_taken_are_refused(clock: HandClo
 
 
 @pytest.mark.parametrize("model", ["NVIDIA L4", "NVIDIA A100-SXM4-80GB", "Tesla T4"])
-def test_only_hopper_and_newer_have_counters_to_read(clock: HandClock, model: str) -> None:
+def test_only_hopper_and_newer_have_counters_to_read(clock: ManualClock, model: str) -> None:
     nvml, gpu = opened(run(clock, model=model))
     assert not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     with pytest.raises(pynvml.NVMLError_NotSupported):
         nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc())
 
 
-def test_an_instances_counters_are_of_its_own_processes(clock: HandClock) -> None:
+def test_an_instances_counters_are_of_its_own_processes(clock: ManualClock) -> None:
     simulation = cut_simulation(clock)
     nvml, gpu = opened(simulation)
     instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 2)
@@ -116,7 +116,7 @@ def test_an_instances_counters_are_of_its_own_processes(clock: HandClock) -> Non
         nvml.nvmlGpmMigSampleGet(gpu, 99, buffers[0])
 
 
-def test_a_field_that_a_gpu_lacks_says_so_beside_the_others(clock: HandClock) -> None:
+def test_a_field_that_a_gpu_lacks_says_so_beside_the_others(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock, model="NVIDIA L4"))
     values = nvml.nvmlDeviceGetFieldValues(gpu, [74, 82, 9999, (138, 0)])
     assert [value.nvmlReturn for value in values] == [
@@ -127,7 +127,7 @@ def test_a_field_that_a_gpu_lacks_says_so_beside_the_others(clock: HandClock) ->
     ]
 
 
-def test_the_byte_counters_rise_with_the_kernels(clock: HandClock) -> None:
+def test_the_byte_counters_rise_with_the_kernels(clock: ManualClock) -> None:
     simulation = run(clock)
     nvml, gpu = opened(simulation)
     clock.advance(4)
@@ -138,7 +138,7 @@ def test_the_byte_counters_rise_with_the_kernels(clock: HandClock) -> None:
 
 @pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
 def test_the_links_carry_together_what_all_of_them_carry(
-    clock: HandClock, model: str, links: int
+    clock: ManualClock, model: str, links: int
 ) -> None:
     nvml, gpu = opened(run(clock, model=model))
     assert field(nvml, gpu, 91) == links
@@ -154,13 +154,13 @@ def test_the_links_carry_together_what_all_of_them_carry(
         field(nvml, gpu, 138, links)
 
 
-def test_a_board_without_links_has_no_number_of_them(clock: HandClock) -> None:
+def test_a_board_without_links_has_no_number_of_them(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock, model="NVIDIA L4"))
     with pytest.raises(pynvml.NVMLError_NotSupported):
         field(nvml, gpu, 91)
 
 
-def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: HandClock) -> None:
+def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: ManualClock) -> None:
     ailment = {"throttle": "hardware_thermal", "start_seconds": 2, "end_seconds": 5}
     nvml, gpu = opened(run(clock, ailment))
     seen = []
@@ -174,7 +174,7 @@ def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: HandClock) -> No
     assert field(nvml, gpu, 74) == 0
 
 
-def test_an_ailments_counts_stay_and_its_states_end(clock: HandClock) -> None:
+def test_an_ailments_counts_stay_and_its_states_end(clock: ManualClock) -> None:
     ailment = {
         "start_seconds": 2, "end_seconds": 5, "recovery": "reset", "ecc_uncorrected": 2,
         "sram_uncorrected": 4, "rows_remapped": 3, "remap_pending": True, "pcie_replays": 7,
@@ -213,14 +213,14 @@ def test_an_ailments_counts_stay_and_its_states_end(clock: HandClock) -> None:
     ],
 )
 def test_what_an_architecture_lacks_is_not_supported(
-    clock: HandClock, model: str, call: Any
+    clock: ManualClock, model: str, call: Any
 ) -> None:
     nvml, gpu = opened(run(clock, model=model))
     with pytest.raises(pynvml.NVMLError_NotSupported):
         call(nvml, gpu)
 
 
-def test_the_limits_are_the_products(clock: HandClock) -> None:
+def test_the_limits_are_the_products(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock))
     assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 700_000
     assert nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu) == [200_000, 700_000]

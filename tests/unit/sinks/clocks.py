@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuledger.records import Entry, GpuEvent
-from simulator.clock import HandClock, NodeClock, Step
+from simulator.clock import ManualClock, NodeClock, SetClock
 from tests.unit.sinks.given import SECOND_NS, event
 
 HOUR = 3600
@@ -30,11 +30,13 @@ class Told:
 
     def event(self, entries: Sequence[Entry], *, node: str, start_ns: int) -> GpuEvent:
         """Return the tick, of a node of which second 0 is at `start_ns`."""
-        played = HandClock(start_ns=start_ns + self.second * SECOND_NS)
+        played = ManualClock(start_ns=start_ns + self.second * SECOND_NS)
         booted_ns = played.time_ns() - self.up_seconds * SECOND_NS
         by_name = {TO_1970: -start_ns, FROM_1970: start_ns}
         steps = [
-            Step(start_ns + at * SECOND_NS, by * SECOND_NS if isinstance(by, int) else by_name[by])
+            SetClock(
+                start_ns + at * SECOND_NS, by * SECOND_NS if isinstance(by, int) else by_name[by]
+            )
             for at, by in self.steps
         ]
         clock = NodeClock(played, boot_time_ns=booted_ns, steps=steps)

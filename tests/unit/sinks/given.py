@@ -54,7 +54,7 @@ CONTAINERS = [ContainerRef(container_id="c" * 64, pod_uid="uid-train")]
 
 
 def container(*, pod_uid: str | None, container_id: str | None) -> int:
-    """Give a container's place in the table of all events."""
+    """Return a container's place in the table of all events."""
     ref = ContainerRef(container_id=container_id, pod_uid=pod_uid)
     if ref not in CONTAINERS:
         CONTAINERS.append(ref)
@@ -111,7 +111,7 @@ def allocation(**changes: object) -> DeviceAllocation:
 
 
 def settlement(seconds: float = 0.25, debtor: Entry | None = None, **changes: object) -> Settlement:
-    """Give what is booked of the three seconds before the first event, on a pod or on `debtor`."""
+    """Return what is booked of the three seconds before the first event, on a pod or `debtor`."""
     nothing: dict[str, Any] = {"memory_byte_seconds": None, "joules": None}
     how: dict[str, Any] = {"method": Method.ACCOUNTING, **nothing}
     owed = debtor or entry(busy_seconds=seconds, **how)
@@ -195,7 +195,7 @@ def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
 
 
 async def eventually(holds: Callable[[], T], *, within_seconds: float = 10.0) -> T:
-    """Give what `holds()` gives, as soon as that is true."""
+    """Return what `holds()` gives, as soon as that is true."""
     async with asyncio.timeout(within_seconds):
         while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event
             await asyncio.sleep(0.005)
@@ -214,7 +214,7 @@ async def running(work: Awaitable[T]) -> AsyncIterator[asyncio.Task[T]]:
             await task
 
 
-class HandClock:
+class ManualClock:
     """A clock that the test moves by hand; sleeping moves it too, and is remembered."""
 
     def __init__(self, now_ns: int = START_NS) -> None:

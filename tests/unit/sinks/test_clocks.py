@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, GpuEvent
-from sinks.alerts.engine import Watch
+from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import Now
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.admission import admit
-from sinks.remote_write.live import LiveSeries
-from sinks.timelines import Place, Timelines
+from sinks.timelines import TickOrder, Timelines
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
 from tests.unit.sinks.given import NODE, SECOND_NS, START_NS, entry, event
 
@@ -31,7 +31,7 @@ each_case = pytest.mark.parametrize("case", CASES)
 def watched(ticks: Sequence[Told]) -> tuple[list[int], list[int]]:
     """Return in which seconds the alert of a GPU, busy until `BUSY_UNTIL`, began and ended."""
     busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
-    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
     fired, ended, stood = list[int](), list[int](), False
     for told in ticks:
         account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
@@ -69,7 +69,7 @@ def replayed(ticks: Sequence[Told], *, at: int) -> list[Told]:
 def alerts_of(ticks: Sequence[Told]) -> list[tuple[int, int | None]]:
     """Return in which seconds, by the node's ticks, the alerts began and ended."""
     busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
-    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
     for told in ticks:
         account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
         made = told.event([entry(account)], node=NODE, start_ns=START_NS)
@@ -127,7 +127,7 @@ def sent(
 ) -> Counter[str]:
     """Return what became of ticks that are polled so many at a time: reasons and how often."""
     outcome: Counter[str] = Counter()
-    series, timelines = LiveSeries(), Timelines()
+    series, timelines = ActiveSeries(), Timelines()
     for start in range(0, len(ticks), poll):
         part = ticks[start : start + poll]
         second = part[-1].arrives + lag_seconds
@@ -148,10 +148,10 @@ RECORD = Record("t", 0, 0, 0, None, b"")
 
 
 def written(
-    series: LiveSeries, made: GpuEvent, place: Place, receiver: Receiver, now_ns: int
+    series: ActiveSeries, made: GpuEvent, place: TickOrder, receiver: Receiver, now_ns: int
 ) -> str:
     try:
-        encoded = series.encode_past(made) if place is Place.SUPERSEDED else series.encode(made)
+        encoded = series.encode_past(made) if place is TickOrder.SUPERSEDED else series.encode(made)
     except ValueError:
         return "invalid"
     time_ms = made.time_ns // 1_000_000
@@ -252,7 +252,7 @@ def test_each_tick_is_new_once_and_only_its_boots_order_counts(
     for number, (boot, seq, shift) in enumerate(arrivals):
         made = event(boot_id=boot, seq=seq, time_ns=START_NS + shift * SECOND_NS)
         place = timelines.place(made, heard_ns=number * SECOND_NS).place
-        assert (place is Place.REPEATED) == (seq <= furthest.get(boot, 0))
+        assert (place is TickOrder.REPEATED) == (seq <= furthest.get(boot, 0))
         furthest[boot] = max(seq, furthest.get(boot, 0))
 
 

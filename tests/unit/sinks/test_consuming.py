@@ -35,19 +35,19 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.progress import Progress
-from sinks.protocol import Batch, Consuming, Desk, Partitions
+from sinks.offsets import Progress
+from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
 from sinks.retrying import until_answered
 from tests.unit.sinks.given import (
     BUS_TOPICS,
     NODE,
     PARTITIONS,
     SECOND_NS,
-    HandClock,
+    ManualClock,
     bus,
     committed,
     dead_letters,
@@ -75,13 +75,13 @@ class Recorder:
         self.released: list[Partitions] = []
         self.acknowledges = True
 
-    async def assign(self, partitions: Partitions, desk: Desk) -> None:
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:
         pass
 
-    async def prepare(self, desk: Desk) -> Partitions:
+    async def prepare(self, desk: SinkContext) -> Partitions:
         return frozenset()
 
-    async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
         self.entered += len(batches)
         for batch in batches:
             await self.gate.wait()
@@ -89,7 +89,7 @@ class Recorder:
             if self.acknowledges:
                 desk.acknowledge(batch.partition, batch.next_offset)
 
-    async def release(self, partitions: Partitions, desk: Desk) -> None:
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:
         self.released.append(partitions)
 
 
@@ -97,13 +97,13 @@ def consuming(on: Any, sink: Recorder, **how: Any) -> asyncio.Future[None]:  # n
     values: dict[str, Any] = {"group": GROUP, "poll_seconds": 0.01, **how}
     decoders = {EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)}
     check = values.pop("check", Check())
-    clock = values.pop("clock", HandClock())
+    clock = values.pop("clock", ManualClock())
     gaps = values.pop("gaps", None)
     return asyncio.ensure_future(
         consume(
             bus=on,
             sink=sink,
-            how=Consuming(decoders=decoders, **values),
+            how=ConsumerConfig(decoders=decoders, **values),
             check=check,
             clock=clock,
             gaps=gaps,
@@ -176,7 +176,7 @@ async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
 ) -> None:
     class Failing(Recorder):
         @override
-        async def release(self, partitions: Partitions, desk: Desk) -> None:
+        async def release(self, partitions: Partitions, desk: SinkContext) -> None:
             await super().release(partitions, desk)
             raise error
 
@@ -304,7 +304,7 @@ def flaky(**failures: int) -> FlakyBus:
 async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
     failures: dict[str, int], opened: int
 ) -> None:
-    on, sink, clock, check = flaky(**failures), Recorder(), HandClock(), Check()
+    on, sink, clock, check = flaky(**failures), Recorder(), ManualClock(), Check()
     await publish(on, event(0), event(1))
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(is_committed(on, 2))
@@ -316,7 +316,7 @@ async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
 
 
 async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() -> None:
-    on, sink, clock, check = flaky(), Recorder(), HandClock(), Check()
+    on, sink, clock, check = flaky(), Recorder(), ManualClock(), Check()
     await publish(on, event(0))
     sink.gate.clear()
     async with running(consuming(on, sink, check=check, clock=clock)):
@@ -343,7 +343,7 @@ async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -
 
 
 async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
-    on, sink, clock, check = MemoryBus([EVENTS]), Recorder(), HandClock(), Check()
+    on, sink, clock, check = MemoryBus([EVENTS]), Recorder(), ManualClock(), Check()
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: "gpuledger.dead-letters.v1" in check.detail)
         assert not check.is_ok
@@ -371,7 +371,7 @@ async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() ->
 async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
     class Broken(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -408,7 +408,7 @@ async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends(
 
 
 async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
-    on, sink, clock, check = bus(), Recorder(), HandClock(), Check()
+    on, sink, clock, check = bus(), Recorder(), ManualClock(), Check()
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: check.is_ok)
         assert check.detail == f"{PARTITIONS} partitions held, 0 s behind"
@@ -423,7 +423,7 @@ async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
 
 async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_ready() -> None:
     on, sink, readiness = bus(), Recorder(), Readiness()
-    gaps = readiness.check("t.gaps", severity=Severity.WARNING)
+    gaps = readiness.check("t.gaps", severity=CheckSeverity.WARNING)
     how = {"check": readiness.check("t.bus"), "gaps": gaps}
     await publish(on, *map(event, range(4)))
     async with running(consuming(on, sink, **how)):
@@ -451,7 +451,7 @@ async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_
             raise ReceiverUnavailableError("connection refused")
 
     with capture_logs() as logged:
-        await until_answered(attempt, sink="t", check=check, clock=HandClock(), receiver="there")
+        await until_answered(attempt, sink="t", check=check, clock=ManualClock(), receiver="there")
 
     assert [line["event"] for line in logged] == ["check_failed", "check_recovered"]
     assert check.detail == "there"
@@ -482,7 +482,7 @@ def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
 async def test_an_attempt_is_repeated_with_growing_pauses_until_it_is_answered(
     failures: int,
 ) -> None:
-    clock, check = HandClock(), Check()
+    clock, check = ManualClock(), Check()
 
     async def attempt(number: int) -> int:
         if number < failures:
@@ -497,7 +497,7 @@ async def test_an_attempt_is_repeated_with_growing_pauses_until_it_is_answered(
 
 
 async def test_a_receiver_that_names_a_time_is_left_alone_until_then() -> None:
-    clock = HandClock()
+    clock = ManualClock()
 
     async def attempt(number: int) -> None:
         if number == 0:
@@ -513,7 +513,7 @@ async def test_a_final_answer_is_not_tried_again() -> None:
         raise RejectedError("400 no")
 
     with pytest.raises(RejectedError, match="400 no"):
-        await until_answered(attempt, sink="t", check=Check(), clock=HandClock())
+        await until_answered(attempt, sink="t", check=Check(), clock=ManualClock())
 
 
 def test_the_tests_topics_have_the_partitions_that_they_say() -> None:
@@ -605,7 +605,7 @@ KEPT, LOST = (TopicPartition(EVENTS.name, number) for number in range(2))
 
 
 async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_lag() -> None:
-    sink, clock, check = Recorder(), HandClock(), Check()
+    sink, clock, check = Recorder(), ManualClock(), Check()
     sink.acknowledges = False
 
     async def begins(consumer: ScriptedConsumer) -> Mapping[TopicPartition, Sequence[Record]]:
@@ -795,7 +795,7 @@ async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_pu
 async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:
     class LateBurying(Stuck):
         @override
-        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
             await super().take(batches, desk)
             for record, _ in (item for batch in batches for item in batch.items):
                 desk.office.bury(record, reason="invalid", detail="late")
@@ -828,11 +828,11 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
 async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
     class Finishing(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
             self.entered += len(batches)
 
         @override
-        async def release(self, partitions: Partitions, desk: Desk) -> None:
+        async def release(self, partitions: Partitions, desk: SinkContext) -> None:
             for partition in partitions:
                 desk.acknowledge(partition, 1)
 
@@ -866,7 +866,7 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
         is_set = False
 
         @override
-        async def prepare(self, desk: Desk) -> Partitions:
+        async def prepare(self, desk: SinkContext) -> Partitions:
             voided = frozenset() if self.is_set else desk.consumer.assignment()
             self.is_set = bool(voided)
             return voided
@@ -883,11 +883,11 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
 async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
     class Committing(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: Desk) -> None:
+        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
             for batch in batches:
                 desk.acknowledge(batch.partition, batch.next_offset, is_committed=True)
 
-    member, clock, check = Held(Committing()), HandClock(), Check()
+    member, clock, check = Held(Committing()), ManualClock(), Check()
     brings = member.gains(KEPT, brings=first_of(KEPT))
     await member.through(brings, check=check, clock=clock)
     clock.advance(42)
@@ -902,11 +902,11 @@ async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind
 ) -> None:
     class Preparing(Stuck):
         @override
-        async def prepare(self, desk: Desk) -> Partitions:
+        async def prepare(self, desk: SinkContext) -> Partitions:
             await self.gate.wait()
             return frozenset()
 
-    check, clock = Check(), HandClock()
+    check, clock = Check(), ManualClock()
     member = Held(Preparing())
     back = [member.gains(LOST)] if comes_back else []
     await member.through(

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.errors import SettingsError
-from gpuledger.service import Readiness, Severity
+from gpuledger.service import CheckSeverity, Readiness
 from gpuledger.service.http.client import open_http
 from gpuledger.settings import Secret
 from sinks.credentials import ReceiverCredentials
@@ -35,7 +35,7 @@ class Mounted:
         login: dict[str, Any] = {kind: secret, "username": "me" if kind == PASSWORD else ""}
         self.settings = RemoteWriteSettings(ca_file=str(self.ca_file), **login)
         self.clock = Seconds()
-        self.check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
+        self.check = Readiness().check("remote_write.credentials", severity=CheckSeverity.WARNING)
         self.credentials = ReceiverCredentials(
             self.settings, section="remote_write", check=self.check, monotonic=self.clock
         )
@@ -111,7 +111,7 @@ def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
 
 @pytest.mark.parametrize("settings", [{}, {TOKEN: Secret("first")}])
 def test_what_stands_in_no_file_is_not_looked_for(settings: dict[str, Any]) -> None:
-    check = Readiness().check("remote_write.credentials", severity=Severity.WARNING)
+    check = Readiness().check("remote_write.credentials", severity=CheckSeverity.WARNING)
     credentials = ReceiverCredentials(
         RemoteWriteSettings(**settings), section="remote_write", check=check
     )

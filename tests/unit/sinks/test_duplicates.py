@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinks.duplicates import SeenTicks
-from tests.unit.sinks.given import SECOND_NS, START_NS, HandClock, event, place_of
+from tests.unit.sinks.given import SECOND_NS, START_NS, ManualClock, event, place_of
 
 AT = place_of("node-a")
 
 
 def news(*ticks: tuple[str, int], shown: Sequence[int] = ()) -> list[bool]:
-    seen = SeenTicks(clock=HandClock())
+    seen = SeenTicks(clock=ManualClock())
     times = [*shown, *[0] * len(ticks)]
     return [
         seen.is_new(AT, event(boot_id=boot, seq=seq, time_ns=START_NS + second * SECOND_NS))

@@ -17,7 +17,7 @@ from sinks.remote_write.settings import RemoteWriteSettings
 from tests.unit.sinks.given import (
     SECOND_NS,
     START_NS,
-    HandClock,
+    ManualClock,
     bus,
     entry,
     event,
@@ -55,7 +55,7 @@ async def test_remote_write_shows_no_login_that_its_receiver_quotes(login: str) 
     await publish(on, event(0))
     async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
         settings = RemoteWriteSettings(url=f"{receiver.url}/write", **given)  # type: ignore[arg-type]  # settings' own names
-        work = run_remote_write(bus=on, settings=settings, readiness=readiness, clock=HandClock())
+        work = run_remote_write(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
         said = await shown(asyncio.ensure_future(work), readiness, "remote_write.receiver")
     assert "hunter2" not in said
     assert BASIC not in said
@@ -71,7 +71,7 @@ async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> 
         )
         host = [entry(Account.HOST), entry(Account.IDLE)]
         await publish(on, *(event(tick, entries=host) for tick in range(3)))
-        clock = HandClock(START_NS + SECOND_NS)
+        clock = ManualClock(START_NS + SECOND_NS)
         work = run_alerts(bus=on, settings=settings, readiness=readiness, clock=clock)
         said = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")
     assert "hunter2" not in said

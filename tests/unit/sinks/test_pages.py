@@ -17,8 +17,8 @@ from gpuledger.topics import ROWS
 from sinks.otlp import naming
 from sinks.remote_write.families import FAMILIES
 from sinks.rows.rows import encoded_rows_of
-from sinks.store.columns import COLUMNS, GAPS, Column
-from sinks.store.reading import entries_sql
+from sinks.store.columns import COLUMNS, GAPS, StoreColumn
+from sinks.store.query import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.unit.sinks.given import START_NS, allocation, entry, event
@@ -51,7 +51,7 @@ def series() -> Iterator[list[str]]:
             yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
-def columns(of: Sequence[Column] = COLUMNS) -> Iterator[list[str]]:
+def columns(of: Sequence[StoreColumn] = COLUMNS) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
     for column in of:

@@ -8,14 +8,14 @@ import pytest
 
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
-from sinks.alerts.engine import Watch
+from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import Now
 from sinks.duplicates import SeenTicks
-from sinks.remote_write.live import LiveSeries
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.timelines import Timelines
-from tests.unit.sinks.given import START_NS, HandClock, entry, event, place_of
+from tests.unit.sinks.given import START_NS, ManualClock, entry, event, place_of
 
 DAY = 86_400
 Take = Callable[[GpuEvent], object]
@@ -50,10 +50,10 @@ def test_what_was_forgotten_by_name_is_gone_on_both_days() -> None:
     assert (list(recent.items()), len(recent), recent.get("a")) == ([("c", 4)], 1, None)
 
 
-def watching(clock: HandClock) -> Take:
+def watching(clock: ManualClock) -> Take:
     """Watch GPUs that are busy without a pod for longer than any of their nodes lives."""
     busy = BusyWithoutPodSettings(for_seconds=3600)
-    watch = Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
 
     def take(of: GpuEvent) -> None:
         watch.judge(of, now=Now.of(clock))
@@ -62,8 +62,8 @@ def watching(clock: HandClock) -> Take:
     return take
 
 
-def sending(clock: HandClock) -> Take:
-    series = LiveSeries()
+def sending(clock: ManualClock) -> Take:
+    series = ActiveSeries()
 
     def take(of: GpuEvent) -> None:
         series.encode(of, now_ns=clock.monotonic_ns())
@@ -73,17 +73,17 @@ def sending(clock: HandClock) -> Take:
     return take
 
 
-def sending_what_is_past(clock: HandClock) -> Take:
-    series = LiveSeries()
+def sending_what_is_past(clock: ManualClock) -> Take:
+    series = ActiveSeries()
     return lambda of: series.encode_past(of, now_ns=clock.monotonic_ns())
 
 
-def placing(clock: HandClock) -> Take:
+def placing(clock: ManualClock) -> Take:
     timelines = Timelines()
     return lambda of: timelines.place(of, heard_ns=clock.monotonic_ns())
 
 
-def recognising(clock: HandClock) -> Take:
+def recognising(clock: ManualClock) -> Take:
     seen = SeenTicks(clock=clock)
     return lambda of: seen.is_new(place_of("node-a"), of)
 
@@ -94,9 +94,9 @@ def recognising(clock: HandClock) -> Take:
     ids=lambda one: one.__name__,
 )
 def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
-    remembering: Callable[[HandClock], Take],
+    remembering: Callable[[ManualClock], Take],
 ) -> None:
-    clock = HandClock(START_NS)
+    clock = ManualClock(START_NS)
     take, used = remembering(clock), list[int]()
     tracemalloc.start()
     try:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.exposition.holders import ContainerName
-from agent.exposition.page import NodePage
+from agent.exposition.holders import NamedContainer
+from agent.exposition.node_state import NodeState, make_view
+from agent.exposition.renderer import PageRenderer
 from agent.exposition.settings import ExpositionSettings
-from agent.exposition.view import NodeView, make_view
-from agent.kubelet import names
+from agent.kubelet import container_logs
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -25,7 +25,7 @@ from gpuledger.records import (
     ProcessKind,
     Severity,
 )
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 
 MODEL = "NVIDIA H100 80GB HBM3"
 GIB = 1 << 30
@@ -53,12 +53,12 @@ class FakeNames:
 
     known: Mapping[str, str] = field(default_factory=dict)
 
-    def name_of(self, container_id: str) -> ContainerName | None:
+    def name_of(self, container_id: str) -> NamedContainer | None:
         known = self.known.get(container_id)
         if known is None:
             return None
         namespace, pod, container = known.split("/")
-        return names.ContainerName(namespace=namespace, pod=pod, container=container)
+        return container_logs.ContainerName(namespace=namespace, pod=pod, container=container)
 
 
 def row(*, uuid: str, **values: Any) -> Row:  # noqa: ANN401  # fields of both records
@@ -174,21 +174,21 @@ def incident(gpu: int, xid: int | None = None, kind: str = "xid") -> Incident:
 class Node:
     """A view with its page."""
 
-    clock: HandClock
-    view: NodeView
-    page: NodePage
+    clock: ManualClock
+    view: NodeState
+    page: PageRenderer
 
     def show(self, told: Told, **more: Any) -> None:  # noqa: ANN401  # what else the view takes
         """Show a tick with what stands beside it."""
         self.view.show(told.sample, told.readings, **more)
 
     def lines(self, name: str) -> list[str]:
-        """Give the page's series of one name."""
+        """Return the page's series of one name."""
         text = self.page().decode()
         return [line for line in text.splitlines() if line.startswith(f"{name}{{")]
 
     def values(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """Give values by some of their labels, read by Prometheus' client for Python.
+        """Return values by some of their labels, read by Prometheus' client for Python.
 
         That one gives each counter the end `_total`, which DCGM's do not have.
         """
@@ -201,6 +201,6 @@ class Node:
 
 
 def node(settings: ExpositionSettings | None = None, **known: str) -> Node:
-    clock, settings = HandClock(start_ns=START_NS), settings or ExpositionSettings()
+    clock, settings = ManualClock(start_ns=START_NS), settings or ExpositionSettings()
     view = make_view(settings, clock=clock, tick_seconds=1.0, names=FakeNames(known))
-    return Node(clock=clock, view=view, page=NodePage(view, settings=settings, clock=clock))
+    return Node(clock=clock, view=view, page=PageRenderer(view, settings=settings, clock=clock))

@@ -135,7 +135,7 @@ def test_what_the_driver_does_not_give_has_no_series() -> None:
 )
 def test_the_names_are_those_asked_for(tmp_path: Path, names: str, shown: set[str]) -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, x", "DCGM_FI_DEV_FB_USED, gauge, x"]
-    it = node(settings_with(tmp_path, *lines, names=names))
+    it = node(settings_with(tmp_path, *lines, dcgm_names=names))
     it.show(sample(gpu(temperature_celsius=41, memory_used_bytes=MIB)))
     found = {line.split("{")[0] for line in it.page().decode().splitlines() if "{" in line}
     assert {name for name in found if name.startswith("DCGM_")} == shown
@@ -148,7 +148,7 @@ def test_label_counters_are_named_as_the_metric_that_has_them(tmp_path: Path) ->
         "DCGM_FI_DEV_SERIAL, label, x",
         "DCGM_FI_DEV_PSTATE, label, x",
     ]
-    it = node(settings_with(tmp_path, *lines, names="both"))
+    it = node(settings_with(tmp_path, *lines, dcgm_names="both"))
     it.show(sample(gpu(temperature_celsius=41, performance_state=2)), inventory=inventory(0))
     (old,), (new,) = it.lines("DCGM_FI_DEV_GPU_TEMP"), it.lines("DCGM_FI_DEV_GPU_TEMP_CELSIUS")
     assert 'DCGM_FI_DEV_SERIAL="1650",DCGM_FI_DEV_PSTATE="2"}' in old
@@ -262,7 +262,7 @@ def test_an_instance_has_its_gpus_labels_its_profile_and_its_pod() -> None:
 
 
 def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[Row]:
-    """Give a GPU with one GPU instance that two compute instances share."""
+    """Return a GPU with one GPU instance that two compute instances share."""
     return [
         gpu(0, mig_enabled=True),
         instance(7, ci=0, memory_used_bytes=3 * GIB, **first),
@@ -485,7 +485,7 @@ def links(first: int) -> GpuHealth:
 def test_a_link_has_its_own_rate_where_both_directions_are_known(tmp_path: Path) -> None:
     names = [f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in (0, 1, 17)]
     lines = [f"{name}, counter, x" for name in names]
-    it = node(settings_with(tmp_path, *lines, names="both", profile="full"))
+    it = node(settings_with(tmp_path, *lines, dcgm_names="both", profile="full"))
     it.show(sample(gpu(0, health=links(0)), gpu(1, health=GpuHealth()), gpu(2)))
     it.clock.advance(10)
     it.show(sample(gpu(0, health=links(20 * MEGABYTE_OF_DCGMS)), gpu(1, health=GpuHealth())))
@@ -535,7 +535,7 @@ def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
     processes: list[GpuProcess], allocations: list[DeviceAllocation], *, pod_series: bool
 ) -> None:
     settings = ExpositionSettings(
-        names="both", profile="full", process_series=True, pod_series=pod_series
+        dcgm_names="both", profile="full", process_series=True, pod_series=pod_series
     )
     it = node(settings, one="ml/a/main", two="ml/b/main")
     gpus = [gpu(index, memory_used_bytes=GIB, utilization_ratio=0.5) for index in range(3)]

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent.exposition.devices import DERIVED, Device
+from agent.exposition.devices import DERIVED, ShownDevice
 from agent.exposition.events import GpuEvents
 from agent.exposition.fields import (
     Field,
@@ -16,10 +16,10 @@ from agent.exposition.fields import (
     is_dcgms,
     nearest_name,
 )
-from agent.exposition.own import OwnFamily, own_families
-from agent.exposition.own_facts import CONSTANTS, Constant
+from agent.exposition.multi_series import SEVERAL
+from agent.exposition.native import OwnFamily, own_families
+from agent.exposition.native_info import CONSTANTS, Constant
 from agent.exposition.settings import Profile
-from agent.exposition.several import SEVERAL
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """
@@ -52,8 +52,8 @@ DCGM_FI_PROF_PIPE_FP16_ACTIVE
 
 
 def parts() -> dict[str, type]:
-    """Give the record behind each part of a device."""
-    hints = get_type_hints(Device)
+    """Return the record behind each part of a device."""
+    hints = get_type_hints(ShownDevice)
     return {
         name: next(part for part in get_args(hint) or (hint,) if part is not type(None))
         for name, hint in hints.items()

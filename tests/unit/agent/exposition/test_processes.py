@@ -75,7 +75,7 @@ def test_a_pid_has_its_pod_and_its_memory_on_all_gpus_in_mib() -> None:
 
 def test_those_that_hold_most_memory_are_shown_and_the_others_counted() -> None:
     before = dropped()
-    it = node(ExpositionSettings(process_series=True, most_process_series=2), one=OWNER)
+    it = node(ExpositionSettings(process_series=True, max_process_series=2), one=OWNER)
     shown(it, 5)
     assert it.values(PID_POD, "pid").keys() == {("5",), ("4",)}
     assert dropped() - before == 3

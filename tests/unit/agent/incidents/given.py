@@ -13,9 +13,9 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from gpuledger.records import Incident
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 
@@ -28,9 +28,9 @@ MODEL = "NVIDIA H100 80GB HBM3"
 
 
 def failing_node(
-    *incidents: dict[str, Any], clock: HandClock | None = None, **node: Any
+    *incidents: dict[str, Any], clock: ManualClock | None = None, **node: Any
 ) -> SimulatedNode:
-    """Give a node of two GPUs to which this happens."""
+    """Return a node of two GPUs to which this happens."""
     content = {
         "name": "failing",
         "nodes": [{"name": "node-a", "gpus": {"model": MODEL, "count": 2}, **node}],
@@ -39,14 +39,14 @@ def failing_node(
     simulation = Simulation(
         parse_scenario(content),
         epoch_ns=EPOCH_NS,
-        clock=clock or HandClock(start_ns=EPOCH_NS),
+        clock=clock or ManualClock(start_ns=EPOCH_NS),
     )
     return simulation.node("node-a")
 
 
 def gpus_of(node: SimulatedNode) -> Any:
     """Open the node's library and give its GPUs."""
-    return Nvml(node.nvml).open()
+    return NvmlSession(node.nvml).open()
 
 
 class Functions:
@@ -72,7 +72,7 @@ class Device:
 
 
 def device(uuid: str) -> Device:
-    """Give a GPU with a handle as the library has it, a pointer."""
+    """Return a GPU with a handle as the library has it, a pointer."""
     handle = cast(pointer(c_int(len(uuid))), pynvml.c_nvmlDevice_t)
     return Device(uuid, handle)
 
@@ -117,7 +117,7 @@ def fails(code: int) -> Callable[..., int]:
     return lambda *_: code
 
 
-class PatientClock(HandClock):
+class PatientClock(ManualClock):
     """A clock that a test moves, and whose sleeps leave it where it is."""
 
     @override
@@ -141,7 +141,7 @@ class Told:
 
 
 def pausing(waits: asyncio.Event) -> Callable[[float], None]:
-    """Give a pause of the played library that says when the events are waited for."""
+    """Return a pause of the played library that says when the events are waited for."""
     loop = asyncio.get_running_loop()
 
     def pause(seconds: float) -> None:

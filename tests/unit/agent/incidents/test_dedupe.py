@@ -6,7 +6,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.incidents.dedupe import WINDOW_NS, Pairing
+from agent.incidents.dedupe import WINDOW_NS, Deduplicator
 
 KEY = ("GPU-1", 79)
 SECOND_NS = 1_000_000_000
@@ -15,12 +15,12 @@ Seen = tuple[str, int]
 
 
 def news(sightings: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
-    pairing = Pairing()
+    pairing = Deduplicator()
     return sum(pairing.is_news(key, source=source, time_ns=at) for source, at in sightings)
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
-    """Give both lists as one, each in its own order."""
+    """Return both lists as one, each in its own order."""
     picks = draw(st.permutations([0] * len(first) + [1] * len(second)))
     rests = [iter(first), iter(second)]
     return [next(rests[pick]) for pick in picks]
@@ -84,14 +84,14 @@ def test_the_window_holds_its_ends_and_no_more() -> None:
 
 
 def test_another_gpu_and_another_xid_are_another_thing() -> None:
-    pairing = Pairing()
+    pairing = Deduplicator()
     assert pairing.is_news(("GPU-1", 79), source="nvml", time_ns=0)
     assert pairing.is_news(("GPU-2", 79), source="kmsg", time_ns=0)
     assert pairing.is_news(("GPU-1", 48), source="kmsg", time_ns=0)
 
 
 def test_what_is_remembered_is_bounded_and_the_newest_is_kept() -> None:
-    pairing = Pairing()
+    pairing = Deduplicator()
     for number in range(100_000):
         pairing.is_news(("GPU-1", 31), source="nvml", time_ns=number * SECOND_NS)
         pairing.is_news((f"GPU-{number}", 79), source="nvml", time_ns=number * SECOND_NS)

@@ -7,11 +7,11 @@ from typing import Any
 import pynvml
 import pytest
 
+from agent.incidents.detection import Detection
 from agent.incidents.event_set import KINDS, WANTED, DriverEvents
-from agent.incidents.sighting import Sighting
 from agent.metrics import EVENT_SET_FAILURES
 from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.unit.agent.incidents.given import (
     EPOCH_NS,
     SECOND_NS,
@@ -41,21 +41,21 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> Functions:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock(start_ns=EPOCH_NS)
+def clock() -> ManualClock:
+    return ManualClock(start_ns=EPOCH_NS)
 
 
-def opened(*devices: Device, clock: HandClock) -> DriverEvents:
+def opened(*devices: Device, clock: ManualClock) -> DriverEvents:
     return DriverEvents(pynvml, devices, clock=clock)
 
 
-def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: HandClock) -> None:
+def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: ManualClock) -> None:
     stamp_us = (EPOCH_NS - SECOND_NS) // 1000
     functions.given["nvmlEventSetWait_v3"] = v3(
         "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
     )
 
-    assert opened(device("GPU-1"), clock=clock).take(0) == Sighting(
+    assert opened(device("GPU-1"), clock=clock).take(0) == Detection(
         kind="xid",
         gpu_uuid="GPU-1",
         time_ns=EPOCH_NS - SECOND_NS,
@@ -68,7 +68,7 @@ def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: HandC
 
 @pytest.mark.parametrize("stamp_us", [0, 18_000_000_000, 2**63])
 def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
-    functions: Functions, clock: HandClock, stamp_us: int
+    functions: Functions, clock: ManualClock, stamp_us: int
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
 
@@ -82,14 +82,14 @@ def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
     "refusal", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
 def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_once(
-    functions: Functions, clock: HandClock, refusal: int
+    functions: Functions, clock: ManualClock, refusal: int
 ) -> None:
     one, other = device("GPU-1"), device("GPU-22")
     functions.given["nvmlEventSetWait_v3"] = fails(refusal)
     functions.given["nvmlEventSetWait_v2"] = v2(other.handle, 0x8, 31)
     events = opened(one, other, clock=clock)
 
-    assert events.take(0) == Sighting(
+    assert events.take(0) == Detection(
         kind="xid", gpu_uuid="GPU-22", time_ns=EPOCH_NS, source="nvml", xid=31
     )
     events.take(0)
@@ -97,7 +97,7 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_o
 
 
 def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
-    functions: Functions, clock: HandClock
+    functions: Functions, clock: ManualClock
 ) -> None:
     def name(_handle: Any, text: Any, _size: Any) -> int:
         text.value = b"GPU-333"
@@ -115,7 +115,7 @@ def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
 
 @pytest.mark.parametrize(("bit", "kind"), KINDS.items())
 def test_every_event_that_is_wanted_has_a_kind(
-    functions: Functions, clock: HandClock, bit: int, kind: str
+    functions: Functions, clock: ManualClock, bit: int, kind: str
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
 
@@ -127,7 +127,7 @@ def test_every_event_that_is_wanted_has_a_kind(
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
 def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
-    functions: Functions, clock: HandClock, version: str
+    functions: Functions, clock: ManualClock, version: str
 ) -> None:
     functions.given[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
 
@@ -135,7 +135,7 @@ def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
 
 
 def test_a_failure_of_a_version_3_that_worked_is_told(
-    functions: Functions, clock: HandClock
+    functions: Functions, clock: ManualClock
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
     events = opened(device("GPU-1"), clock=clock)
@@ -148,7 +148,7 @@ def test_a_failure_of_a_version_3_that_worked_is_told(
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
 def test_a_lost_gpu_is_told_by_the_wait(
-    functions: Functions, clock: HandClock, version: str
+    functions: Functions, clock: ManualClock, version: str
 ) -> None:
     functions.given[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
 
@@ -156,7 +156,7 @@ def test_a_lost_gpu_is_told_by_the_wait(
         opened(device("GPU-1"), clock=clock).take(0)
 
 
-def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: HandClock) -> None:
+def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: ManualClock) -> None:
     registered = []
 
     def register(_handle: Any, bits: Any, _set: Any) -> int:
@@ -172,7 +172,7 @@ def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: Han
 
 
 def test_a_bit_that_is_refused_does_not_cost_the_others(
-    functions: Functions, clock: HandClock
+    functions: Functions, clock: ManualClock
 ) -> None:
     registered = []
 
@@ -194,7 +194,7 @@ def test_a_bit_that_is_refused_does_not_cost_the_others(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, 999]
 )
 def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
-    functions: Functions, clock: HandClock, code: int
+    functions: Functions, clock: ManualClock, code: int
 ) -> None:
     lost, well = device("GPU-1"), device("GPU-22")
     before = EVENT_SET_FAILURES.labels(reason="register")._value.get()
@@ -212,7 +212,7 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
 
 
 def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
-    functions: Functions, clock: HandClock
+    functions: Functions, clock: ManualClock
 ) -> None:
     functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0)
 
@@ -220,7 +220,7 @@ def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
         opened(device("GPU-1"), clock=clock).take(0)
 
 
-def test_a_driver_without_events_is_unsupported(functions: Functions, clock: HandClock) -> None:
+def test_a_driver_without_events_is_unsupported(functions: Functions, clock: ManualClock) -> None:
     functions.given["nvmlEventSetCreate"] = fails(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     with pytest.raises(UnsupportedError):

@@ -2,8 +2,8 @@
 
 from structlog.testing import capture_logs
 
+from agent.incidents.builder import make_incident
 from agent.incidents.incident_log import IncidentLog
-from agent.incidents.making import make_incident
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
 from gpuledger.service.repeats import Repeats
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.incidents.detection import Detection
 from agent.incidents.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
-from agent.incidents.sighting import Sighting
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kmsg import SimulatedKmsg
 from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, failing_node
 
@@ -45,10 +45,10 @@ class Log:
 class Reading:
     """A reader over logs that are opened one after the other; ends where there is none left."""
 
-    def __init__(self, *logs: Log | OSError, clock: HandClock | None = None) -> None:
-        self.seen: list[Sighting] = []
+    def __init__(self, *logs: Log | OSError, clock: ManualClock | None = None) -> None:
+        self.seen: list[Detection] = []
         self.check = Check()
-        self.clock = clock or HandClock(start_ns=EPOCH_NS)
+        self.clock = clock or ManualClock(start_ns=EPOCH_NS)
         self._logs = list(logs)
         self.reader = KmsgReader(
             open_log=self._open,
@@ -72,7 +72,7 @@ class EndOfTestError(Exception):
     """There is nothing more to open."""
 
 
-def read(*records: bytes | OSError) -> list[Sighting]:
+def read(*records: bytes | OSError) -> list[Detection]:
     reading = Reading()
     assert not reading.reader.read(Log(records))
     return reading.seen
@@ -80,7 +80,7 @@ def read(*records: bytes | OSError) -> list[Sighting]:
 
 def test_a_line_is_a_sighting_of_the_gpu_in_that_slot() -> None:
     assert read(record(LINE)) == [
-        Sighting(
+        Detection(
             kind="xid",
             gpu_uuid=UUID,
             time_ns=EPOCH_NS,
@@ -160,7 +160,7 @@ async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() ->
 def test_a_stamp_counts_as_far_as_it_can_be_true(
     stamp_seconds: float, written_seconds: float
 ) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     times = RecordTime(clock)
     clock.advance(100)
     times.nothing_new()
@@ -172,7 +172,7 @@ def test_a_stamp_counts_as_far_as_it_can_be_true(
 
 
 def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     reading = Reading(clock=clock)
     for _ in range(3):
         clock.advance(10)
@@ -216,7 +216,7 @@ def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 
 def test_a_played_log_tells_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 1, "xid": 31},
         {"at_seconds": 3, "xid": 94, "gpu_instance": 5, "pid": 77, "text": "Contained"},

@@ -3,13 +3,13 @@
 import pytest
 
 from agent.incidents.event_set import DriverEvents, buses_of
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, failing_node, gpus_of
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])
 def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(version: str) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},
         {"at_seconds": 2, "xid": 48, "gpu_instance": 9, "compute_instance": 0},

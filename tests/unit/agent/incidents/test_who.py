@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent.nvml.answers import LastSeen
-from agent.nvml.library import Nvml
-from agent.sampling import Moment, Sampler
-from simulator.clock import HandClock
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
+from agent.sampling import ClockReading, Sampler
+from simulator.clock import ManualClock
 from tests.unit.simulator.given_mig import EPOCH_NS, cut_simulation
 
 Seen = tuple[Sampler, str, dict[str | None, int]]
@@ -14,12 +14,12 @@ Seen = tuple[Sampler, str, dict[str | None, int]]
 
 @pytest.fixture
 def seen() -> Seen:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node=node.name, procfs=node.procfs)
-    (gpu,) = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
-    answers, at = gpu.answer(LastSeen()), Moment.read(node.clock)
+    answers, at = gpu.answer(SampleCursor()), ClockReading.read(node.clock)
     sampler.sample([answers], asked_boottime_ns=at.boottime_ns, at=at)
     found = [one.instance for one in answers.instances if one.instance]
     return sampler, gpu.uuid, {one.profile: one.gpu_instance or 0 for one in found}

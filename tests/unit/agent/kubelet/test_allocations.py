@@ -15,7 +15,7 @@ from agent.kubelet.errors import KubeletError
 from agent.settings import KubeletSettings
 from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.unit.agent.kubelet.oracle import ListPodResourcesResponse
 
 GPU, OTHER = "GPU-0", "GPU-1"
@@ -38,7 +38,7 @@ def answer(*device_ids: str) -> bytes:
     return written
 
 
-class WaitingClock(HandClock):
+class WaitingClock(ManualClock):
     """Time passes where a test says so, and sleepers wake then."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Bench:
             clock=self.clock,
             check=self.check,
             backoff=Backoff(jitter=lambda: 1.0),
-            settings=KubeletSettings(enabled=enabled, keep_seconds=60),
+            settings=KubeletSettings(enabled=enabled, cache_ttl_seconds=60),
         )
 
     def held(self, devices: DeviceIndex = BOTH) -> list[str]:

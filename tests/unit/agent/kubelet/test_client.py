@@ -14,7 +14,7 @@ from typing_extensions import override
 from agent.kubelet.client import SocketKubelet
 from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import parse_answer
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kubelet.server import serve_kubelet
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
@@ -32,7 +32,7 @@ def socket() -> Iterator[Path]:
 
 async def reason_of(socket: Path) -> str:
     with pytest.raises(KubeletError) as caught:
-        await SocketKubelet(socket, deadline_seconds=0.5).list_pods()
+        await SocketKubelet(socket, timeout_seconds=0.5).list_pods()
     return caught.value.reason
 
 
@@ -55,11 +55,11 @@ async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
 
 
 async def test_the_played_kubelet_is_asked_as_the_real_one(socket: Path) -> None:
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     played = simulation.node("gpu-node-1").kubelet
     async with serve_kubelet(played, socket):
-        answer = await SocketKubelet(socket, deadline_seconds=5).list_pods()
+        answer = await SocketKubelet(socket, timeout_seconds=5).list_pods()
     assert answer == await played.list_pods()
     assert parse_answer(answer)
 
@@ -88,5 +88,5 @@ class Locked(PosixPath):
 
 async def test_a_socket_that_is_somebody_elses_says_what_would_help(socket: Path) -> None:
     with pytest.raises(KubeletError, match="run the agent as user 0") as caught:
-        await SocketKubelet(Locked(socket), deadline_seconds=0.5).list_pods()
+        await SocketKubelet(Locked(socket), timeout_seconds=0.5).list_pods()
     assert caught.value.reason == "forbidden"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.kubelet.devices import DeviceIndex, Place, Unresolved, find_claimed, find_device
+from agent.kubelet.devices import DeviceIndex, DevicePlace, Unresolved, find_claimed, find_device
 from gpuledger.records import GpuFacts, MigInstance
 
 WHOLE = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
@@ -54,16 +54,16 @@ UNPLACED = DeviceIndex.of(
 @pytest.mark.parametrize(
     ("device_id", "expected"),
     [
-        (WHOLE, Place(gpu_uuid=WHOLE)),
-        (f"{WHOLE}::3", Place(gpu_uuid=WHOLE, replica="3")),
-        (MIG, Place(gpu_uuid=CUT, gpu_instance=3)),
-        (f"{SHARED_MIG}::0", Place(gpu_uuid=CUT, gpu_instance=9, replica="0")),
-        (f"MIG-{CUT}/7/0", Place(gpu_uuid=CUT, gpu_instance=7)),
-        (f"MIG-{CUT}/7/0::1", Place(gpu_uuid=CUT, gpu_instance=7, replica="1")),
-        ("nvidia0", Place(gpu_uuid=WHOLE)),
-        ("nvidia0/vgpu1", Place(gpu_uuid=WHOLE, replica="1")),
-        ("nvidia1/gi3", Place(gpu_uuid=CUT, gpu_instance=3)),
-        ("nvidia1/gi3/vgpu0", Place(gpu_uuid=CUT, gpu_instance=3, replica="0")),
+        (WHOLE, DevicePlace(gpu_uuid=WHOLE)),
+        (f"{WHOLE}::3", DevicePlace(gpu_uuid=WHOLE, replica="3")),
+        (MIG, DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
+        (f"{SHARED_MIG}::0", DevicePlace(gpu_uuid=CUT, gpu_instance=9, replica="0")),
+        (f"MIG-{CUT}/7/0", DevicePlace(gpu_uuid=CUT, gpu_instance=7)),
+        (f"MIG-{CUT}/7/0::1", DevicePlace(gpu_uuid=CUT, gpu_instance=7, replica="1")),
+        ("nvidia0", DevicePlace(gpu_uuid=WHOLE)),
+        ("nvidia0/vgpu1", DevicePlace(gpu_uuid=WHOLE, replica="1")),
+        ("nvidia1/gi3", DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
+        ("nvidia1/gi3/vgpu0", DevicePlace(gpu_uuid=CUT, gpu_instance=3, replica="0")),
         (GONE, Unresolved.UNKNOWN_GPU),
         (f"{GONE}::3", Unresolved.UNKNOWN_GPU),
         (f"{GONE}-3", Unresolved.UNKNOWN_GPU),
@@ -80,25 +80,25 @@ UNPLACED = DeviceIndex.of(
     ],
 )
 def test_the_device_of_a_plugin_is_found_or_left_out_for_a_reason(
-    device_id: str, expected: Place | Unresolved
+    device_id: str, expected: DevicePlace | Unresolved
 ) -> None:
     assert find_device(device_id, NODE) == expected
 
 
 @pytest.mark.parametrize("device_id", [f"{WHOLE}-15", f"{WHOLE}-_-15"])
 def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) -> None:
-    assert find_device(device_id, ONE) == Place(gpu_uuid=WHOLE, replica="15")
+    assert find_device(device_id, ONE) == DevicePlace(gpu_uuid=WHOLE, replica="15")
 
 
 @pytest.mark.parametrize(
     ("name", "share", "expected"),
     [
-        ("gpu-0", None, Place(gpu_uuid=WHOLE)),
-        ("gpu-0", "a1", Place(gpu_uuid=WHOLE, replica="a1")),
-        ("gpu-1-mig-9-0-4", None, Place(gpu_uuid=CUT, gpu_instance=3)),
-        ("gpu-1-mig-19-6-1", None, Place(gpu_uuid=CUT, gpu_instance=11)),
-        ("gpu-1-mig-1g10gb-19-4", None, Place(gpu_uuid=CUT, gpu_instance=9)),
-        ("gpu-1-mig-1g10gb-me-20-5", None, Place(gpu_uuid=CUT, gpu_instance=10)),
+        ("gpu-0", None, DevicePlace(gpu_uuid=WHOLE)),
+        ("gpu-0", "a1", DevicePlace(gpu_uuid=WHOLE, replica="a1")),
+        ("gpu-1-mig-9-0-4", None, DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
+        ("gpu-1-mig-19-6-1", None, DevicePlace(gpu_uuid=CUT, gpu_instance=11)),
+        ("gpu-1-mig-1g10gb-19-4", None, DevicePlace(gpu_uuid=CUT, gpu_instance=9)),
+        ("gpu-1-mig-1g10gb-me-20-5", None, DevicePlace(gpu_uuid=CUT, gpu_instance=10)),
         ("gpu-1-mig-1g10gb-19-5", None, Unresolved.UNKNOWN_INSTANCE),
         ("gpu-1-mig-19-3-1", None, Unresolved.UNKNOWN_INSTANCE),
         ("gpu-2", None, Unresolved.UNKNOWN_GPU),
@@ -108,7 +108,7 @@ def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) 
     ],
 )
 def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
-    name: str, share: str | None, expected: Place | Unresolved
+    name: str, share: str | None, expected: DevicePlace | Unresolved
 ) -> None:
     assert find_claimed(name, NODE, share_id=share) == expected
 
@@ -116,13 +116,13 @@ def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpu-1-mig-3g40gb-9-0", Place(gpu_uuid=CUT, gpu_instance=3)),
+        ("gpu-1-mig-3g40gb-9-0", DevicePlace(gpu_uuid=CUT, gpu_instance=3)),
         ("gpu-1-mig-1g10gb-19-4", Unresolved.UNKNOWN_INSTANCE),
         ("gpu-1-mig-9-0-4", Unresolved.UNKNOWN_INSTANCE),
     ],
 )
 def test_without_placements_only_a_profile_that_is_there_once_is_found(
-    name: str, expected: Place | Unresolved
+    name: str, expected: DevicePlace | Unresolved
 ) -> None:
     assert find_claimed(name, UNPLACED, share_id=None) == expected
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kubelet.messages import (
-    Claim,
     ClaimedDevice,
-    Container,
     ContainerDevices,
-    Pod,
+    ContainerResources,
+    PodResources,
+    ResourceClaim,
     parse_answer,
 )
 from tests.unit.agent.kubelet.oracle import ListPodResourcesResponse
@@ -55,23 +55,23 @@ pods = lists(
 )
 
 
-def expected(pod: dict[str, Any]) -> Pod:
-    return Pod(
+def expected(pod: dict[str, Any]) -> PodResources:
+    return PodResources(
         name=pod["name"],
         namespace=pod["namespace"],
         containers=[expected_container(one) for one in pod["containers"]],
     )
 
 
-def expected_container(container: dict[str, Any]) -> Container:
-    return Container(
+def expected_container(container: dict[str, Any]) -> ContainerResources:
+    return ContainerResources(
         name=container["name"],
         devices=[
             ContainerDevices(resource_name=one["resource_name"], device_ids=one["device_ids"])
             for one in container["devices"]
         ],
         claims=[
-            Claim(
+            ResourceClaim(
                 name=claim["claim_name"],
                 namespace=claim["claim_namespace"],
                 devices=[
@@ -118,5 +118,5 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
     pod = b"\x0a\x01a" + b"\x78\x96\x01" + b"\x79" + b"\0" * 8 + b"\x7d" + b"\0" * 4 + b"\x12\x01n"
 
     assert parse_answer(b"\x0a" + bytes([len(pod)]) + pod) == [
-        Pod(name="a", namespace="n", containers=[])
+        PodResources(name="a", namespace="n", containers=[])
     ]

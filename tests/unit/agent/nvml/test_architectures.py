@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agent.nvml.answers import LastSeen
-from agent.nvml.library import Nvml
-from agent.reading.gpu import GpuState, GpuTick, read_gpu
+from agent.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
 from gpuledger.records import GpuProfiling
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
@@ -31,17 +31,17 @@ class Machine:
             "nodes": [{"name": "n", "gpus": {"model": model, "ailments": ailments or []}}],
             "host_processes": [{"node": "n", **process}],
         }
-        self.clock = HandClock(start_ns=EPOCH_NS)
+        self.clock = ManualClock(start_ns=EPOCH_NS)
         run = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock)
         self.truth = run.node("n").gpus[0]
         library = run.node("n").nvml
-        (self.gpu,) = Nvml(library, monotonic_ns=self.clock.monotonic_ns).open()
+        (self.gpu,) = NvmlSession(library, monotonic_ns=self.clock.monotonic_ns).open()
         self._state: GpuState | None = None
 
     def ticks(self, count: int) -> Iterator[GpuTick]:
         for _ in range(count):
             self.clock.advance(1)
-            answers = self.gpu.answer(self._state.last_seen if self._state else LastSeen())
+            answers = self.gpu.answer(self._state.last_seen if self._state else SampleCursor())
             tick = read_gpu(
                 answers, self._state, interval_ns=SECOND_NS, now_ns=self.clock.monotonic_ns()
             )

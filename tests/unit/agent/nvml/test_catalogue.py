@@ -5,9 +5,9 @@ import dataclasses
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup
 from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.questions import Call, FieldValue, Metric, Reading
+from agent.nvml.metric_specs import FieldValue, FunctionCall, GpmMetric, MetricSpec
+from agent.nvml.raw import CallGroup
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
@@ -18,7 +18,7 @@ from gpuledger.records import (
     GpuTraffic,
 )
 
-ALL: list[tuple[CallGroup, Reading]] = [
+ALL: list[tuple[CallGroup, MetricSpec]] = [
     (group, reading) for group, readings in CATALOGUE.items() for reading in readings
 ]
 NAMES = [reading.name for _, reading in ALL]
@@ -49,20 +49,20 @@ def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
 
 
 @pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
-def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: Reading) -> None:
+def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
     for question in reading.asked:
-        if isinstance(question, Call):
+        if isinstance(question, FunctionCall):
             assert callable(getattr(pynvml, question.name))
             assert question.fills is None or hasattr(pynvml, question.fills)
         elif isinstance(question, FieldValue):
             assert 0 < question.number < pynvml.NVML_FI_MAX
         else:
             assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
-        assert isinstance(question, Metric) == (group is CallGroup.PROFILING)
+        assert isinstance(question, GpmMetric) == (group is CallGroup.PROFILING)
 
 
 @pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)
-def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Reading) -> None:
+def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
     field = reading.name.rpartition(".")[2]
     assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
     if field.endswith(("_ratio", "_ratios")):
@@ -76,5 +76,7 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Re
 
 
 def test_the_call_that_sleeps_is_not_asked() -> None:
-    asked = {one.name for _, reading in ALL for one in reading.asked if isinstance(one, Call)}
+    asked = {
+        one.name for _, reading in ALL for one in reading.asked if isinstance(one, FunctionCall)
+    }
     assert "nvmlDeviceGetPcieThroughput" not in asked

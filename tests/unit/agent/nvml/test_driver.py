@@ -7,9 +7,9 @@ import pynvml
 import pytest
 
 from agent.nvml.driver import Driver
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 
@@ -19,15 +19,15 @@ class Bench:
     def __init__(self) -> None:
         self.gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
         self.library = FakeNvml(*self.gpus)
-        self.clock = HandClock(start_ns=0)
+        self.clock = ManualClock(start_ns=0)
         self.check, self.gpus_check = Check(), Check()
         self.driver = Driver(
-            Nvml(self.library),
+            NvmlSession(self.library),
             clock=self.clock,
             check=self.check,
             gpus_check=self.gpus_check,
             deadline_seconds=5,
-            backoff=Backoff(first_seconds=1, most_seconds=8, jitter=lambda: 1.0),
+            backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
         )
 
     async def ask(self) -> list[str] | None:

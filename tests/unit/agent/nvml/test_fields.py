@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pynvml
 import pytest
 
-from agent.nvml.asking import Asker
 from agent.nvml.calls import GpuLostError
+from agent.nvml.device import DeviceClient
 from agent.nvml.fields import FieldBatch
-from agent.nvml.questions import FieldValue
+from agent.nvml.metric_specs import FieldValue
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"
@@ -16,7 +16,7 @@ UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
 DEGREES = (UINT, "uiVal", 61)
 
 
-def batch(asker: Asker, numbers: Sequence[int]) -> FieldBatch:
+def batch(asker: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
     return FieldBatch(asker, [(f"field_{number}", FieldValue(number)) for number in numbers])
 
 

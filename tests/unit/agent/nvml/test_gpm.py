@@ -5,17 +5,17 @@ import math
 import pynvml
 import pytest
 
-from agent.nvml.asking import Asker
+from agent.nvml.device import DeviceClient
 from agent.nvml.gpm import Gpm
-from agent.nvml.questions import RATIO, Metric, Reading
+from agent.nvml.metric_specs import RATIO, GpmMetric, MetricSpec
 from tests.fakes.nvml_pointers import GpmFunctions, play
 
 SECOND_NS = 1_000_000_000
 METRICS = "nvmlGpmMetricsGet"
 
 
-def reading(name: str, number: int, count: int | None = None) -> Reading:
-    return Reading(name=name, unit=RATIO, asked=(Metric(number, count),))
+def reading(name: str, number: int, count: int | None = None) -> MetricSpec:
+    return MetricSpec(name=name, unit=RATIO, asked=(GpmMetric(number, count),))
 
 
 READINGS = [reading("busy", 1), reading("occupied", 3), reading("decoders", 30, count=3)]
@@ -28,7 +28,7 @@ class Bench:
         self.chip = GpmFunctions()
         self.chip.values = {1: 50.0, 3: 25.0}
         self.now_ns = 0
-        self.asker: Asker = play(monkeypatch, self.chip.functions())
+        self.asker: DeviceClient = play(monkeypatch, self.chip.functions())
         self.gpm = Gpm(
             self.asker, READINGS, monotonic_ns=lambda: self.now_ns, gpu_instance=gpu_instance
         )

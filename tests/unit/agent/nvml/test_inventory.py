@@ -7,12 +7,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup, LastSeen
 from agent.nvml.capabilities import capabilities_of
 from agent.nvml.inventory import Facts
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import CallGroup, SampleCursor
 from gpuledger.records import Capability, GpuFacts
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
@@ -24,7 +24,7 @@ EPOCH_NS = 1_790_000_000_000_000_000
 
 def machine(*groups: dict[str, Any]) -> SimulatedNvml:
     scenario = parse_scenario({"name": "one", "nodes": [{"name": "n", "gpus": list(groups)}]})
-    simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=HandClock(start_ns=EPOCH_NS))
+    simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=ManualClock(start_ns=EPOCH_NS))
     return simulation.node("n").nvml
 
 
@@ -41,7 +41,10 @@ class Counted:
 
 
 def facts(library: Any) -> list[GpuFacts]:
-    return [gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"] for gpu in Nvml(library).open()]
+    return [
+        gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
+        for gpu in NvmlSession(library).open()
+    ]
 
 
 def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
@@ -65,15 +68,15 @@ def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
 
 def test_what_never_changes_is_asked_once() -> None:
     library = Counted(machine({"model": "NVIDIA L4"}))
-    (gpu,) = Nvml(library).open()
-    asked = [gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"] for _ in range(3)]
+    (gpu,) = NvmlSession(library).open()
+    asked = [gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
     assert asked[1] == asked[2]
     assert library.calls["nvmlDeviceGetSerial"] == 1
     assert library.calls["nvmlDeviceGetEccMode"] == 3
 
 
 def test_the_versions_are_the_nodes() -> None:
-    nvml = Nvml(machine({"model": "NVIDIA L4"}))
+    nvml = NvmlSession(machine({"model": "NVIDIA L4"}))
     nvml.open()
     assert nvml.versions() == {
         "driver_version": "580.95.05",
@@ -102,8 +105,8 @@ def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
     supported: bool,  # noqa: FBT001  # a table
     reason: str | None,
 ) -> None:
-    (gpu,) = Nvml(machine({"model": model})).open()
-    found = gpu.answer(LastSeen()).facts
+    (gpu,) = NvmlSession(machine({"model": model})).open()
+    found = gpu.answer(SampleCursor()).facts
     assert found
     told = {one.call: one for one in found.capabilities}
     assert told[call] == Capability(call=call, supported=supported, reason=reason)
@@ -121,11 +124,11 @@ def test_a_call_that_was_asked_with_one_argument_only_is_told_without_it() -> No
 
 def test_a_new_start_of_the_library_probes_everything_anew() -> None:
     library = Counted(machine({"model": "NVIDIA L4"}))
-    nvml = Nvml(library)
+    nvml = NvmlSession(library)
     for _ in range(2):
         (gpu,) = nvml.open()
         for _ in range(2):
-            gpu.answers_of(CallGroup.PROFILING, LastSeen())
+            gpu.answers_of(CallGroup.PROFILING, SampleCursor())
         nvml.close()
     assert library.calls["nvmlGpmQueryDeviceSupport"] == 2
 
@@ -135,10 +138,10 @@ def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
     library.refuse("nvmlDeviceGetSerial", pynvml.NVML_ERROR_TIMEOUT)
     library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
     library.refuse("nvmlDeviceGetP2PStatus", pynvml.NVML_ERROR_TIMEOUT)
-    gpu = Nvml(library).open()[0]
-    first = gpu.answer(LastSeen()).facts
+    gpu = NvmlSession(library).open()[0]
+    first = gpu.answer(SampleCursor()).facts
     library.functions.clear()
-    second = gpu.answer(LastSeen()).facts
+    second = gpu.answer(SampleCursor()).facts
     assert first
     assert second
     assert (first.serial, first.vbios_version, first.nvlink_peers) == (None, None, None)

@@ -10,10 +10,10 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.nvml.answers import LastSeen, ListedProcess, ProcessSample, Sample
 from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
@@ -23,7 +23,7 @@ COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 def a_gpu(**known: Any) -> tuple[FakeNvml, Gpu]:
     library = FakeNvml(FakeGpu("GPU-0", **known))
-    return library, Nvml(library).open()[0]
+    return library, NvmlSession(library).open()[0]
 
 
 def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None:
@@ -32,20 +32,20 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
         compute={7: 100},
         process_samples=[(7, 2, 9), (7, 3, 8)],
     )
-    answer = gpu.answer(LastSeen(gpu_us=1, memory_us=2, process_us=2))
+    answer = gpu.answer(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
     assert answer.uuid == "GPU-0"
     assert answer.samples == (
-        Sample(timestamp_us=2, percent=20),
-        Sample(timestamp_us=3, percent=30),
+        UtilizationSample(timestamp_us=2, percent=20),
+        UtilizationSample(timestamp_us=3, percent=30),
     )
-    assert answer.memory_samples == (Sample(timestamp_us=3, percent=30),)
+    assert answer.memory_samples == (UtilizationSample(timestamp_us=3, percent=30),)
     assert (answer.memory_total_bytes, answer.memory_used_bytes) == (80_000, 30_000)
     assert (answer.power_milliwatts, answer.energy_millijoules) == (250_500, 1000)
     assert answer.readings["sm_clock_hertz"] == 1980
     assert answer.readings["memory_clock_hertz"] == 2619
     assert answer.processes == (ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=100),)
     assert answer.process_samples == (
-        ProcessSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),
+        ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),
     )
 
 
@@ -61,57 +61,60 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
 def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = error
-    assert [gpu.answer(LastSeen()).power_milliwatts for _ in range(3)] == [None] * 3
+    assert [gpu.answer(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
     assert library.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
 def test_what_fails_now_is_absent_now_and_asked_again() -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = [pynvml.NVML_ERROR_TIMEOUT]
-    assert gpu.answer(LastSeen()).power_milliwatts is None
-    assert gpu.answer(LastSeen()).power_milliwatts == 250_500
+    assert gpu.answer(SampleCursor()).power_milliwatts is None
+    assert gpu.answer(SampleCursor()).power_milliwatts == 250_500
 
 
 @pytest.mark.parametrize(
     ("failures", "expected"),
-    [(2, (ProcessSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),)), (3, None)],
+    [
+        (2, (ProcessUtilizationSample(pid=7, timestamp_us=3, sm_percent=8, memory_percent=4),)),
+        (3, None),
+    ],
 )
 def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
     failures: int, expected: object
 ) -> None:
     library, gpu = a_gpu(process_samples=[(7, 3, 8)])
     library.errors[UTILIZATION] = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
-    assert gpu.answer(LastSeen()).process_samples == expected
-    assert gpu.answer(LastSeen()).process_samples is not None
+    assert gpu.answer(SampleCursor()).process_samples == expected
+    assert gpu.answer(SampleCursor()).process_samples is not None
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
 def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
     library, gpu = a_gpu()
     library.errors[UTILIZATION] = error
-    assert gpu.answer(LastSeen()).process_samples == ()
-    assert gpu.answer(LastSeen()).process_samples == ()
+    assert gpu.answer(SampleCursor()).process_samples == ()
+    assert gpu.answer(SampleCursor()).process_samples == ()
 
 
 def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
     library, gpu = a_gpu(compute={7: 1}, graphics={8: 1})
     library.errors[COMPUTE] = pynvml.NVML_ERROR_TIMEOUT
-    assert gpu.answer(LastSeen()).processes is None
+    assert gpu.answer(SampleCursor()).processes is None
 
 
 def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
     library, gpu = a_gpu(graphics={8: None})
     library.errors[COMPUTE] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert gpu.answer(LastSeen()).processes == (
+    assert gpu.answer(SampleCursor()).processes == (
         ListedProcess(pid=8, kind=ProcessKind.GRAPHICS, memory_bytes=None),
     )
 
 
 def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
     library, gpu = a_gpu(samples=[(1, 10)])
-    assert gpu.answer(LastSeen()).percent is None
+    assert gpu.answer(SampleCursor()).percent is None
     library.errors["nvmlDeviceGetSamples"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    answer = gpu.answer(LastSeen())
+    answer = gpu.answer(SampleCursor())
     assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)
 
 
@@ -130,19 +133,19 @@ def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetMemoryInfo"] = code
     with pytest.raises(NvmlLostError, match="nvmlDeviceGetMemoryInfo"):
-        gpu.answer(LastSeen())
+        gpu.answer(SampleCursor())
 
 
 def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_UNKNOWN
-    answer = gpu.answer(LastSeen())
+    answer = gpu.answer(SampleCursor())
     assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
 def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     library = FakeNvml(FakeGpu("GPU-0", lost=True), FakeGpu("GPU-1"))
-    nvml = Nvml(library)
+    nvml = NvmlSession(library)
     assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
     assert nvml.missing == 1
 
@@ -156,7 +159,7 @@ def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
         def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> Any:  # noqa: N802  # NVML's own name
             return SimpleNamespace(busId="00000000:1B:00.0")
 
-    nvml = Nvml(Slotted(FakeGpu("GPU-0")))
+    nvml = NvmlSession(Slotted(FakeGpu("GPU-0")))
     nvml.open()
     assert nvml.unfound == {0: "PCI:0000:1b:00"}
 
@@ -175,7 +178,7 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
                 released.wait()
             return gpu.uuid
 
-    nvml = Nvml(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
+    nvml = NvmlSession(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
     for _ in range(2):
         assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
     assert nvml.missing == 1
@@ -190,7 +193,7 @@ def test_a_missing_library_is_told_by_its_error() -> None:
     library = FakeNvml()
     library.errors["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     with pytest.raises(NvmlLostError, match="nvmlInit: NVML Shared Library Not Found"):
-        Nvml(library).open()
+        NvmlSession(library).open()
 
 
 # The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
@@ -209,7 +212,7 @@ def true_gpu(monkeypatch: pytest.MonkeyPatch, functions: dict[str, Callable[...,
 def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = true_gpu(monkeypatch, {}).answer(LastSeen())
+    answer = true_gpu(monkeypatch, {}).answer(SampleCursor())
     assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
 
 
@@ -217,7 +220,7 @@ def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
-    assert true_gpu(monkeypatch, functions).answer(LastSeen()).process_samples == ()
+    assert true_gpu(monkeypatch, functions).answer(SampleCursor()).process_samples == ()
 
 
 def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
@@ -235,6 +238,6 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
         return next(answers)
 
     gpu = true_gpu(monkeypatch, {COMPUTE: list_processes})
-    assert gpu.answer(LastSeen()).processes == (
+    assert gpu.answer(SampleCursor()).processes == (
         ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
     )

@@ -6,10 +6,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.asking import Asker
 from agent.nvml.calls import GpuLostError
-from agent.nvml.inquiry import Inquiry
-from agent.nvml.questions import ALL_LINKS, CELSIUS, EACH_LINK, KIBIBYTES, FieldValue, Reading
+from agent.nvml.device import DeviceClient
+from agent.nvml.metric_specs import ALL_LINKS, CELSIUS, EACH_LINK, KIBIBYTES, FieldValue, MetricSpec
+from agent.nvml.query import QueryPlan
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"
@@ -18,14 +18,14 @@ LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 COUNT: int = pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT
 SENT: int = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 READINGS = [
-    Reading(name="memory", unit=CELSIUS, asked=(FieldValue(82),)),
-    Reading(name="all", unit=KIBIBYTES, asked=(FieldValue(SENT, ALL_LINKS),)),
-    Reading(name="each", unit=KIBIBYTES, asked=(FieldValue(SENT, EACH_LINK),)),
+    MetricSpec(name="memory", unit=CELSIUS, asked=(FieldValue(82),)),
+    MetricSpec(name="all", unit=KIBIBYTES, asked=(FieldValue(SENT, ALL_LINKS),)),
+    MetricSpec(name="each", unit=KIBIBYTES, asked=(FieldValue(SENT, EACH_LINK),)),
 ]
 
 
 def links(*given: int, known: int = 3) -> dict[int | tuple[int, int], Any]:
-    """Give the fields of a GPU with 3 links; a negative number is a code."""
+    """Return the fields of a GPU with 3 links; a negative number is a code."""
     count = (UINT, "uiVal", known) if known >= 0 else -known
     each: dict[int | tuple[int, int], Any] = {
         (SENT, link): -value if value < 0 else (LONG, "ullVal", value)
@@ -34,8 +34,8 @@ def links(*given: int, known: int = 3) -> dict[int | tuple[int, int], Any]:
     return {82: (UINT, "uiVal", 61), COUNT: count, (SENT, ALL_LINKS): (LONG, "ullVal", 6), **each}
 
 
-def inquiry(asker: Asker) -> Inquiry:
-    return Inquiry(asker, READINGS)
+def inquiry(asker: DeviceClient) -> QueryPlan:
+    return QueryPlan(asker, READINGS)
 
 
 def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(

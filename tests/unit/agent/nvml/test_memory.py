@@ -8,12 +8,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
-from agent.nvml.asking import Asker
+from agent.normalize.gpu import read_gpu
+from agent.nvml.device import DeviceClient
 from agent.nvml.gpu import Gpu
 from agent.nvml.inventory import Facts
 from agent.nvml.memory import Memory, ask_memory
-from agent.reading.gpu import read_gpu
+from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from tests.fakes.nvml_pointers import Function, play
 
 V1, V2 = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"
@@ -98,7 +98,7 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
 def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     asker = play(monkeypatch, {V1: Driver().functions()[V1]})
     gpu = Gpu(library=pynvml, handle=asker.handle, uuid="GPU-0", index=0)
-    answers = GpuAnswers(uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, LastSeen()))
+    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, SampleCursor()))
     reading = read_gpu(answers, None, interval_ns=10**9, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None
@@ -108,5 +108,5 @@ def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyP
 def test_the_size_in_the_inventory_is_any_drivers(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    asker: Asker = play(monkeypatch, Driver(newer=code).functions())
+    asker: DeviceClient = play(monkeypatch, Driver(newer=code).functions())
     assert Facts(asker, uuid="GPU-0", index=0, peers=()).ask().memory_total_bytes == 1000

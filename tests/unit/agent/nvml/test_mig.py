@@ -8,11 +8,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen
 from agent.nvml.gpu import Gpu
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger.records import MigInstance
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.fakes.altered import Altered
 from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
 
@@ -29,16 +29,16 @@ class Bench:
     """A GPU that is cut into four, and after 20 s into one."""
 
     def __init__(self) -> None:
-        self.clock = HandClock(start_ns=EPOCH_NS)
+        self.clock = ManualClock(start_ns=EPOCH_NS)
         self.truth = cut_simulation(self.clock).node("node-a")
         self.library = Altered(self.truth.nvml)
-        self.gpu: Gpu = Nvml(self.library).open()[0]
+        self.gpu: Gpu = NvmlSession(self.library).open()[0]
         self.clock.advance(1)
 
-    def answer(self) -> GpuAnswers:
+    def answer(self) -> RawGpuSample:
         """Ask what is booked."""
-        books = self.gpu.answers_of(CallGroup.BOOKS, LastSeen())
-        return GpuAnswers(uuid=self.gpu.uuid, index=0, **books)
+        books = self.gpu.answers_of(CallGroup.BOOKS, SampleCursor())
+        return RawGpuSample(uuid=self.gpu.uuid, index=0, **books)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def places(answer: GpuAnswers) -> list[list[int]]:
+def places(answer: RawGpuSample) -> list[list[int]]:
     return [[process.pid for process in one.processes or ()] for one in answer.instances]
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
 def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
     """Not with the next health: the kubelet's ids lead to instances by it."""
     bench.answer()
-    assert bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"].mig_enabled
+    assert bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"].mig_enabled
     assert bench.answer().facts is None
     bench.clock.advance(19)
     facts = bench.answer().facts
@@ -271,7 +271,7 @@ def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
 
 def test_the_layout_is_told_as_facts(bench: Bench) -> None:
     bench.answer()
-    facts = bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"]
+    facts = bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
     first = facts.instances[0]
     assert isinstance(first, MigInstance)
     assert (first.gpu_instance, first.profile, first.multiprocessors) == (1, "1g.10gb", 16)
@@ -288,7 +288,7 @@ def test_the_place_of_an_instance_is_told_once_to_those_who_may_know(
         bench.library.refuse(refused, pynvml.NVML_ERROR_NO_PERMISSION)
     bench.answer()
     bench.answer()
-    facts = bench.gpu.answers_of(CallGroup.HEALTH, LastSeen())["facts"]
+    facts = bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
     starts = [one.placement_start for one in facts.instances]
 
     assert starts == ([None] * 4 if refused else [0, 1, 5, 5])

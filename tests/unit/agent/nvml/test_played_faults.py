@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.nvml.answers import GpuAnswers, LastSeen
 from agent.nvml.driver import Driver
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import RawGpuSample, SampleCursor
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
@@ -63,7 +63,7 @@ class Node:
             "host_processes": [{"node": "node-a", "gpus": [*range(count)], **PROCESS}],
             "faults": [{"node": "node-a", **fault} for fault in faults],
         }
-        self.clock = HandClock(start_ns=EPOCH_NS)
+        self.clock = ManualClock(start_ns=EPOCH_NS)
         played = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock).node(
             "node-a"
         )
@@ -72,7 +72,7 @@ class Node:
         self.told: list[tuple[str, int]] = []
         self.looks = LongLooks(played.nvml)
         self.driver = Driver(
-            Nvml(
+            NvmlSession(
                 self.looks,
                 monotonic_ns=played.clock.monotonic_ns,
                 find_seconds=seconds,
@@ -80,8 +80,8 @@ class Node:
             clock=self.clock,
             check=self.check,
             deadline_seconds=seconds,
-            backoff=Backoff(first_seconds=1, most_seconds=2, jitter=lambda: 1.0),
-            lost_gpu_backoff=Backoff(first_seconds=2, most_seconds=4, jitter=lambda: 1.0),
+            backoff=Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
+            lost_gpu_backoff=Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
             tell=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
         )
 
@@ -91,14 +91,16 @@ class Node:
             return self.uuids.index(name)
         return int(name.removeprefix("INDEX:"))
 
-    async def tick(self, last_seen: Mapping[str, LastSeen] | None = None) -> dict[int, GpuAnswers]:
+    async def tick(
+        self, last_seen: Mapping[str, SampleCursor] | None = None
+    ) -> dict[int, RawGpuSample]:
         self.looks.begin_tick()
         answers = await self.driver.ask(last_seen or {})
         self.looks.end_tick()
         self.clock.advance(1)
         return {answer.index: answer for answer in answers or ()}
 
-    async def ticks(self, count: int) -> list[dict[int, GpuAnswers]]:
+    async def ticks(self, count: int) -> list[dict[int, RawGpuSample]]:
         return [await self.tick() for _ in range(count)]
 
 

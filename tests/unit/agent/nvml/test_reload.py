@@ -1,9 +1,9 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
-from agent.nvml.answers import LastSeen
-from agent.nvml.library import Nvml
-from agent.reading.gpu import read_gpu
-from simulator.clock import HandClock
+from agent.normalize.gpu import read_gpu
+from agent.nvml.library import NvmlSession
+from agent.nvml.raw import SampleCursor
+from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 
@@ -19,17 +19,20 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
         "host_processes": [{"node": "n", "command": "train", "gpus": [0], "memory_bytes": 1 << 30}],
         "faults": [{"node": "n", "kind": "driver_reload", "start_seconds": 10, "end_seconds": 20}],
     }
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     node = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock).node("n")
-    nvml = Nvml(node.nvml, monotonic_ns=clock.monotonic_ns)
+    nvml = NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns)
     clock.advance(9)
     before = read_gpu(
-        nvml.open()[0].answer(LastSeen()), None, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns()
+        nvml.open()[0].answer(SampleCursor()),
+        None,
+        interval_ns=SECOND_NS,
+        now_ns=clock.monotonic_ns(),
     )
     clock.advance(12)
     nvml.close()
     after = read_gpu(
-        nvml.open()[0].answer(LastSeen()),
+        nvml.open()[0].answer(SampleCursor()),
         before.state.forget(),
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from agent.nvml.answers import CallGroup, GpuAnswers
 from agent.nvml.calls import (
     DriverNotLoadedError,
     FailedError,
@@ -21,10 +20,11 @@ from agent.nvml.calls import (
 )
 from agent.nvml.driver import Driver
 from agent.nvml.gpu import Gpu
-from agent.nvml.gpu_thread import MOST_ABANDONED
+from agent.nvml.gpu_worker import MAX_ABANDONED
+from agent.nvml.raw import CallGroup, RawGpuSample
 from gpuledger.records import GpuFacts
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedNvml
 
 BOOKS, READINGS, PROFILING, HEALTH = CallGroup
@@ -41,7 +41,7 @@ class Bench:
         self.gpus = [PlayedGpu(f"GPU-{number}", number) for number in range(3)]
         self.sick = self.gpus[0]
         self.nvml = PlayedNvml(*self.gpus)
-        self.clock = HandClock(start_ns=0)
+        self.clock = ManualClock(start_ns=0)
         self.check, self.gpus_check = Check(), Check()
         self.told: list[tuple[str, str]] = []
         self.driver = Driver(
@@ -50,8 +50,8 @@ class Bench:
             check=self.check,
             gpus_check=self.gpus_check,
             deadline_seconds=PATIENT_SECONDS,
-            backoff=Backoff(first_seconds=1, most_seconds=8, jitter=lambda: 1.0),
-            lost_gpu_backoff=Backoff(first_seconds=10, most_seconds=80, jitter=lambda: 1.0),
+            backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
+            lost_gpu_backoff=Backoff(first_seconds=10, max_seconds=80, jitter=lambda: 1.0),
             tell=lambda kind, uuid, _: self.told.append((kind, uuid)),
         )
         self.hanging: list[threading.Event] = []
@@ -74,7 +74,7 @@ class Bench:
             thread.hand(back.set)
         assert all(back.wait(5) for back in backs)
 
-    async def answers(self) -> dict[str, GpuAnswers] | None:
+    async def answers(self) -> dict[str, RawGpuSample] | None:
         answers = await self.driver.ask({})
         self.clock.advance(1)
         return None if answers is None else {answer.uuid: answer for answer in answers}
@@ -84,7 +84,7 @@ class Bench:
         return None if answers is None else sorted(uuid[-1] for uuid in answers)
 
     def seen(self) -> dict[str, int]:
-        """Give how often each GPU was asked."""
+        """Return how often each GPU was asked."""
         return {gpu.uuid: gpu.asked[BOOKS] for gpu in self.gpus}
 
     async def ask_until(self, expected: list[str] | None, *, most: int = 400) -> int:
@@ -202,7 +202,7 @@ async def test_however_long_it_hangs_few_threads_are_abandoned(bench: Bench) -> 
     bench.be_patient()
     for _ in range(5_000):
         assert await bench.ask() == ["1", "2"]
-    assert len(bench.sick.threads) == MOST_ABANDONED + 1
+    assert len(bench.sick.threads) == MAX_ABANDONED + 1
     assert len(bench.gpus[1].threads) == 1
 
 
@@ -386,7 +386,7 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
 
     driver = Driver(
         Logging(PlayedGpu("GPU-0", 0)),
-        clock=HandClock(start_ns=0),
+        clock=ManualClock(start_ns=0),
         check=Check(),
         deadline_seconds=PATIENT_SECONDS,
         backoff=Backoff(),

@@ -11,9 +11,9 @@ import pynvml
 import pytest
 
 from agent.metrics import NVML_ERRORS
-from agent.nvml.answers import CallGroup, GpuAnswers, LastSeen, ProcessSample
 from agent.nvml.calls import UnsupportedError, call_nvml
 from agent.nvml.gpu import Gpu
+from agent.nvml.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
 from gpuledger.records import ProcessKind
 
 SAMPLES = "nvmlDeviceGetProcessUtilization"
@@ -27,14 +27,14 @@ TIMEOUT: int = pynvml.NVML_ERROR_TIMEOUT
 NO_ID, NO_BYTES = 2**32 - 1, 2**64 - 1
 
 Functions = dict[str, Callable[..., int]]
-Answer = Callable[[Functions], GpuAnswers]
+Answer = Callable[[Functions], RawGpuSample]
 
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Give what a GPU answers over a library that has these functions and no other."""
+    """Return what a GPU answers over a library that has these functions and no other."""
 
-    def give(functions: Functions) -> GpuAnswers:
+    def give(functions: Functions) -> RawGpuSample:
         def pointer(name: str) -> Callable[..., int]:
             if name not in functions:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -42,15 +42,15 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
 
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
         gpu = Gpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
-        return GpuAnswers(
-            uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, LastSeen(process_us=5))
+        return RawGpuSample(
+            uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, SampleCursor(process_us=5))
         )
 
     return give
 
 
 def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
-    """Give sample calls that end with these codes, one after the other, and fill `rows` rows."""
+    """Return sample calls that end with these codes, one after the other, and fill `rows` rows."""
     given = iter(codes)
 
     def sample(_: Any, filled: Any, count: Any, last_seen: Any) -> int:
@@ -65,7 +65,7 @@ def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
 
 
 def list_of(codes: Iterable[int], rows: Iterable[tuple[int, int, int, int]] = ()) -> Any:
-    """Give a list call that ends with these codes and fills (pid, bytes, GI, CI) in."""
+    """Return a list call that ends with these codes and fills (pid, bytes, GI, CI) in."""
     given, found = iter(codes), list(rows)
 
     def fill(_: Any, count: Any, filled: Any) -> int:
@@ -80,7 +80,7 @@ def list_of(codes: Iterable[int], rows: Iterable[tuple[int, int, int, int]] = ()
     return fill
 
 
-SEEN = (ProcessSample(pid=7, timestamp_us=9, sm_percent=40, memory_percent=30),)
+SEEN = (ProcessUtilizationSample(pid=7, timestamp_us=9, sm_percent=40, memory_percent=30),)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from agent.nvml.calls import DriverNotLoadedError
 from agent.nvml.driver import Driver
-from agent.nvml.unbind import SystemEvents, Wish
+from agent.nvml.unbind import DriverEvent, DriverEvents
 from gpuledger.service import Backoff, Check
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedNvml
 
 UNBIND = pynvml.nvmlSystemEventTypeGpuDriverUnbind
@@ -62,28 +62,28 @@ class PlayedEvents:
 @pytest.mark.parametrize(
     ("happened", "wish"),
     [
-        ([], Wish.NOTHING),
-        ([UNBIND], Wish.LET_GO),
-        ([BIND], Wish.LOOK_AGAIN),
-        ([BIND, UNBIND], Wish.LET_GO),
+        ([], DriverEvent.NOTHING),
+        ([UNBIND], DriverEvent.LET_GO),
+        ([BIND], DriverEvent.LOOK_AGAIN),
+        ([BIND, UNBIND], DriverEvent.LET_GO),
     ],
 )
-def test_what_happened_to_the_driver_is_a_wish_once(happened: list[int], wish: Wish) -> None:
+def test_what_happened_to_the_driver_is_a_wish_once(happened: list[int], wish: DriverEvent) -> None:
     library = PlayedEvents()
-    events = SystemEvents(library)
+    events = DriverEvents(library)
     events.open()
     library.waiting = happened
-    assert [events.look(), events.look()] == [wish, Wish.NOTHING]
+    assert [events.look(), events.look()] == [wish, DriverEvent.NOTHING]
     events.close()
     assert library.sets == 0
 
 
 def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
-    events = SystemEvents(object())
+    events = DriverEvents(object())
     events.open()
     assert not events.is_open
     assert events.refused == "nvmlSystemEventSetCreate: this nvidia-ml-py does not have it"
-    assert events.look() is Wish.NOTHING
+    assert events.look() is DriverEvent.NOTHING
     events.close()
 
 
@@ -92,10 +92,10 @@ def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
 )
 def test_an_error_ends_the_listening_and_leaves_no_set(code: int) -> None:
     library = PlayedEvents()
-    events = SystemEvents(library)
+    events = DriverEvents(library)
     events.open()
     library.error = code
-    assert events.look() is Wish.NOTHING
+    assert events.look() is DriverEvent.NOTHING
     assert not events.is_open
     assert library.sets == 0
     assert events.refused
@@ -120,16 +120,16 @@ def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.Mon
         return function
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    events = SystemEvents(pynvml)
+    events = DriverEvents(pynvml)
     events.open()
     assert events.refused is None
-    assert events.look() is Wish.LET_GO
+    assert events.look() is DriverEvent.LET_GO
     events.close()
     assert called == list(CALLS.values())
 
 
 async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_back() -> None:
-    clock, check, library = HandClock(start_ns=0), Check(), PlayedEvents()
+    clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
     nvml = PlayedNvml(PlayedGpu("GPU-0", 0))
     nvml.library = library
     told = []
@@ -138,7 +138,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
         clock=clock,
         check=check,
         deadline_seconds=30,
-        backoff=Backoff(first_seconds=1, most_seconds=8, jitter=lambda: 1.0),
+        backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
         tell=lambda kind, uuid, _: told.append((kind, uuid)),
     )
 
@@ -173,7 +173,7 @@ async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_aft
     nvml = PlayedNvml(*gpus)
     nvml.library = library
     driver = Driver(
-        nvml, clock=HandClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
+        nvml, clock=ManualClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
     )
     await driver.ask({})
     driver._closed = "a new start is under way"

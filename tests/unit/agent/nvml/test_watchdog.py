@@ -60,7 +60,7 @@ def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str
 
 
 def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
-    watch = LoopWatch(most_missed=2, end_process=lambda: None, seconds=1)
+    watch = LoopWatch(max_missed=2, end_process=lambda: None, seconds=1)
     for _ in range(10):
         assert not watch.look()
         assert not watch.look()
@@ -69,14 +69,14 @@ def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
 
 def test_a_loop_that_stands_still_ends_the_process_from_the_thread() -> None:
     ended = threading.Event()
-    watch = LoopWatch(most_missed=2, end_process=ended.set, seconds=0.02)
+    watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.02)
     watch.begin()
     assert ended.wait(5)
 
 
 def test_a_watch_that_was_ended_ends_nothing() -> None:
     ended = threading.Event()
-    watch = LoopWatch(most_missed=2, end_process=ended.set, seconds=0.001)
+    watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.001)
     watch.end()
     watch._run()
     assert not ended.is_set()

@@ -13,8 +13,8 @@ from typing import Final
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.answers import AccountedProcess, GpuAnswers, InstanceIdentity, ListedProcess
-from agent.sampling import Moment, Sampler, Tick
+from agent.nvml.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
+from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
 
@@ -81,7 +81,7 @@ class Machine:
         self.now_ticks = 1
         self.alive: dict[int, Process] = {}
         self.past: dict[tuple[int, int], Process] = {}
-        self.accounts: dict[tuple[str, int], AccountedProcess] = {}
+        self.accounts: dict[tuple[str, int], ProcessAccounting] = {}
         self.owners: dict[tuple[str, int, int], Process] = {}
         self.before_reads: list[Step] = []
 
@@ -133,12 +133,12 @@ class Machine:
             if device in one.opened
         )
 
-    def accounted(self, device: str) -> tuple[AccountedProcess, ...]:
+    def accounted(self, device: str) -> tuple[ProcessAccounting, ...]:
         return tuple(one for (where, _), one in self.accounts.items() if where == device)
 
-    def moment(self) -> Moment:
+    def moment(self) -> ClockReading:
         now_ns = self.now_ticks * TICK_NS
-        return Moment(time_ns=now_ns, monotonic_ns=now_ns, boottime_ns=now_ns)
+        return ClockReading(time_ns=now_ns, monotonic_ns=now_ns, boottime_ns=now_ns)
 
     def _start(self, pid: int, container: str, *, on: str | None) -> None:
         self.now_ticks += STEP_TICKS
@@ -158,7 +158,7 @@ class Machine:
             return
         started_us = opened_ticks * TICK_NS // 1000
         # The ring buffer has the latest of a pid alone.
-        self.accounts[device, process.pid] = AccountedProcess(
+        self.accounts[device, process.pid] = ProcessAccounting(
             pid=process.pid,
             started_us=started_us,
             lived_ms=(self.now_ticks - opened_ticks) * TICK_NS // 1_000_000,
@@ -178,11 +178,11 @@ def cgroup_of(process: Process) -> str:
     )
 
 
-def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[GpuAnswers], set[tuple[int, int]]]:
+def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], set[tuple[int, int]]]:
     """Ask the driver, which lists one device after the other while the world goes on."""
     seen: set[tuple[int, int]] = set()
     lists: dict[str, tuple[ListedProcess, ...]] = {}
-    accounts: dict[str, tuple[AccountedProcess, ...]] = {}
+    accounts: dict[str, tuple[ProcessAccounting, ...]] = {}
     for device in DEVICES:
         if meanwhile:
             machine.do(meanwhile.pop(0))
@@ -190,7 +190,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[GpuAnswers], set[
         accounts[device] = machine.accounted(device)
         seen |= {(one.pid, machine.alive[one.pid].started_ticks) for one in lists[device]}
     instances = tuple(
-        GpuAnswers(
+        RawGpuSample(
             uuid=uuid,
             index=1,
             processes=lists[uuid],
@@ -199,14 +199,14 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[GpuAnswers], set[
         for uuid in ("MIG-1", "MIG-2")
     )
     answers = [
-        GpuAnswers(
+        RawGpuSample(
             uuid="GPU-0",
             index=0,
             processes=lists["GPU-0"],
             process_samples=(),
             accounted=accounts["GPU-0"],
         ),
-        GpuAnswers(
+        RawGpuSample(
             uuid="GPU-1", index=1, processes=lists["GPU-1"], mig_enabled=True, instances=instances
         ),
     ]
@@ -251,7 +251,7 @@ def glance(
     return there
 
 
-def check_ends(machine: Machine, tick: Tick) -> None:
+def check_ends(machine: Machine, tick: NodeTick) -> None:
     """Each end is of a process that was done with the GPU, in a container in which it was."""
     for end in tick.sample.ended_processes or ():
         event("an end")
@@ -262,7 +262,7 @@ def check_ends(machine: Machine, tick: Tick) -> None:
         check_place(process, shown)
 
 
-def check_entries(machine: Machine, tick: Tick, listed: set[tuple[int, int]]) -> None:
+def check_entries(machine: Machine, tick: NodeTick, listed: set[tuple[int, int]]) -> None:
     """Each entry is of a process that the driver listed, in a container in which that was."""
     for process in tick.sample.processes:
         place = process.container

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 
 from agent.processes.cgroup import Location
 from agent.processes.procfs import UNREADABLE, ProcessReader, read_boot_id
-from agent.processes.table import ProcessTable, Roll
+from agent.processes.table import ProcessTable, TableUpdate
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 
@@ -23,11 +23,11 @@ def table(procfs: FakeProcfs) -> ProcessTable:
     return ProcessTable(processes=ProcessReader(procfs), node="node-1", boot_id="boot-1")
 
 
-def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> Roll:
+def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> TableUpdate:
     return table.call({gpu: pids}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
 
 
-def told(roll: Roll) -> list[tuple[str, int, int | None, str | None]]:
+def told(roll: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
     return [
         (
             record.change,

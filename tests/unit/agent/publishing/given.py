@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 from typing_extensions import override
 
-from agent.publishing.disk import DiskThread
-from agent.publishing.parcels import Parcel
+from agent.publishing.io_thread import IoThread
+from agent.publishing.message_bundle import Parcel
 from agent.publishing.spool import Spool
 from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
@@ -52,7 +52,7 @@ def spool_in(
 ) -> Spool:
     """Return the spool of a node that booted `up_seconds` ago."""
     clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
-    made = SpoolSettings(**{"least_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
+    made = SpoolSettings(**{"min_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
     return Spool(made, node=NODE, boot_id=boot_id, boottime_ns=clock)
 
 
@@ -76,7 +76,7 @@ def unreadable(path: Path, error: int) -> Iterator[list[int]]:
         yield attempts
 
 
-class ImmediateDisk(DiskThread):
+class ImmediateDisk(IoThread):
     """Works at once and in the same thread."""
 
     @override
@@ -110,7 +110,7 @@ class FickleBus:
         self._refuse_where(self.is_deaf)
 
     def numbers(self, topic: str = SAMPLES.name) -> list[int]:
-        """Give the numbers on a topic, each at its first appearance."""
+        """Return the numbers on a topic, each at its first appearance."""
         return list(
             dict.fromkeys(int(value.split()[0]) for one, value in self.published if one == topic)
         )

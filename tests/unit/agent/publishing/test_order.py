@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.publishing.outbox import Outbox
-from agent.publishing.publisher import Publisher, shut_down
+from agent.publishing.publisher import SamplePublisher, shut_down
 from agent.publishing.queue import TickQueue
 from agent.publishing.segment import Segment
+from agent.publishing.send_queue import SendQueue
 from agent.publishing.spool import Spool
 from gpuledger.service import Backoff, Check
 from gpuledger.topics import PROCESSES, SAMPLES
@@ -31,7 +31,7 @@ from tests.unit.agent.publishing.given import (
 
 AFTER_SECONDS = 5.0
 # Small, so that a few ticks fill a file.
-MOST_BYTES = 8 * 400
+MAX_BYTES = 8 * 400
 
 bus_step = st.tuples(st.sampled_from(["away", "away", "deaf", "back"]), st.just(0))
 step = st.one_of(
@@ -58,21 +58,21 @@ class Node:
 
     def start(self) -> None:
         self.spool: Spool = spool_in(self.folder)
-        self.spool._segment_bytes = MOST_BYTES // 8
-        self.outbox = Outbox(
-            queue=TickQueue(most_ticks=10_000),
+        self.spool._segment_bytes = MAX_BYTES // 8
+        self.outbox = SendQueue(
+            queue=TickQueue(max_ticks=10_000),
             spool=self.spool,
             check=Check(),
-            after_seconds=AFTER_SECONDS,
+            spill_after_seconds=AFTER_SECONDS,
             disk=ImmediateDisk(),
             now_seconds=lambda: self.time_seconds,
         )
-        self.publisher = Publisher(
+        self.publisher = SamplePublisher(
             node=NODE,
             bus=self.bus,
             outbox=self.outbox,
             check=Check(),
-            backoff=Backoff(first_seconds=1e-6, most_seconds=1e-6),
+            backoff=Backoff(first_seconds=1e-6, max_seconds=1e-6),
             catch_up_factor=1e12,
         )
         self.tasks = [

@@ -16,11 +16,11 @@ from agent.metrics import (
     READING_RECORDS_PUBLISHED,
     TICKS_DROPPED,
 )
-from agent.publishing.outbox import Outbox
-from agent.publishing.parcels import Parcel, pack, pack_incident, pack_inventory
-from agent.publishing.publisher import Publisher, shut_down
-from agent.publishing.queue import TickQueue, Waiting
-from agent.sampling import Tick
+from agent.publishing.message_bundle import Parcel, pack, pack_incident, pack_inventory
+from agent.publishing.publisher import SamplePublisher, shut_down
+from agent.publishing.queue import QueuedMessage, TickQueue
+from agent.publishing.send_queue import SendQueue
+from agent.sampling import NodeTick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
@@ -97,27 +97,27 @@ def parcel(number: int, processes: int = 0) -> Parcel:
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
 
-def outbox_in_memory(most_ticks: int = 9) -> Outbox:
-    return Outbox(
-        queue=TickQueue(most_ticks=most_ticks), spool=None, check=Check(), after_seconds=0
+def outbox_in_memory(max_ticks: int = 9) -> SendQueue:
+    return SendQueue(
+        queue=TickQueue(max_ticks=max_ticks), spool=None, check=Check(), spill_after_seconds=0
     )
 
 
 def publisher_of(
-    bus: FakeBus, outbox: Outbox, check: Check | None = None, *, now_ms: int = 0
-) -> Publisher:
-    return Publisher(
+    bus: FakeBus, outbox: SendQueue, check: Check | None = None, *, now_ms: int = 0
+) -> SamplePublisher:
+    return SamplePublisher(
         node=NODE,
         bus=bus,
         outbox=outbox,
         check=check or Check(),
-        backoff=Backoff(first_seconds=0.0001, most_seconds=0.0001),
+        backoff=Backoff(first_seconds=0.0001, max_seconds=0.0001),
         catch_up_factor=50,
         now_ns=lambda: now_ms * 1_000_000,
     )
 
 
-async def publish_all(bus: FakeBus, outbox: Outbox, check: Check | None = None) -> None:
+async def publish_all(bus: FakeBus, outbox: SendQueue, check: Check | None = None) -> None:
     publisher = publisher_of(bus, outbox, check)
     publishing = asyncio.create_task(publisher.run())
     await shut_down(publisher, outbox, publishing, seconds=5)
@@ -137,7 +137,7 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
         gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
     )  # fmt: skip
-    parcel = pack(Tick(sample=sample, readings=readings, processes=[record]))
+    parcel = pack(NodeTick(sample=sample, readings=readings, processes=[record]))
     assert [(topic, one.key, one.timestamp_ms) for topic, one in parcel] == [
         (SAMPLES.name, b"node-1", 2000),
         (READINGS.name, b"node-1", 2000),
@@ -153,7 +153,7 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
         "node": NODE, "boot_id": "b", "seq": 1, "time_ns": 1, "interval_ns": 1, "gpus": []
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
-    tick = Tick(sample=sample, readings=NodeReadings(**identity), processes=[])
+    tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
     assert [topic for topic, _ in pack(tick)] == [SAMPLES.name]
 
 
@@ -173,9 +173,9 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
 
 def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     dropped, waiting = TICKS_DROPPED._value.get(), QUEUE_TICKS._value.get()
-    queue = TickQueue(most_ticks=3)
+    queue = TickQueue(max_ticks=3)
     for number in range(5):
-        queue.put(Waiting(0.0, parcel(number)))
+        queue.put(QueuedMessage(0.0, parcel(number)))
     assert len(queue) == 3
     assert QUEUE_TICKS._value.get() - waiting == 3
     taken = queue.take(at_most=9)
@@ -413,7 +413,7 @@ def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
     readings = NodeReadings(**identity, gpus=[])
 
-    ((_, message),) = pack(Tick(sample=sample, readings=readings, processes=[]))
+    ((_, message),) = pack(NodeTick(sample=sample, readings=readings, processes=[]))
 
     sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
     assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH

@@ -63,7 +63,7 @@ def drain(spool: Spool) -> list[int]:
 def reopened(
     spool: Spool, folder: Path, *, up_seconds: "float | Uptime" = 0, **settings: float
 ) -> Spool:
-    """Give what the next process finds; the lock goes with the one before."""
+    """Return what the next process finds; the lock goes with the one before."""
     spool.close()
     other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, **settings)
     other.open()
@@ -144,7 +144,7 @@ def test_files_are_the_agents_alone(tmp_path: Path) -> None:
 
 def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
     before = dropped("bytes")
-    spool = spool_in(tmp_path, most_bytes=16_000)
+    spool = spool_in(tmp_path, max_bytes=16_000)
     for number in range(200):
         spool.append([parcel_of(number, size_bytes=64)])
         assert sum(file.stat().st_size for file in files_in(tmp_path)) <= 16_000
@@ -165,7 +165,7 @@ def test_the_oldest_that_waits_is_the_oldest_parcel_of_the_oldest_frame(tmp_path
 
 def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
     before, clock = dropped("age"), Uptime(1000)
-    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=10)
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=10)
     for number, second in enumerate((1000, 1009, 1010, 1019)):
         clock.seconds = second
         fill(spool, number)
@@ -179,7 +179,7 @@ def test_whatever_time_ticks_are_stamped_with_they_age_by_the_time_since_boot(
     tmp_path: Path, leap_seconds: int
 ) -> None:
     before, clock = dropped("age"), Uptime(1000)
-    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=3600)
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=3600)
     for second in range(200):
         clock.seconds = 1000 + second
         leapt = leap_seconds if 195 <= second < 200 else 0
@@ -196,7 +196,7 @@ def test_the_next_process_of_a_boot_counts_the_age_on(tmp_path: Path) -> None:
     spool.close()
     spool = spool_in(tmp_path, up_seconds=1900)
     fill(spool, 2)
-    assert drain(reopened(spool, tmp_path, up_seconds=1905, most_age_seconds=900)) == [2]
+    assert drain(reopened(spool, tmp_path, up_seconds=1905, max_age_seconds=900)) == [2]
 
 
 def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
@@ -206,7 +206,7 @@ def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
     spool = spool_in(tmp_path, boot_id=EARLIER_BOOT, up_seconds=86_400)
     fill(spool, 1)
     # Whenever that was, and whatever the clock shows after the reboot.
-    again = reopened(spool, tmp_path, up_seconds=clock, most_age_seconds=60)
+    again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
     clock.seconds = 60
     found = again.read(at_most=9)
     assert found is not None
@@ -229,7 +229,7 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     position = 24 + len(frames[0])
     head = b"gpuledger spool\1" + position.to_bytes(8, "little")
     (folder / "000000000003.spool").write_bytes(head + b"".join(frames) + b"torn")
-    spool = spool_in(tmp_path, up_seconds=clock, most_age_seconds=60)
+    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=60)
     spool.open()
     fill(spool, 6)
     clock.seconds = 1060
@@ -237,13 +237,13 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     assert found is not None
     assert list(map(number_of, found[0])) == [1, 2]
     spool.forget(found[1])
-    again = reopened(spool, tmp_path, up_seconds=clock, most_age_seconds=60)
+    again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
     assert drain(again) == [3, 4, 5, 6]
 
 
 def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
     before = dropped("bytes")
-    spool = spool_in(tmp_path, most_bytes=2_000)
+    spool = spool_in(tmp_path, max_bytes=2_000)
     fill(spool, 1)
     found = spool.read(at_most=1)
     assert found
@@ -284,7 +284,7 @@ def test_a_file_that_a_power_cut_left_full_of_zeros_ends_there(tmp_path: Path) -
 
 def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     before = dropped("damaged")
-    spool = spool_in(tmp_path, most_bytes=20_000)
+    spool = spool_in(tmp_path, max_bytes=20_000)
     fill(spool, *range(30), size_bytes=64)
     first, second, *_ = spool._segments
     in_first = first.parcels
@@ -293,7 +293,7 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 0xFF]))
-    again = reopened(spool, tmp_path, most_bytes=20_000)
+    again = reopened(spool, tmp_path, max_bytes=20_000)
     lost = in_first + 2
     assert drain(again) == [number for number in range(30) if number != lost]
     assert dropped("damaged") - before == 1
@@ -348,7 +348,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
     tmp_path: Path,
 ) -> None:
     before, clock = dropped("damaged"), Uptime(1000)
-    spool = spool_in(tmp_path, up_seconds=clock, most_bytes=20_000)
+    spool = spool_in(tmp_path, up_seconds=clock, max_bytes=20_000)
     fill(spool, *range(30), size_bytes=64)
     first, *_ = spool._segments
     in_first = first.parcels
@@ -411,7 +411,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_at_the_start_is_left_alone(tmp_
 def test_files_that_somebody_removed_are_counted_and_what_comes_later_is_kept(
     tmp_path: Path,
 ) -> None:
-    before, spool = dropped("damaged"), spool_in(tmp_path, most_bytes=20_000)
+    before, spool = dropped("damaged"), spool_in(tmp_path, max_bytes=20_000)
     fill(spool, *range(30), size_bytes=64)
     for path in files_in(tmp_path):
         path.unlink()
@@ -457,7 +457,7 @@ def test_a_place_in_a_folder_that_was_removed_is_none_in_the_one_made_anew(tmp_p
 
 def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> None:
     up = Uptime(0)
-    spool = spool_in(tmp_path, up_seconds=up, most_age_seconds=3600)
+    spool = spool_in(tmp_path, up_seconds=up, max_age_seconds=3600)
     fill(spool, 1)
     up.seconds = 3601
     fill(spool, 2)
@@ -553,8 +553,8 @@ def test_a_folder_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
 
 
 def test_no_space_is_taken_that_is_left_to_others(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path, least_free_bytes=2**60)
-    with pytest.raises(OSError, match="least_free_bytes") as caught:
+    spool = spool_in(tmp_path, min_free_bytes=2**60)
+    with pytest.raises(OSError, match="min_free_bytes") as caught:
         fill(spool, 1)
     assert caught.value.errno == errno.ENOSPC
     assert files_in(tmp_path) == []

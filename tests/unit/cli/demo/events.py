@@ -51,7 +51,7 @@ def entry(
     joules: float = 0.0,
     allocation: int | None = None,
 ) -> Entry:
-    """Give an entry of a one-second tick; on a pod's account it is of the pod described above."""
+    """Return an entry of a one-second tick; on a pod's account it is of the pod described above."""
     of_pod = account is Account.POD
     return Entry(
         account=account,
@@ -65,14 +65,14 @@ def entry(
 
 
 def uuid_of(index: int) -> str:
-    """Give a GPU's UUID: GPU-a is the first one."""
+    """Return a GPU's UUID: GPU-a is the first one."""
     return f"GPU-{chr(ord('a') + index)}"
 
 
 def incident(
     kind: str, *, second: float, gpu: int = 0, xid: int | None = None, node: str = "node-a"
 ) -> AttributedIncident:
-    """Give something that happened to a GPU."""
+    """Return something that happened to a GPU."""
     return AttributedIncident(
         incident=Incident(
             node=node,
@@ -100,7 +100,7 @@ def event(
     allocations: list[DeviceAllocation] | None = None,
     gpus: Sequence[int] = (0,),
 ) -> GpuEvent:
-    """Give the event of the second that ends at `second`: by default of one GPU, a quarter used."""
+    """Return the event of the second that ends at `second`: by default one GPU, a quarter used."""
     return GpuEvent(
         node=node,
         boot_id="boot",

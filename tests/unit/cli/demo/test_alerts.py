@@ -4,7 +4,7 @@ import pytest
 
 from cli.demo.alerts import RunAlerts, as_line
 from gpuledger.records import Account, GpuEvent
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.cli.demo.events import SECOND_NS, entry, event, incident, uuid_of
 
@@ -14,12 +14,12 @@ SETTINGS = AlertsSettings(
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock(start_ns=10 * SECOND_NS)
+def clock() -> ManualClock:
+    return ManualClock(start_ns=10 * SECOND_NS)
 
 
 @pytest.fixture
-def alerts(clock: HandClock) -> RunAlerts:
+def alerts(clock: ManualClock) -> RunAlerts:
     return RunAlerts(settings=SETTINGS, clock=clock)
 
 
@@ -29,7 +29,9 @@ def stray(second: float) -> GpuEvent:
     return event(second=second, entries=busy, gpus=[1])
 
 
-def test_an_alert_names_its_rule_its_gpu_and_its_node(alerts: RunAlerts, clock: HandClock) -> None:
+def test_an_alert_names_its_rule_its_gpu_and_its_node(
+    alerts: RunAlerts, clock: ManualClock
+) -> None:
     for second in range(1, 5):
         alerts.add(stray(second))
     clock.advance(1)
@@ -44,7 +46,7 @@ def test_an_alert_names_its_rule_its_gpu_and_its_node(alerts: RunAlerts, clock: 
 
 
 def test_what_is_over_fires_no_more_and_stands_in_the_summary(
-    alerts: RunAlerts, clock: HandClock
+    alerts: RunAlerts, clock: ManualClock
 ) -> None:
     for second in range(1, 5):
         alerts.add(stray(second))
@@ -63,7 +65,7 @@ def test_an_incident_that_comes_again_is_the_same_alert(alerts: RunAlerts) -> No
     assert len(alerts.firing()) == len(alerts.fired()) == 1
 
 
-def test_many_alerts_take_bounded_memory(alerts: RunAlerts, clock: HandClock) -> None:
+def test_many_alerts_take_bounded_memory(alerts: RunAlerts, clock: ManualClock) -> None:
     for number in range(300):
         clock.advance(400)
         alerts.add_incident(incident("xid", second=number, xid=number, gpu=number % 20))

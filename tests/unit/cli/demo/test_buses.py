@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.topics import EVENTS, SAMPLES, TOPICS
-from tests.unit.sinks.given import HandClock
+from tests.unit.sinks.given import ManualClock
 
 OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
 
@@ -65,7 +65,7 @@ async def test_groups_with_members_are_waited_for_as_long_as_a_killed_run_holds_
     leaves_after_seconds: float, *, is_refused: bool
 ) -> None:
     """A run that lives keeps its partitions: nobody has joined its groups by then."""
-    clock = HandClock(0)
+    clock = ManualClock(0)
 
     async def live() -> Sequence[str]:
         return [] if clock.now_ns >= leaves_after_seconds * 1e9 else ["gpuledger-demo-join"]

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.demo.columns import Column, cut, fit, line, shorten
+from cli.demo.columns import TableColumn, cut, fit, line, shorten
 
 COLUMNS = (
-    Column("Pod", "left", floor=20),
-    Column("Watts"),
-    Column("GiB", leaves=2),
-    Column("Owner", "left", floor=10, leaves=1),
+    TableColumn("Pod", "left", floor=20),
+    TableColumn("Watts"),
+    TableColumn("GiB", leaves=2),
+    TableColumn("Owner", "left", floor=10, leaves=1),
 )
 ROW = ["research/llm-finetune-worker-0", "1234567", "80", "PyTorchJob/llm-finetune"]
 

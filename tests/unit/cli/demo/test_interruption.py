@@ -8,7 +8,7 @@ from cli.demo.interruption import unless_stopped
 
 
 async def gives(value: int) -> int:
-    """Give it at once."""
+    """Return it at once."""
     return value
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing_extensions import override
 
 from cli.demo.groups import own_group
-from cli.demo.machine import SimulatedMachine
 from cli.demo.pipeline import drain, running
 from cli.demo.plan import DEMO_SCENARIO, DemoPlan
+from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
-from sinks.store.reading import count_rows
+from sinks.store.query import count_rows
 from sinks.store.service import GROUP as STORE_GROUP
 
 Batch = Mapping[TopicPartition, Sequence[Record]]

@@ -10,7 +10,7 @@ from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident, uuid_of
 
 
 def presence_of(*happened: object) -> GpuPresence:
-    """Give what follows from events and incidents."""
+    """Return what follows from events and incidents."""
     presence = GpuPresence()
     for one in happened:
         if isinstance(one, AttributedIncident):

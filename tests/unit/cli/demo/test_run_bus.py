@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 from cli.demo.alerts import RunAlerts
 from cli.demo.reader import EventReader, subscription
 from cli.demo.run_bus import Offsets, RunBus, find_beginning
-from cli.demo.tally import Tally
+from cli.demo.totals import Tally
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from sinks.alerts.settings import AlertsSettings
 from tests.unit.cli.demo.events import event
 
@@ -111,7 +111,7 @@ def reader_of(consumer: Consumer, tally: Tally, beginning: Offsets) -> EventRead
     return EventReader(
         consumer=consumer,
         tally=tally,
-        alerts=RunAlerts(settings=AlertsSettings(), clock=HandClock(start_ns=0)),
+        alerts=RunAlerts(settings=AlertsSettings(), clock=ManualClock(start_ns=0)),
         beginning=beginning,
         nodes={"node-a"},
     )

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from cli.demo.screen import PAGE_SECONDS, Header, draw, rows_of, standstill
-from cli.demo.tally import Tally
+from cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
+from cli.demo.totals import Tally
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Method
 from tests.unit.cli.demo.events import HELD, KNOWN, PENDING, SECOND_NS, entry, event, incident
 
-HEADER = Header(facts=["gpuledger demo", "scenario x"])
+HEADER = ScreenHeader(facts=["gpuledger demo", "scenario x"])
 LONG_POD = replace(
     KNOWN, name="llm-finetune-worker-0", owner_kind="PyTorchJob", owner_name="llm-finetune"
 )
@@ -23,7 +23,7 @@ HELD_LONG = replace(HELD, pod="llm-finetune-worker-0")
 def draw_on(
     width: int,
     *happened: GpuEvent | AttributedIncident,
-    header: Header = HEADER,
+    header: ScreenHeader = HEADER,
     height: int | None = None,
     seconds: float = 0.0,
     with_meanings: bool = False,
@@ -117,7 +117,7 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
 
 
 def test_what_fails_and_fires_stands_above_the_table_and_many_alerts_are_counted() -> None:
-    header = Header(
+    header = ScreenHeader(
         facts=["facts"], problems=["a problem"], alerts=[f"alert {n}" for n in range(9)]
     )
     lines = draw_on(80, event(), header=header)
@@ -135,7 +135,7 @@ LONG = (
 def test_a_long_alert_is_broken_between_words_and_a_low_screen_shows_its_first_and_last(
     width: int,
 ) -> None:
-    header = Header(facts=["facts"], problems=["a problem " * 9], alerts=[LONG])
+    header = ScreenHeader(facts=["facts"], problems=["a problem " * 9], alerts=[LONG])
     high = draw_on(width, *MANY, header=header)
     first = next(number for number, line in enumerate(high) if line.startswith("! "))
     titles = next(number for number, line in enumerate(high) if line.startswith("GPU"))
@@ -196,7 +196,7 @@ def test_a_high_screen_has_one_page_and_does_not_say_so() -> None:
     assert draw_on(80, *MANY, height=83)[-1].startswith("page 1 of 2")
 
 
-FULL = Header(
+FULL = ScreenHeader(
     facts=["gpuledger demo", "scenario x", "3 events", "3 remote writes", "Ctrl-C ends"],
     problems=["a problem"],
     alerts=[f"alert {number}" for number in range(9)],

@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.service import Readiness
 from gpuledger.topics import EVENTS
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from sinks.metrics import RETRIES_TOTAL
 
 
@@ -28,7 +28,7 @@ async def failing(*details: str) -> str:
         bus=RunBus(MemoryBus(), beginning={}),
         work=fail,
     )
-    await watch.run(HandClock(start_ns=0))
+    await watch.run(ManualClock(start_ns=0))
     return problem(watch.line(), events=1) or ""
 
 

@@ -17,12 +17,12 @@ from cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from cli.demo.tally import PodTotal
+from cli.demo.totals import PodTotal
 from tests.unit.cli.demo.events import incident
 
 
 def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
-    """Give totals by UID."""
+    """Return totals by UID."""
     return {uid: PodTotal(uid=uid, gpu_seconds=used) for uid, used in gpu_seconds.items()}
 
 

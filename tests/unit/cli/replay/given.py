@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cli.replay.command import choose_output, replay_range
 from cli.replay.plan import Asked
-from cli.replay.run import Outcome
-from enricher.join.replaying.comparison import Comparison
-from enricher.join.replaying.replay import TimeRange
+from cli.replay.run import ReplayOutcome
+from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.replay import TimeRange
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
@@ -29,12 +29,12 @@ _EVENTS = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 
 def new_bus(**bounds: int) -> MemoryBus:
-    """Give an empty bus with one more topic than the project's."""
+    """Return an empty bus with one more topic than the project's."""
     return MemoryBus([*TOPICS, AGAIN], **bounds)
 
 
 def tick(second: int, node: str = "node-a") -> NodeSample:
-    """Give a tick on which the node's first pod was busy, and at times its second."""
+    """Return a tick on which the node's first pod was busy, and at times its second."""
     first = 2 * NODES.index(node)
     busy = [process(container=0, sm_utilization_ratio=0.25)]
     if second % 3:
@@ -52,7 +52,7 @@ def tick(second: int, node: str = "node-a") -> NodeSample:
 
 
 def place_of(node: str, topic: Topic = SAMPLES) -> TopicPartition:
-    """Give where a node's records lie."""
+    """Return where a node's records lie."""
     return TopicPartition(topic.name, partition_of_node(node, partitions=topic.partitions))
 
 
@@ -84,7 +84,7 @@ async def join(bus: MemoryBus, *, events: int) -> None:
 
 
 async def read_topic(bus: MemoryBus, topic: Topic) -> list[bytes]:
-    """Give the values of a topic, partition by partition."""
+    """Return the values of a topic, partition by partition."""
     async with bus.reader() as reader:
         return [
             record.value or b""
@@ -95,18 +95,18 @@ async def read_topic(bus: MemoryBus, topic: Topic) -> list[bytes]:
 
 
 def decoded(values: Iterable[bytes]) -> list[GpuEvent]:
-    """Give events."""
+    """Return events."""
     return [_EVENTS.decode(value) for value in values]
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Give a file's lines, packed or not."""
+    """Return a file's lines, packed or not."""
     data = path.read_bytes()
     return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
 
 
 def names_in(folder: Path) -> list[str]:
-    """Give the names of a folder's files."""
+    """Return the names of a folder's files."""
     return sorted(each.name for each in folder.iterdir())
 
 
@@ -124,7 +124,7 @@ class Again:
     lead_in_seconds: float = 300
     comparison: Comparison | None = field(init=False, default=None)
 
-    async def run(self) -> Outcome:
+    async def run(self) -> ReplayOutcome:
         """Replay."""
         self.comparison = Comparison(shown=100) if self.compare else None
         asked = Asked(

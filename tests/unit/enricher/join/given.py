@@ -7,9 +7,9 @@ from prometheus_client import REGISTRY
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
-from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, PODS
+from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
@@ -21,17 +21,17 @@ _LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 class Given:
     """A stage, how far its topic is written, and the letters that it put aside."""
 
-    def __init__(self, *, pending_seconds: float = 120.0) -> None:
+    def __init__(self, *, pending_pod_timeout_seconds: float = 120.0) -> None:
         self.now_ns = T_NS
         self.homes: dict[str, int] = {}
         """The nodes whose records may lie in one partition alone."""
         self._letters = KeepingProducer()
-        self.office = DeadLetterOffice(consumer="test", producer=self._letters, partitions=1)
+        self.office = DeadLetterQueue(consumer="test", producer=self._letters, partitions=1)
         self.stage = JoinStage(
             office=self.office,
             is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
             time_ns=lambda: self.now_ns,
-            pending_seconds=pending_seconds,
+            pending_pod_timeout_seconds=pending_pod_timeout_seconds,
         )
         self._offset = 0
 
@@ -40,14 +40,14 @@ class Given:
         self.now_ns += round(seconds * SECOND_NS)
 
     def offer(self, **changes: object) -> list[GpuEvent]:
-        """Have a tick taken up, and give its event, if it has one."""
+        """Have a tick taken up, and return its event, if it has one."""
         self._offset += 1
         values = {"seq": 1000 * self._offset} | changes
         messages = self.stage.take_samples([record(sample(**values), offset=self._offset)])
         return [_EVENT.decode(message.value) for message in messages]
 
     def take(self, **changes: object) -> GpuEvent:
-        """Have a tick taken up, and give its event."""
+        """Have a tick taken up, and return its event."""
         (event,) = self.offer(**changes)
         return event
 
@@ -66,19 +66,19 @@ class Given:
 
     def read_marks(self, marks: Sequence[Message]) -> None:
         """Have marks read as the next worker reads them."""
-        self.stage.take_marks(
+        self.stage.restore_progress(
             [
-                Record(MARKS.name, 3, place, one.timestamp_ms, one.key, one.value)
+                Record(PROGRESS.name, 3, place, one.timestamp_ms, one.key, one.value)
                 for place, one in enumerate(marks)
             ]
         )
 
     async def letters(self) -> list[DeadLetter]:
-        """Give what was put aside."""
+        """Return what was put aside."""
         await self.office.flush()
         return [_LETTER.decode(message.value) for message in self._letters.messages()]
 
 
 def value_of(name: str, **labels: str) -> float:
-    """Give what a metric says now."""
+    """Return what a metric says now."""
     return REGISTRY.get_sample_value(name, labels) or 0.0

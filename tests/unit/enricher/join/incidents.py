@@ -7,7 +7,7 @@ from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, recor
 
 
 def incident(**changes: object) -> Incident:
-    """Give an incident of a GPU on which the first pod has a process."""
+    """Return an incident of a GPU on which the first pod has a process."""
     values: dict[str, object] = {
         "node": "node-a",
         "boot_id": "boot",
@@ -23,5 +23,5 @@ def incident(**changes: object) -> Incident:
 
 
 def incident_record(value: object) -> Record:
-    """Give an incident as it is read."""
+    """Return an incident as it is read."""
     return record(value, topic=INCIDENTS.name)

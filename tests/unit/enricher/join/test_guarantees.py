@@ -10,10 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
+from enricher.join.commit_batch import CommitBatch
 from enricher.join.delivery import AtLeastOnce, ExactlyOnce
-from enricher.join.insistence import Insistence
+from enricher.join.retry import UntilDone
 from enricher.join.settings import JoinSettings, JoinTuning
-from enricher.join.slices import Slice
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -23,14 +23,14 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     Transactions,
 )
-from gpuledger.bus.writers import Writers
+from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.codec import Decoder, encode
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.errors import BusUnavailableError
-from gpuledger.records import NodeMark
+from gpuledger.records import NodeProgress
 from gpuledger.service import Backoff, Check
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import DEAD_LETTERS, EVENTS, MARKS, SAMPLES
+from gpuledger.topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES
 from tests.unit.enricher.join.test_service import (
     GROUP,
     PLACE,
@@ -145,7 +145,7 @@ class BrittleTransactions:
 
 
 async def events_there(bus: MemoryBus) -> list[int]:
-    """Give the numbers of all events that are there now."""
+    """Return the numbers of all events that are there now."""
     found: list[bytes] = []
     asked = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
     async with bus.consumer(asked) as consumer:
@@ -159,16 +159,16 @@ async def events_there(bus: MemoryBus) -> list[int]:
 _looks = count()
 
 
-def mark(seq: int, *, offset: int = 0) -> NodeMark:
-    """Give the mark that says that the node was booked up to this tick."""
+def mark(seq: int, *, offset: int = 0) -> NodeProgress:
+    """Return the mark that says that the node was booked up to this tick."""
     boot_id = sample().boot_id
-    return NodeMark(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
+    return NodeProgress(node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset)
 
 
-async def read_marks(bus: MemoryBus, number: int) -> list[NodeMark]:
+async def read_marks(bus: MemoryBus, number: int) -> list[NodeProgress]:
     """Read so many marks."""
-    decoder = Decoder(topic=MARKS.name, record=NodeMark)
-    return [decoder.decode(value) for value in await read(bus, MARKS, number)]
+    decoder = Decoder(topic=PROGRESS.name, record=NodeProgress)
+    return [decoder.decode(value) for value in await read(bus, PROGRESS, number)]
 
 
 @BOTH
@@ -188,7 +188,7 @@ async def test_what_an_earlier_life_published_and_marked_is_not_published_again(
     """Even where it could not commit that."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
-    await publish(bus, MARKS, mark(2, offset=1))
+    await publish(bus, PROGRESS, mark(2, offset=1))
     async with joining(bus, settings=settings):
         await committed(bus, 3)
     assert await events_there(bus) == [3]
@@ -245,7 +245,7 @@ async def test_at_least_once_marks_nothing_before_its_events_are_there() -> None
     """A mark without its event would be a tick lost."""
     bus = BrittleBus(before=10_000)
     await publish(bus, SAMPLES, tick(1))
-    place = TopicPartition(MARKS.name, PLACE)
+    place = TopicPartition(PROGRESS.name, PLACE)
     async with joining(bus, settings=AT_LEAST_ONCE):
         while bus.before == 10_000:  # noqa: ASYNC110  # the bus has no event for its failures
             await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def test_exactly_once_gives_way_to_who_takes_its_partition_and_goes_on_aft
         async with bus.transactions(TRANSACTIONAL_ID) as other:
             await publish(bus, SAMPLES, tick(2), tick(3))
             await other.commit(
-                {EVENTS_PLACE: [_event(2)], TopicPartition(MARKS.name, PLACE): [_marked(2)]},
+                {EVENTS_PLACE: [_event(2)], TopicPartition(PROGRESS.name, PLACE): [_marked(2)]},
                 offsets={TopicPartition(SAMPLES.name, PLACE): 2},
                 group=GROUP,
             )
@@ -348,14 +348,14 @@ def _marked(seq: int) -> Message:
 async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:
     bus, check = BrittleBus(before=1), Check()
     async with (
-        Writers(bus=bus, group=GROUP, finish_seconds=0) as writers,
+        TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
         delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
         await delivery.take_over([PLACE])
-        made = Slice(number=PLACE, begun_at=0.0)
+        made = CommitBatch(number=PLACE, begun_at=0.0)
         made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
         assert set(await delivery.deliver(consumer, [made])) == {PLACE}
         assert check.has_failed
@@ -371,11 +371,11 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
-        insist = Insistence(check=check, backoff=Backoff(), passes_check=False)
+        office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
+        insist = UntilDone(check=check, backoff=Backoff(), passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         offsets = {TopicPartition(SAMPLES.name, PLACE): 1}
-        await delivery.deliver(consumer, [Slice(number=PLACE, begun_at=0.0, offsets=offsets)])
+        await delivery.deliver(consumer, [CommitBatch(number=PLACE, begun_at=0.0, offsets=offsets)])
         assert check.has_failed
 
         await delivery.give_up([PLACE + 1])
@@ -387,15 +387,15 @@ async def test_at_least_once_passes_its_check_once_what_it_could_not_commit_is_g
 async def test_exactly_once_passes_its_check_once_what_it_could_not_deliver_is_delivered() -> None:
     bus, check = BrittleBus(before=1), Check()
     async with (
-        Writers(bus=bus, group=GROUP, finish_seconds=0) as writers,
+        TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,
         bus.producer() as producer,
         bus.consumer(Subscription(group=GROUP, topics=[SAMPLES.name])) as consumer,
     ):
-        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
+        office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
         delivery = ExactlyOnce(writers=writers, office=office, check=check, fenced_seconds=0)
         for undone in ({PLACE}, set[int]()):
             await delivery.take_over([PLACE])
-            made = Slice(number=PLACE, begun_at=0.0)
+            made = CommitBatch(number=PLACE, begun_at=0.0)
             made.add(EVENTS_PLACE, [Message(b"node-a", b"", 0)])
             assert set(await delivery.deliver(consumer, [made])) == undone
             assert check.has_failed == bool(undone)
@@ -406,11 +406,11 @@ async def test_at_least_once_commits_nothing_of_a_partition_that_is_not_held() -
     subscription = Subscription(group=GROUP, topics=[SAMPLES.name])
     async with bus.producer() as producer, bus.consumer(subscription) as consumer:
         await consumer.poll(timeout_seconds=0, max_records=1)
-        office = DeadLetterOffice(consumer=GROUP, producer=producer, partitions=1)
-        insist = Insistence(check=check, backoff=Backoff(), passes_check=False)
+        office = DeadLetterQueue(consumer=GROUP, producer=producer, partitions=1)
+        insist = UntilDone(check=check, backoff=Backoff(), passes_check=False)
         delivery = AtLeastOnce(producer=producer, office=office, insist=insist, check=check)
         held, other = (TopicPartition(SAMPLES.name, at) for at in (PLACE, SAMPLES.partitions))
-        made = Slice(number=PLACE, begun_at=0.0, offsets={held: 1, other: 1})
+        made = CommitBatch(number=PLACE, begun_at=0.0, offsets={held: 1, other: 1})
         await delivery.deliver(consumer, [made])
 
         assert check.is_ok

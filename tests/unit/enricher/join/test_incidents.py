@@ -22,18 +22,18 @@ ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident)
 
 @pytest.fixture
 def given() -> Given:
-    """Give a stage that has read nothing."""
+    """Return a stage that has read nothing."""
     return Given()
 
 
 def attributed(given: Given, happened: Incident) -> AttributedIncident:
-    """Have an incident taken up, and give what leaves."""
+    """Have an incident taken up, and return what leaves."""
     (message,) = given.stage.take_incidents([incident_record(happened)])
     return ATTRIBUTED.decode(message.value)
 
 
 def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
-    """Give what the kubelet says where these pods hold a part of the GPU each."""
+    """Return what the kubelet says where these pods hold a part of the GPU each."""
     return [
         DeviceAllocation(
             gpu_uuid="GPU-a",
@@ -48,7 +48,7 @@ def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
 
 
 def on_idle_gpu(given: Given, *names: str) -> list[PodDescription]:
-    """Give the pods of an incident on a GPU that these hold and nobody uses."""
+    """Return the pods of an incident on a GPU that these hold and nobody uses."""
     happened = incident(processes=[], allocations=held_by(*names))
     return attributed(given, happened).pods
 
@@ -97,7 +97,7 @@ def test_a_holder_is_looked_for_on_its_own_node_alone(given: Given) -> None:
 
 
 def life(number: int, born: int, gone: int | None) -> PodRecord:
-    """Give one of the pods that had the same name, by when it came and went."""
+    """Return one of the pods that had the same name, by when it came and went."""
     deleted_time_ns = None if gone is None else gone * SECOND_NS
     created_time_ns = born * SECOND_NS
     return pod(

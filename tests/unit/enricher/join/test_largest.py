@@ -11,7 +11,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.records import (
     AttributedIncident,
     ContainerRef,
@@ -32,7 +32,7 @@ from gpuledger.records.bounds import (
     MAX_WORD_LENGTH,
 )
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.lines import lines_of
+from sinks.entries import lines_of
 from sinks.remote_write.values import values_of
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.given import value_of
@@ -128,7 +128,7 @@ def largest() -> dict[str, NodeSample]:
 def taken(value: object, take: Callable[[JoinStage], Sequence[Message]]) -> Sequence[Message]:
     """Return what was made of a record; nothing of it where one letter says so."""
     producer = KeepingProducer()
-    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
     made = take(JoinStage(office=office, is_placed=anywhere))
     assert len(made) + office.buried == 1, value
     assert all(len(one.key or b"") + len(one.value or b"") <= MAX_MESSAGE_BYTES for one in made)
@@ -219,7 +219,7 @@ def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
     """A label for each word that somebody writes would be a series for each."""
     before = value_of("gpuledger_join_incidents_total", kind="other")
     told = [incident_record(incident(kind=f"kind-{number}")) for number in range(3)]
-    office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
 
     made = JoinStage(office=office, is_placed=anywhere).take_incidents(told)
 
@@ -234,7 +234,7 @@ def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
 def test_a_record_larger_than_a_message_is_put_aside_undecoded() -> None:
     """As one of 8 MB in a batch that was made by hand."""
     producer = KeepingProducer()
-    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
     huge = Record("t", 3, 0, 1, b"node-a", encode(sample())[:-1] + b" " * 8_000_000 + b"}")
 
     assert JoinStage(office=office, is_placed=anywhere).take_samples([huge]) == []

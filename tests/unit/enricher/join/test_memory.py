@@ -18,7 +18,7 @@ _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 def count_reachable(stage: JoinStage) -> int:
-    """Give how many objects the stage's own state holds on to."""
+    """Return how many objects the stage's own state holds on to."""
     own = {
         name: value for name, value in vars(stage).items() if name not in {"_office", "_time_ns"}
     }
@@ -33,7 +33,7 @@ def count_reachable(stage: JoinStage) -> int:
 
 
 def _parts(one: object) -> list[object]:
-    """Give what an object holds; the collector does not look into the structs of a cache."""
+    """Return what an object holds; the collector does not look into the structs of a cache."""
     if isinstance(one, msgspec.Struct):
         return [getattr(one, name) for name in one.__struct_fields__]
     return gc.get_referents(one)
@@ -41,12 +41,12 @@ def _parts(one: object) -> list[object]:
 
 @pytest.fixture
 def given() -> Given:
-    """Give a stage that has read nothing."""
+    """Return a stage that has read nothing."""
     return Given()
 
 
 def live_a_round(given: Given, number: int, *, partition: int) -> list[str]:
-    """Have new nodes tick with new pods, every other one of which is not known; give the pods."""
+    """Have new nodes tick with new pods, every other one of which is not known; return the pods."""
     uids = []
     for place in range(number * PER_ROUND, (number + 1) * PER_ROUND):
         uid, container_id = f"uid-{place}", f"{place:064}"
@@ -73,7 +73,7 @@ def test_what_a_partition_needed_goes_with_it(given: Given) -> None:
     for number in range(1, 11):
         live_a_round(given, number, partition=number)
         during = count_reachable(given.stage)
-        given.stage.drain_marks(number)
+        given.stage.drain_progress(number)
         given.stage.forget(number)
     after = count_reachable(given.stage)
     assert during > 1.5 * before
@@ -86,7 +86,7 @@ def test_nodes_and_pods_that_are_gone_from_a_partition_need_nothing(given: Given
     for number in range(8):
         uids = live_a_round(given, number, partition=3)
         given.stage.take_pods([record(None, topic=PODS.name, key=uid) for uid in uids])
-        given.stage.drain_marks(3)
+        given.stage.drain_progress(3)
         sizes.append(count_reachable(given.stage))
         given.wait(DAY_SECONDS + 1)
     assert max(sizes[4:]) <= 1.1 * max(sizes[:4])

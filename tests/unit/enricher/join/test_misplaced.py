@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from enricher.join.placing import placement_rule
-from gpuledger.records import ContainerRef, NodeMark, PodState, ProcessChange, ProcessRecord
-from gpuledger.topics import MARKS, PODS, PROCESSES, partition_of_node
+from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
+from gpuledger.topics import PODS, PROCESSES, PROGRESS, partition_of_node
 from tests.unit.enricher.join.given import Given
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, record, sample
@@ -23,10 +23,10 @@ def given() -> Given:
     return given
 
 
-def mark(**changes: object) -> NodeMark:
+def mark(**changes: object) -> NodeProgress:
     """Return a mark far ahead of any tick."""
     values = {"node": "node-a", "boot_id": "boot", "seq": 10**9, "time_ns": 1, "offset": 1}
-    return NodeMark(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeMark's
+    return NodeProgress(**(values | changes))  # type: ignore[arg-type]  # the names are a NodeProgress's
 
 
 def seen_process() -> ProcessRecord:
@@ -45,7 +45,7 @@ OF_NODE_A = {
     "a tick": ("take_samples", record(sample(seq=9000), offset=9)),
     "an incident": ("take_incidents", incident_record(incident())),
     "a process": ("take_processes", record(seen_process(), topic=PROCESSES.name)),
-    "a mark": ("take_marks", record(mark(), topic=MARKS.name)),
+    "a mark": ("restore_progress", record(mark(), topic=PROGRESS.name)),
     "a pod": ("take_pods", record(pod(), topic=PODS.name, key=UIDS[0])),
 }
 ELSEWHERE: dict[str, dict[str, Any]] = {
@@ -88,8 +88,8 @@ def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
     given.read_pod(pod())
     given.take(seq=1000)
     given.read_tombstone(UIDS[0], partition=HOME + 1)
-    gone = record(None, topic=MARKS.name, key="node-a")
-    given.stage.take_marks([gone._replace(partition=HOME + 1)])
+    gone = record(None, topic=PROGRESS.name, key="node-a")
+    given.stage.restore_progress([gone._replace(partition=HOME + 1)])
     assert [one.state for one in given.take(seq=2000, containers=NAMED).pods] == [PodState.KNOWN]
     assert given.offer(seq=1000) == []
     given.read_tombstone(UIDS[0], partition=HOME)

@@ -85,7 +85,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def tick(seq: int) -> object:
-    """Give a tick on which the first pod was busy."""
+    """Return a tick on which the first pod was busy."""
     return sample(seq=seq, processes=[process(container=0, sm_utilization_ratio=0.5)])
 
 

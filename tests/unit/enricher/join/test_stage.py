@@ -10,7 +10,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import Decoder, encode
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.records import (
     AttributedIncident,
     ContainerRef,
@@ -25,9 +25,9 @@ from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     EVENTS,
     INCIDENTS,
-    MARKS,
     PODS,
     PROCESSES,
+    PROGRESS,
     SAMPLES,
 )
 from tests.fakes.producer import KeepingProducer
@@ -49,24 +49,24 @@ USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 
 
 @pytest.fixture
-def office() -> DeadLetterOffice:
-    """Give an office whose letters can be counted."""
-    return DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+def office() -> DeadLetterQueue:
+    """Return an office whose letters can be counted."""
+    return DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
 
 
 @pytest.fixture
-def stage(office: DeadLetterOffice) -> JoinStage:
-    """Give a stage that knows no pod."""
+def stage(office: DeadLetterQueue) -> JoinStage:
+    """Return a stage that knows no pod."""
     return JoinStage(office=office, is_placed=anywhere)
 
 
 def pod_record(number: int = 0, **changes: object) -> Record:
-    """Give a pod's record as it is read from the pods topic."""
+    """Return a pod's record as it is read from the pods topic."""
     return record(pod(number, **changes), topic=PODS.name, key=UIDS[number])
 
 
 def event_of(messages: list[Message]) -> GpuEvent:
-    """Give the one event of the messages."""
+    """Return the one event of the messages."""
     assert len(messages) == 1
     return EVENT.decode(messages[0].value)
 
@@ -199,7 +199,7 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
 ) -> None:
     """The letter says why and holds the original bytes."""
     producer = KeepingProducer()
-    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
     events = JoinStage(office=office, is_placed=anywhere).take_samples(
         [record(value), record(USED, offset=1)]
     )
@@ -242,10 +242,10 @@ UNREADABLE = Record(
 
 async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
     producer = KeepingProducer()
-    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
     stage = JoinStage(office=office, is_placed=anywhere)
     stage.take_pods([pod_record(), UNREADABLE._replace(topic=PODS.name)])
-    stage.take_marks([UNREADABLE._replace(topic=MARKS.name)])
+    stage.restore_progress([UNREADABLE._replace(topic=PROGRESS.name)])
     stage.take_processes([UNREADABLE._replace(topic=PROCESSES.name)])
     assert stage.take_incidents([UNREADABLE._replace(topic=INCIDENTS.name)]) == []
     assert (
@@ -257,14 +257,14 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
     said = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert [(each["topic"], each["offset"], each["last_offset"]) for each in said] == [
         (topic, 5, 9)
-        for topic in (PODS.name, MARKS.name, PROCESSES.name, INCIDENTS.name, SAMPLES.name)
+        for topic in (PODS.name, PROGRESS.name, PROCESSES.name, INCIDENTS.name, SAMPLES.name)
     ]
     assert {each["reason"] for each in said} == {"unreadable"}
 
 
 async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
     producer = KeepingProducer()
-    office = DeadLetterOffice(consumer="test", producer=producer, partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=producer, partitions=1)
     processes = [IncidentProcess(pid=pid, container_id=f"{pid:0150}") for pid in range(4_000)]
     large, small = incident(processes=processes), incident()
     told = JoinStage(office=office, is_placed=anywhere).take_incidents(

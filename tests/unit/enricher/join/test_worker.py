@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import cast
 
+from enricher.join.commit_batch import CommitBatch
 from enricher.join.delivery import Delivery
-from enricher.join.insistence import Insistence
-from enricher.join.rebuilding import Rebuilding
+from enricher.join.restore import StateRestorer
+from enricher.join.retry import UntilDone
 from enricher.join.service import JoinWorker
 from enricher.join.settings import JoinTuning
-from enricher.join.slices import Slice
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
@@ -31,7 +31,7 @@ class Undelivered:
 
     give_up = take_over
 
-    async def deliver(self, consumer: Consumer, slices: Sequence[Slice]) -> Collection[int]:
+    async def deliver(self, consumer: Consumer, slices: Sequence[CommitBatch]) -> Collection[int]:
         """Fail the test."""
         raise AssertionError(slices)
 
@@ -94,14 +94,14 @@ class Member:
 async def letters_after(*steps: str) -> int:
     """Run a worker through the steps; return how many letters it has to publish."""
     given, member = Given(), Member(*steps)
-    insist = Insistence(check=Check(), backoff=Backoff())
+    insist = UntilDone(check=Check(), backoff=Backoff())
     tuning = JoinTuning(poll_timeout_seconds=0.01, commit_interval_seconds=60)
     delivery = cast("Delivery", Undelivered())
     worker = JoinWorker(
         stage=given.stage,
         office=given.office,
         delivery=delivery,
-        rebuilding=Rebuilding(
+        rebuilding=StateRestorer(
             stage=given.stage,
             delivery=delivery,
             insist=insist,

@@ -9,7 +9,7 @@ from gpuledger.records import (
     NodeSample,
     PodContainer,
     PodRecord,
-    ProcessEnd,
+    ProcessExit,
     ProcessKind,
 )
 from gpuledger.topics import SAMPLES
@@ -21,7 +21,7 @@ CONTAINER_IDS = [f"{digit}" * 64 for digit in range(8)]
 
 
 def reading(**changes: object) -> GpuReading:
-    """Give a reading of a GPU that was busy for half of the tick."""
+    """Return a reading of a GPU that was busy for half of the tick."""
     values: dict[str, object] = {
         "uuid": "GPU-a",
         "index": 0,
@@ -35,7 +35,7 @@ def reading(**changes: object) -> GpuReading:
 
 
 def process(**changes: object) -> GpuProcess:
-    """Give a process on the first GPU, in no container."""
+    """Return a process on the first GPU, in no container."""
     values: dict[str, object] = {
         "gpu": 0,
         "pid": 1000,
@@ -45,27 +45,27 @@ def process(**changes: object) -> GpuProcess:
     return GpuProcess(**(values | changes))  # type: ignore[arg-type]  # the names are a GpuProcess's
 
 
-def process_end(**changes: object) -> ProcessEnd:
-    """Give the end of a process of which ticks said a part of what it used."""
+def process_end(**changes: object) -> ProcessExit:
+    """Return the end of a process of which ticks said a part of what it used."""
     values: dict[str, object] = {
         "gpu": 0,
         "pid": 7,
         "started_boottime_ns": SECOND_NS,
         "container": 1,
-        "lived_seconds": 2.0,
+        "lifetime_seconds": 2.0,
         "busy_seconds": 0.75,
-        "ticked_busy_seconds": 0.25,
-        "unclaimed_busy_seconds": 1.0,
+        "sampled_busy_seconds": 0.25,
+        "reserved_busy_seconds": 1.0,
         "from_seq": 998,
         "from_time_ns": 1_789_999_997 * SECOND_NS,
         "until_seq": 1000,
         "until_time_ns": 1_790_000_000 * SECOND_NS,
     }
-    return ProcessEnd(**(values | changes))  # type: ignore[arg-type]  # the names are a ProcessEnd's
+    return ProcessExit(**(values | changes))  # type: ignore[arg-type]  # the names are a ProcessExit's
 
 
 def sample(**changes: object) -> NodeSample:
-    """Give a tick of one second on one GPU without processes."""
+    """Return a tick of one second on one GPU without processes."""
     values: dict[str, object] = {
         "node": "node-a",
         "boot_id": "boot",
@@ -84,7 +84,7 @@ def sample(**changes: object) -> NodeSample:
 
 
 def pod(number: int = 0, **changes: object) -> PodRecord:
-    """Give the pod whose UID and container stand at `number` in the tick's containers."""
+    """Return the pod whose UID and container stand at `number` in the tick's containers."""
     values: dict[str, object] = {
         "uid": UIDS[number],
         "namespace": "research",
@@ -108,7 +108,7 @@ def anywhere(node: str, partition: int) -> bool:
 
 
 def record(value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "") -> Record:
-    """Give a value as a consumer reads it, under its own key; bytes and None as they are."""
+    """Return a value as a consumer reads it, under its own key; bytes and None as they are."""
     key = key or str(getattr(value, "uid", None) or getattr(value, "node", "node-a"))
     data = value if isinstance(value, bytes) or value is None else encode(value)
     return Record(topic, 3, offset, 1_790_000_000_000, key.encode(), data)

@@ -15,13 +15,13 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.nvml.library import Nvml
+from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import NodeSample
 from gpuledger.topics import PODS, SAMPLES
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.plan import PlannedPod
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
@@ -35,7 +35,7 @@ LEAD_SECONDS: Final = 4.0
 WINDOW_SECONDS: Final = 60.0
 LATEST_SECONDS: Final = 30.0
 """How late a tick comes at most."""
-MOST_LANES_OF_PODS: Final = 2
+MAX_LANES_OF_PODS: Final = 2
 """A third one on a GPU is the host's."""
 SHARED, CUT, BESIDE = "gpu-shared", "gpu-cut", "gpu-beside"
 NODES: Final = {SHARED: PARTITIONS[0], CUT: PARTITIONS[0], BESIDE: PARTITIONS[1]}
@@ -82,7 +82,7 @@ class Run:
         return f"Run({self.node.name}, ticks={ticks}, pods={len(self.simulation.pods)})"
 
     def covered_ns(self) -> list[tuple[int, int]]:
-        """Give from when to when ticks cover, for each stretch, since the epoch."""
+        """Return from when to when ticks cover, for each stretch, since the epoch."""
         return [
             (ticks[0].time_ns - ticks[0].interval_ns, ticks[-1].time_ns)
             for ticks in self.stretches
@@ -90,11 +90,11 @@ class Run:
         ]
 
     def covered_seconds(self) -> float:
-        """Give for how long ticks cover the node."""
+        """Return for how long ticks cover the node."""
         return sum(end_ns - begin_ns for begin_ns, end_ns in self.covered_ns()) / SECOND_NS
 
     def true_seconds(self) -> dict[str, float]:
-        """Give for how long each pod's kernels ran while ticks covered it, by UID."""
+        """Return for how long each pod's kernels ran while ticks covered it, by UID."""
         found: dict[str, float] = {}
         for begin_ns, end_ns in self.covered_ns():
             for used in self.simulation.truth(begin_ns, end_ns):
@@ -102,11 +102,11 @@ class Run:
         return found
 
     def host_seconds(self) -> float:
-        """Give for how long kernels of the host's processes ran while ticks covered it."""
+        """Return for how long kernels of the host's processes ran while ticks covered it."""
         return sum(self.simulation.host_truth(*span).busy_seconds for span in self.covered_ns())
 
     def device_seconds(self) -> dict[str, float]:
-        """Give for how long each GPU's or instance's kernels ran while ticks covered it."""
+        """Return for how long each GPU's or instance's kernels ran while ticks covered it."""
         found: dict[str, float] = {}
         for begin_ns, end_ns in self.covered_ns():
             begin, end = begin_ns - EPOCH_NS, end_ns - EPOCH_NS
@@ -133,7 +133,7 @@ def draw_lives(random: Random, node: str) -> list[Life]:
     for gpu in range(GPUS[node]["count"]):
         crowd = random.choice([1, 2, 3])
         for lane in range(crowd):
-            is_pod = lane < MOST_LANES_OF_PODS
+            is_pod = lane < MAX_LANES_OF_PODS
             drawn = _draw_lane(random, gpu, crowd=crowd)
             made += [replace(life, is_pod=is_pod) for life in drawn]
     return made
@@ -152,7 +152,7 @@ def _draw_lane(random: Random, gpu: int, *, crowd: int, instance: int | None = N
 
 def draw_run(random: Random, name: str) -> Run:
     """Draw a run of 60 covered seconds, less what a restart of the agent leaves uncovered."""
-    clock = HandClock(start_ns=EPOCH_NS)
+    clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(_scenario(name, draw_lives(random, name)))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node(name)
@@ -215,11 +215,11 @@ def _pod_record(partition: int, place: int, run: Run, planned: PlannedPod) -> Re
 
 
 def _watch(
-    node: SimulatedNode, clock: HandClock, seconds: float, jitters: Sequence[float]
+    node: SimulatedNode, clock: ManualClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
     """Let an agent that has just been started watch for so long."""
     sampler = Sampler(node=node.name, procfs=node.procfs)
-    gpus = Nvml(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)
     end_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)
     while clock.monotonic_ns() < end_ns:

@@ -11,7 +11,7 @@ import structlog
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from tests.compiled import describe_compiled
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import anywhere
@@ -22,15 +22,15 @@ Made = tuple[list[Message], list[Message], int]
 
 
 def make(topics: Topics) -> Made:
-    """Give what comes of the topics, partition by partition, pods first."""
-    office = DeadLetterOffice(consumer="test", producer=KeepingProducer(), partitions=1)
+    """Return what comes of the topics, partition by partition, pods first."""
+    office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
     stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS)
     events: list[Message] = []
     marks: list[Message] = []
     for partition, samples in topics.samples.items():
         stage.take_pods(topics.pods.get(partition, []))
         events += stage.take_samples(samples)
-        marks += stage.drain_marks(partition)
+        marks += stage.drain_progress(partition)
     return events, marks, office.buried
 
 

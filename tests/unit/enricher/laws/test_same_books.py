@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replaying.agreement import Agreement, compare_events
-from enricher.join.replaying.comparison import EventId
-from enricher.join.replaying.replay import Replay, TimeRange
+from enricher.join.replay.agreement import Agreement, compare_events
+from enricher.join.replay.comparison import EventId
+from enricher.join.replay.replay import Replay, TimeRange
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
@@ -35,7 +35,7 @@ steps = st.lists(
 
 
 def replay(given_topics: Topics) -> dict[EventId, bytes]:
-    """Give the events of a replay, by identity."""
+    """Return the events of a replay, by identity."""
     again, made = Replay(ALWAYS, is_placed=anywhere), {}
     for partition in PARTITIONS:
         again.take_pods(given_topics.pods[partition])
@@ -46,7 +46,7 @@ def replay(given_topics: Topics) -> dict[EventId, bytes]:
 
 
 def ids_in(given_topics: Topics) -> set[EventId]:
-    """Give the identity of every tick."""
+    """Return the identity of every tick."""
     return {
         id_of(record.value or b"")
         for records in given_topics.samples.values()

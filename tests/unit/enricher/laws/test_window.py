@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replaying.comparison import EventId
+from enricher.join.replay.comparison import EventId
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
@@ -44,7 +44,7 @@ steps = st.lists(
 
 
 def booked(messages: Sequence[Message]) -> list[GpuEvent]:
-    """Give each event once, as a reader that knows their identity counts them."""
+    """Return each event once, as a reader that knows their identity counts them."""
     events = [_EVENTS.decode(message.value) for message in messages]
     return list({EventId(one.node, one.boot_id, one.seq): one for one in events}.values())
 
@@ -81,7 +81,7 @@ def test_each_pod_is_booked_what_it_used_to_one_percent_of_the_window(
 
 
 def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[str, float]]:
-    """Give the busy seconds of each pod (of none: the host's), and of each device."""
+    """Return the busy seconds of each pod (of none: the host's), and of each device."""
     seconds: defaultdict[str | None, float] = defaultdict(float)
     devices: defaultdict[str, float] = defaultdict(float)
     for event in events:

@@ -18,7 +18,7 @@ from gpuledger.records import (
     GpuProcess,
     NodeSample,
     PodRecord,
-    ProcessEnd,
+    ProcessExit,
 )
 from gpuledger.topics import PODS, SAMPLES
 from tests.unit.enricher.join.ticks import (
@@ -59,12 +59,12 @@ class Topics:
 
 
 def uid_of(node: str, number: int) -> str:
-    """Give the UID of a node's pod."""
+    """Return the UID of a node's pod."""
     return f"00000000-0000-4000-8000-{node.encode().hex()[-8:]}{number:04d}"
 
 
 def container_of(node: str, number: int) -> str:
-    """Give the id of its container."""
+    """Return the id of its container."""
     return f"{node.encode().hex()}{number}".ljust(64, "0")
 
 
@@ -117,7 +117,7 @@ def processes(draw: st.DrawFn, containers: int) -> GpuProcess:
 
 
 @st.composite
-def ends(draw: st.DrawFn, containers: int) -> ProcessEnd:
+def ends(draw: st.DrawFn, containers: int) -> ProcessExit:
     """Draw a process that is done with a GPU, of a container or of the host."""
     return process_end(
         gpu=draw(st.integers(0, GPUS - 1)),
@@ -126,7 +126,7 @@ def ends(draw: st.DrawFn, containers: int) -> ProcessEnd:
         if containers
         else None,
         busy_seconds=draw(st.floats(0.0, 2.0)),
-        unclaimed_busy_seconds=draw(st.floats(0.0, 1.0)),
+        reserved_busy_seconds=draw(st.floats(0.0, 1.0)),
     )
 
 

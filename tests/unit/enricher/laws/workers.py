@@ -11,8 +11,8 @@ from typing import Final
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.dead_letters import DeadLetterOffice
-from gpuledger.topics import MARKS
+from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.topics import PROGRESS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics
 
@@ -92,13 +92,13 @@ class Workers:
         """Read the pods and the marks to their end, before any tick."""
         self._holder[partition] = worker
         self._stages[worker].take_pods(self._topics.pods[partition][: self._told[partition]])
-        self._stages[worker].take_marks(self._marks[partition])
+        self._stages[worker].restore_progress(self._marks[partition])
 
     def _work(self, partition: int, ticks: int, death: Death) -> None:
         stage, begin = self._stages[self._holder[partition]], self._committed[partition]
         records = self._topics.samples[partition][begin : begin + ticks]
         events = stage.take_samples(records)
-        marks = stage.drain_marks(partition)
+        marks = stage.drain_progress(partition)
         if death is Death.BEFORE_EVENTS:
             return self._die(partition)
         self.events += events
@@ -106,7 +106,7 @@ class Workers:
             return self._die(partition)
         kept = self._marks[partition]
         kept += [
-            Record(MARKS.name, partition, len(kept), each.timestamp_ms, each.key, each.value)
+            Record(PROGRESS.name, partition, len(kept), each.timestamp_ms, each.key, each.value)
             for each in marks
         ]
         if death is Death.BEFORE_COMMIT:
@@ -124,7 +124,7 @@ class Workers:
 
 
 def _new_stage() -> JoinStage:
-    office = DeadLetterOffice(consumer="test", producer=_Nowhere(), partitions=1)
+    office = DeadLetterQueue(consumer="test", producer=_Nowhere(), partitions=1)
     return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: BEGIN_NS + 10**12)
 
 

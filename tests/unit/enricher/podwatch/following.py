@@ -8,14 +8,14 @@ from enricher.podwatch.api import Api
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Deleted, Interrupted, Seen, Skipped, Step
+from enricher.podwatch.watch_events import Deleted, Interrupted, Skipped, Step, Upserted
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock
 
 
 def reflector_of(
     api: Api, settings: KubernetesSettings, clock: PatientClock, *, chance: float = 0.0
 ) -> Reflector:
-    """Give a reflector for which chance always decides the same."""
+    """Return a reflector for which chance always decides the same."""
     reader = PodReader(labels=[], gpu_resource_prefixes=[])
     return Reflector(api=api, reader=reader, settings=settings, clock=clock, chance=lambda: chance)
 
@@ -39,7 +39,7 @@ def told(steps: list[Step]) -> list[str]:
 def as_word(step: Step) -> str:
     """Write a step as a word: `+` seen, `-` deleted, `?` skipped, `!` interrupted."""
     match step:
-        case Seen(found):
+        case Upserted(found):
             return f"+{found.uid}"
         case Deleted(found):
             return f"-{found.uid}"
@@ -52,5 +52,5 @@ def as_word(step: Step) -> str:
 
 
 def nth(step: Step, count: int) -> Callable[[list[Step]], bool]:
-    """Give the condition that a step was taken so many times."""
+    """Return the condition that a step was taken so many times."""
     return lambda taken: taken.count(step) == count

@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **more: Any) -> Object:  # noqa: ANN401  # any field of a pod
-    """Give a running pod of one container; `more` replaces whole sections of it."""
+    """Return a running pod of one container; `more` replaces whole sections of it."""
     return {
         "metadata": {
             "uid": uid,
@@ -47,18 +47,18 @@ def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **m
 
 
 def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record
-    """Give the record of that pod, some of its fields replaced."""
+    """Return the record of that pod, some of its fields replaced."""
     read = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(pod(uid)))
     return cast("PodRecord", msgspec.structs.replace(cast("Any", read), **changes))
 
 
 def owned_by(kind: str, name: str, *, controller: bool = True) -> Object:
-    """Give an entry of `ownerReferences`."""
+    """Return an entry of `ownerReferences`."""
     return {"kind": kind, "name": name, "uid": "owner", "controller": controller}
 
 
 def encoded(item: object) -> bytes:
-    """Give the JSON of an object as an API server writes it, without spaces."""
+    """Return the JSON of an object as an API server writes it, without spaces."""
     return json.dumps(item, separators=(",", ":")).encode()
 
 

@@ -43,7 +43,7 @@ class MisbehavingServer:
         return await (self.lists.popleft() if self.lists else page())(request)
 
     def kinds(self) -> list[str]:
-        """Give what was asked for, as `list`, `watch` and `initial`, in order."""
+        """Return what was asked for, as `list`, `watch` and `initial`, in order."""
         return [_kind(query) for query in self.asked]
 
 
@@ -67,7 +67,7 @@ async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
 async def serving(
     app: web.Application, *, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Serve an application on a free port of the loopback; give its address."""
+    """Serve an application on a free port of the loopback; yield its address."""
     # Silent watches are cancelled with the server, not waited for.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
     await runner.setup()
@@ -172,12 +172,12 @@ def trickle(drop: bytes) -> Answering:
 
 
 def event(kind: str, item: Object) -> Object:
-    """Give one line of a watch."""
+    """Return one line of a watch."""
     return {"type": kind, "object": item}
 
 
 def bookmark(version: str, **metadata: object) -> Object:
-    """Give a bookmark as a real server writes it: a pod without containers."""
+    """Return a bookmark as a real server writes it: a pod without containers."""
     return event(
         "BOOKMARK",
         {
@@ -189,11 +189,11 @@ def bookmark(version: str, **metadata: object) -> Object:
 
 
 def end_mark(version: str) -> Object:
-    """Give the bookmark that ends a list which comes as a watch: every pod was told."""
+    """Return the bookmark that ends a list which comes as a watch: every pod was told."""
     return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
 
 
 def error(code: int, reason: str = "", **more: object) -> Object:
-    """Give an ERROR line."""
+    """Return an ERROR line."""
     status_object = {"kind": "Status", "code": code, "reason": reason, "message": "no"}
     return event("ERROR", status_object | more)

@@ -17,7 +17,7 @@ from enricher.podwatch.client import Client
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UserError
-from gpuledger.service.readiness import Check, Readiness, Severity
+from gpuledger.service.readiness import Check, CheckSeverity, Readiness
 from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority, KeyPair
 from tests.real.parts.kubeconfig import Cluster, Login
@@ -96,7 +96,7 @@ async def test_a_kubeconfig_that_breaks_later_leaves_the_former_in_force_and_is_
         write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first"),
         Seconds(),
     )
-    check = Readiness().check("credentials", severity=Severity.WARNING)
+    check = Readiness().check("credentials", severity=CheckSeverity.WARNING)
     client = await Client.open(_named(file), check=check, monotonic=clock)
     with capture_logs() as lines:
         for broken in ("[", NO_CURRENT_CONTEXT, "["):
@@ -188,7 +188,7 @@ async def test_a_refused_request_leaves_a_watch_that_is_open_its_connection(
         asyncio.timeout(DEADLINE_SECONDS),
         open_api(KubernetesSettings(kubeconfig=str(file))) as api,
         api.get(
-            "/api/v1/pods", query={"watch": "true"}, silence_seconds=60.0, total_seconds=60.0
+            "/api/v1/pods", query={"watch": "true"}, idle_timeout_seconds=60.0, total_seconds=60.0
         ) as watch,
         aclosing(watch.chunks()) as chunks,
     ):
@@ -236,7 +236,7 @@ async def test_a_reader_whose_session_was_closed_is_told_after_the_longest_silen
 ) -> None:
     """aiohttp forgets its own time-outs with the connection."""
     server.watches.append(events(bookmark("1"), keep=True))
-    patience = limits(connect_seconds=5.0, silence_seconds=0.2, total_seconds=60.0)
+    patience = limits(connect_seconds=5.0, idle_timeout_seconds=0.2, total_seconds=60.0)
     async with asyncio.timeout(DEADLINE_SECONDS), aiohttp.ClientSession() as session:
         request = session.get(f"{server.url}/api/v1/pods?watch=true", timeout=patience)
         async with answered(request, server=server.url, patience=patience) as watch:
@@ -283,5 +283,7 @@ def _name_files(file: Path, mounted: Path, *, url: str) -> Path:
 
 
 async def _list(api: Api) -> bytes:
-    async with api.get("/api/v1/pods", query={}, silence_seconds=5.0, total_seconds=5.0) as answer:
-        return await answer.read(most_bytes=10_000)
+    async with api.get(
+        "/api/v1/pods", query={}, idle_timeout_seconds=5.0, total_seconds=5.0
+    ) as answer:
+        return await answer.read(max_bytes=10_000)

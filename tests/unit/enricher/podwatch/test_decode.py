@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.requests import parse_quantity
+from enricher.podwatch.gpu_requests import parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
@@ -124,7 +124,7 @@ def mirror(
     owners: Sequence[Object] = (NODE,),
     account: str | None = None,
 ) -> Object:
-    """Give a static pod's mirror, as its kubelet makes it."""
+    """Return a static pod's mirror, as its kubelet makes it."""
     notes = {"kubernetes.io/config.hash": config_hash, "kubernetes.io/config.mirror": config_mirror}
     return pod(
         metadata={

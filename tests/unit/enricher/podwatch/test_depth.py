@@ -28,7 +28,7 @@ def shallow(value: object, depth: int) -> object:
 
 @given(value=VALUES, depth=st.integers(1, 4))
 def test_what_lies_deeper_is_null_and_all_else_is_as_it_was(value: object, depth: int) -> None:
-    found = json.loads(cut(json.dumps(value).encode(), most_depth=depth))
+    found = json.loads(cut(json.dumps(value).encode(), max_depth=depth))
     assert found == shallow(value, depth)
 
 

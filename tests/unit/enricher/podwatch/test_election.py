@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from enricher.podwatch.api import Api, open_api
 from enricher.podwatch.election import Elector, LeaseLostError
-from enricher.podwatch.lease import LeaseKeeper, identity_of, namespace_of
+from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
 from enricher.podwatch.settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.service import Readiness
@@ -44,7 +44,7 @@ class Candidate:
         self.clock = clock or PatientClock()
         self.check = Readiness().check("lease")
         self.elector = Elector(
-            keeper=LeaseKeeper(api=api, namespace="ledger", name="podwatch"),
+            keeper=LeaseClient(api=api, namespace="ledger", name="podwatch"),
             settings=SETTINGS,
             identity=name,
             check=self.check,
@@ -96,7 +96,7 @@ def spec(shelf: LeaseShelf) -> dict[str, Any]:
 def held_by(
     holder: str, *, seconds: int = 15, transitions: int = 3, **metadata: object
 ) -> dict[str, Any]:
-    """Give a Lease; its renewal time is nonsense, as clocks are not to be compared."""
+    """Return a Lease; its renewal time is nonsense, as clocks are not to be compared."""
     return {
         "metadata": {"name": "podwatch", **metadata},
         "spec": {

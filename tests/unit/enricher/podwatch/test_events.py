@@ -7,8 +7,8 @@ import pytest
 from msgspec import Raw
 
 from enricher.podwatch.decode import PodReader
-from enricher.podwatch.events import Bookmark, EventReader, Passed
-from enricher.podwatch.steps import Deleted, Seen, Skipped
+from enricher.podwatch.events import Bookmark, Passed, WatchReader
+from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
 from tests.unit.enricher.podwatch.given import Object, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 
@@ -22,16 +22,16 @@ def turned(item: Object) -> bytes:
 
 
 @pytest.fixture
-def events() -> EventReader:
-    return EventReader(PodReader(labels=[], gpu_resource_prefixes=[]))
+def events() -> WatchReader:
+    return WatchReader(PodReader(labels=[], gpu_resource_prefixes=[]))
 
 
 @pytest.mark.parametrize("write", [encoded, spaced, turned])
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        (event("ADDED", pod("a", version="5")), (Seen, "5")),
-        (event("MODIFIED", pod("a", version="6")), (Seen, "6")),
+        (event("ADDED", pod("a", version="5")), (Upserted, "5")),
+        (event("MODIFIED", pod("a", version="6")), (Upserted, "6")),
         (event("DELETED", pod("a", version="7")), (Deleted, "7")),
         (event("ADDED", pod("a", node=None, version="8")), (Passed, "8")),
         (
@@ -46,14 +46,14 @@ def events() -> EventReader:
     ],
 )
 def test_a_line_tells_the_same_in_every_way_to_write_it(
-    events: EventReader,
+    events: WatchReader,
     write: Callable[[Object], bytes],
     item: Object,
     expected: tuple[type, str] | None,
 ) -> None:
     found = events.read(write(item))
     match found:
-        case Seen(record) | Deleted(record):
+        case Upserted(record) | Deleted(record):
             assert (type(found), record.resource_version) == expected
         case Passed(version) | Bookmark(version) | Skipped(version=version):
             assert (type(found), version) == expected
@@ -71,20 +71,20 @@ def test_a_line_tells_the_same_in_every_way_to_write_it(
     ],
 )
 def test_only_its_annotation_makes_a_bookmark_the_end_of_a_list(
-    events: EventReader, notes: dict[str, str] | None, *, ends: bool
+    events: WatchReader, notes: dict[str, str] | None, *, ends: bool
 ) -> None:
     assert events.read(encoded(bookmark("5", annotations=notes))) == Bookmark("5", ends_list=ends)
 
 
 def deep(item: Object, levels: int = 10_000) -> bytes:
-    """Give the JSON of an object with fields so deep that json itself could not write it."""
+    """Return the JSON of an object with fields so deep that json itself could not write it."""
     open_, close = b'{"f:]}":' * levels, b"}" * levels
     return encoded(item).replace(b'"spec":', b'"managed":' + open_ + b"{}" + close + b',"spec":')
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
 def test_a_pod_nested_deeper_than_any_decoder_goes_is_read_like_another(
-    events: EventReader, kind: str
+    events: WatchReader, kind: str
 ) -> None:
     item = event(kind, pod("a", version="5"))
     assert events.read(deep(item)) == events.read(encoded(item))
@@ -104,7 +104,7 @@ def test_a_pod_nested_deeper_than_any_decoder_goes_is_read_like_another(
         pytest.param(deep(event("MODIFIED", pod("a")))[:-40], id="a deep one that is cut"),
     ],
 )
-def test_a_pod_that_cannot_be_read_is_named(events: EventReader, line: bytes) -> None:
+def test_a_pod_that_cannot_be_read_is_named(events: WatchReader, line: bytes) -> None:
     found = events.read(line)
     assert isinstance(found, Skipped)
     assert (found.uid, found.name, found.version) == ("a", "team-red/pod-a", "7")

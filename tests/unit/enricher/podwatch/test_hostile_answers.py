@@ -5,7 +5,7 @@ import pytest
 
 from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
 from enricher.podwatch.http import answered, limits
-from enricher.podwatch.reflector import MOST_PAGE_BYTES
+from enricher.podwatch.reflector import MAX_PAGE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 
@@ -14,9 +14,9 @@ NESTED = b'{"metadata":' + b"[" * 50_000
 
 async def read(answer: Raw) -> bytes:
     async with answering([answer]) as server, open_api(KubernetesSettings(url=server.url)) as api:
-        asked = api.get("/api/v1/pods", query={}, silence_seconds=20.0, total_seconds=20.0)
+        asked = api.get("/api/v1/pods", query={}, idle_timeout_seconds=20.0, total_seconds=20.0)
         async with asked as found:
-            return await found.read(most_bytes=MOST_PAGE_BYTES)
+            return await found.read(max_bytes=MAX_PAGE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ async def test_of_an_answer_that_is_too_large_no_more_is_read_than_memory_is_set
 ):
     ok = b"HTTP/1.1 200 OK\r\n"
     endless = Raw(begin=ok + b"\r\n", again=b" " * MIB, times=10_000)
-    with pytest.raises(AnswerTooLargeError, match=f"over {MOST_PAGE_BYTES} bytes"):
+    with pytest.raises(AnswerTooLargeError, match=f"over {MAX_PAGE_BYTES} bytes"):
         await read(endless)
 
 
@@ -53,7 +53,7 @@ async def test_a_refusal_does_not_show_the_token_that_was_sent(body: bytes) -> N
     refusal = page(body, status=b"HTTP/1.1 401 Unauthorized\r\n")
     async with answering([refusal]) as server, aiohttp.ClientSession() as session:
         sent = session.get(server.url, headers={"Authorization": "Bearer tok-hunter2"})
-        patience = limits(connect_seconds=5, silence_seconds=5, total_seconds=5)
+        patience = limits(connect_seconds=5, idle_timeout_seconds=5, total_seconds=5)
         with pytest.raises(KubernetesError, match=r"answered 401: (who is|no) ") as caught:
             async with answered(sent, server=server.url, patience=patience):
                 pass

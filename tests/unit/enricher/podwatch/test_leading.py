@@ -10,7 +10,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from enricher.podwatch.election import LeaseLostError
-from enricher.podwatch.publish import Publisher
+from enricher.podwatch.publish import PodPublisher
 from enricher.podwatch.settings import KubernetesSettings, LeaseSettings, PodwatchSettings
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
@@ -124,13 +124,13 @@ async def test_nothing_is_published_once_another_one_may_lead() -> None:
         if not held[0]:
             raise LeaseLostError("lost")
 
-    table = PodTable(tombstone_after_seconds=60, tombstones_most=10)
-    publisher = Publisher(
+    table = PodTable(tombstone_after_seconds=60, max_tombstones=10)
+    publisher = PodPublisher(
         bus=bus,
         table=table,
         check=Readiness().check("kafka"),
         clock=PatientClock(),
-        batch_most=10,
+        batch_max=10,
         topic_id=None,
         fence=fence,
     )

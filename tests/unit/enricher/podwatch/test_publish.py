@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from enricher.podwatch.publish import Publisher
+from enricher.podwatch.publish import PodPublisher
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import TopicDescription
@@ -44,12 +44,12 @@ async def publishing(
 ) -> AsyncIterator[Check]:
     """Publish from the table, with a look at the topic every few milliseconds."""
     check = Readiness().check("kafka")
-    publisher = Publisher(
+    publisher = PodPublisher(
         bus=bus,
         table=table,
         check=check,
         clock=SystemClock(),
-        batch_most=10,
+        batch_max=10,
         topic_id=topic_id,
         look_seconds=0.01,
     )
@@ -63,8 +63,8 @@ async def publishing(
 
 
 def table_of(*uids: str) -> PodTable:
-    """Give a table that Kafka knows nothing of."""
-    table = PodTable(tombstone_after_seconds=60, tombstones_most=10)
+    """Return a table that Kafka knows nothing of."""
+    table = PodTable(tombstone_after_seconds=60, max_tombstones=10)
     for uid in uids:
         table.see(pod_record(uid), time_ns=1)
     return table
@@ -145,11 +145,11 @@ async def test_a_pod_with_more_than_a_record_may_carry_is_published_with_that_cu
 
 
 async def published(bus: MemoryBus) -> list[PodRecord]:
-    """Give the pods on the topic."""
+    """Return the pods on the topic."""
     decoder = Decoder(topic=PODS.name, record=PodRecord)
     return [decoder.decode(each.value) for each in await topic(bus)]
 
 
 def value_of(name: str) -> float:
-    """Give what a metric says now."""
+    """Return what a metric says now."""
     return REGISTRY.get_sample_value(name) or 0.0

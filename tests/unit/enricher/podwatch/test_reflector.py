@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
-from enricher.podwatch.reflector import MOST_PAGE_BYTES, Reflector
+from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Interrupted, Mark, Seen, Step
+from enricher.podwatch.watch_events import Interrupted, Phase, Step, Upserted
 from gpuledger import __version__
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
@@ -29,8 +29,8 @@ from tests.unit.enricher.podwatch.misbehaving import (
     text,
 )
 
-SILENCE_SECONDS = 0.02
-WATCHING, LISTING, LISTED = Mark.WATCHING, Mark.LISTING, Mark.LISTED
+IDLE_TIMEOUT_SECONDS = 0.02
+WATCHING, LISTING, LISTED = Phase.WATCHING, Phase.LISTING, Phase.LISTED
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> KubernetesSettings:
     return KubernetesSettings(
         kubeconfig=str(write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="secret")),
         page_limit=2,
-        silence_seconds=60.0,
+        idle_timeout_seconds=60.0,
         backoff_first_seconds=1.6,
-        backoff_most_seconds=30.0,
+        backoff_max_seconds=30.0,
     )
 
 
@@ -123,7 +123,7 @@ async def test_an_expired_version_leads_to_a_new_list(
 async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
-    server.lists += [text(200, " " * (MOST_PAGE_BYTES + 1)), page(pod("a"))]
+    server.lists += [text(200, " " * (MAX_PAGE_BYTES + 1)), page(pod("a"))]
     steps = await steps_until(reflector, nth(WATCHING, 1))
     assert told(steps) == ["LISTING", "+a", "LISTED", "WATCHING"]
     assert [query["limit"] for query in server.asked[:2]] == ["2", "1"]
@@ -169,7 +169,9 @@ async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
 async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_is_no_failure(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
-    impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
+    impatient = KubernetesSettings(
+        kubeconfig=settings.kubeconfig, idle_timeout_seconds=IDLE_TIMEOUT_SECONDS
+    )
     server.lists += [page(version="3")]
     marked = events(bookmark("4"), keep=True)
     server.watches += [marked, silence(), events(event("ADDED", pod("a")), keep=True)]
@@ -184,7 +186,9 @@ async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_i
 async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_asked_again(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
-    impatient = KubernetesSettings(kubeconfig=settings.kubeconfig, silence_seconds=SILENCE_SECONDS)
+    impatient = KubernetesSettings(
+        kubeconfig=settings.kubeconfig, idle_timeout_seconds=IDLE_TIMEOUT_SECONDS
+    )
     server.watches += [silence(), mute()]
     steps = await steps_until(
         reflector_of(api, impatient, clock), lambda taken: isinstance(taken[-1], Interrupted)
@@ -209,7 +213,7 @@ async def test_a_watch_that_lived_is_resumed_at_once(
     async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as coming:
         async for step in coming:
             steps.append(step)
-            if isinstance(step, Seen):
+            if isinstance(step, Upserted):
                 clock.advance(300)
             if steps.count(WATCHING) == 4:
                 break
@@ -222,7 +226,7 @@ async def test_a_failed_watch_that_lived_is_resumed_after_the_first_pause(
     server.watches += [events(), events(), events(event("ADDED", pod("a")), error(500))]
     async with asyncio.timeout(DEADLINE_SECONDS), aclosing(reflector.forever()) as coming:
         async for step in coming:
-            if isinstance(step, Seen):
+            if isinstance(step, Upserted):
                 clock.advance(300)
             if len(clock.slept) == 3:
                 break

@@ -36,7 +36,7 @@ def settings(server: MisbehavingServer) -> PodwatchSettings:
 
 
 async def topic(bus: MemoryBus) -> list[Record]:
-    """Give all that was published until now, each partition in order."""
+    """Return all that was published until now, each partition in order."""
     async with bus.reader() as reader:
         spans = await reader.spans(PODS.name)
         return [
@@ -48,7 +48,7 @@ async def topic(bus: MemoryBus) -> list[Record]:
 
 
 def states(records: list[Record]) -> dict[str, list[str]]:
-    """Give what became of each pod."""
+    """Return what became of each pod."""
     found: dict[str, list[str]] = {}
     for record in records:
         found.setdefault((record.key or b"").decode(), []).append(_state(record))

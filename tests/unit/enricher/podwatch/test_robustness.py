@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.lines import MOST_LINE_BYTES
+from enricher.podwatch.line_splitter import MAX_LINE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Interrupted, Mark, Step
+from enricher.podwatch.watch_events import Interrupted, Phase, Step
 from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.given import PatientClock, pod
@@ -68,7 +68,7 @@ def first_error(steps: list[Step]) -> str:
         pytest.param(
             [mute()], [], {"page_timeout_seconds": SHORT_SECONDS}, "cannot be read", id="a list"
         ),
-        pytest.param([], [mute()], {"silence_seconds": SHORT_SECONDS}, "silent", id="a watch"),
+        pytest.param([], [mute()], {"idle_timeout_seconds": SHORT_SECONDS}, "silent", id="a watch"),
         pytest.param(
             [trickle(b" ")],
             [],
@@ -79,7 +79,7 @@ def first_error(steps: list[Step]) -> str:
         pytest.param(
             [],
             [trickle(b"\n")],
-            {"silence_seconds": SHORT_SECONDS, "watch_timeout_seconds": SHORT_SECONDS},
+            {"idle_timeout_seconds": SHORT_SECONDS, "watch_timeout_seconds": SHORT_SECONDS},
             "not done in time",
             id="a watch that outstays its time",
         ),
@@ -103,7 +103,7 @@ async def test_a_list_that_comes_as_a_watch_is_not_waited_for_without_end(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     server.initials += [mute(), events(event("ADDED", pod("a")), end_mark("9"), keep=True)]
-    steps = await follow(server, clock, nth(Mark.WATCHING, 1), silence_seconds=SHORT_SECONDS)
+    steps = await follow(server, clock, nth(Phase.WATCHING, 1), idle_timeout_seconds=SHORT_SECONDS)
     assert told(steps) == ["!None", "LISTING", "+a", "LISTED", "WATCHING"]
     assert "silent for too long" in first_error(steps)
 
@@ -120,7 +120,7 @@ async def test_pauses_grow_from_eight_tenths_of_a_second_to_thirty_by_chance(
     server: MisbehavingServer, clock: PatientClock, chance: float, expected: list[float]
 ) -> None:
     server.lists += [status(500) for _ in range(7)]
-    await follow(server, clock, nth(Mark.WATCHING, 1), chance=chance)
+    await follow(server, clock, nth(Phase.WATCHING, 1), chance=chance)
     assert [round(seconds, 6) for seconds in clock.slept] == expected
 
 
@@ -128,7 +128,7 @@ async def test_pauses_grow_from_eight_tenths_of_a_second_to_thirty_by_chance(
 async def test_watches_that_began_together_do_not_end_together(
     server: MisbehavingServer, clock: PatientClock, chance: float, asked: str
 ) -> None:
-    await follow(server, clock, nth(Mark.WATCHING, 1), chance=chance)
+    await follow(server, clock, nth(Phase.WATCHING, 1), chance=chance)
     assert server.asked[-1]["timeoutSeconds"] == asked
 
 
@@ -171,7 +171,7 @@ async def test_deletions_that_an_expired_watch_missed_come_with_the_new_list(
         else:
             server.lists += [page(*(pod(uid) for uid in uids))]
     server.watches += [gone]
-    steps = await follow(server, clock, nth(Mark.LISTED, 2))
+    steps = await follow(server, clock, nth(Phase.LISTED, 2))
     assert published(steps) == {"a": "deleted", "b": "alive", "c": "deleted", "d": "alive"}
 
 
@@ -206,7 +206,7 @@ async def test_a_pod_that_was_known_and_cannot_be_read_any_more_is_not_taken_for
             told_ = [event("ADDED", one), event("ADDED", pod(other))]
             server.initials += [events(*told_, end_mark("50"))]
     server.watches += [events(gone)]
-    steps = await follow(server, clock, nth(Mark.LISTED, 2))
+    steps = await follow(server, clock, nth(Phase.LISTED, 2))
     assert published(steps) == {"a": "alive", "b": "deleted", "c": "alive"}
 
 
@@ -235,7 +235,7 @@ async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
         b'{"type":"ADDED","object":null}\n',
         b'{"type":"ADDED","object":{"metadata":{"uid":"x"\n',
         b'{"type":"MODIFIED","object":{"metadata":{"uid":"x","l":' + b"[" * 20_000 + b"\n",
-        b'{"type":"ADDED","object":"' + b"x" * (MOST_LINE_BYTES + 1) + b'"}\n',
+        b'{"type":"ADDED","object":"' + b"x" * (MAX_LINE_BYTES + 1) + b'"}\n',
     ],
 )
 async def test_an_object_that_cannot_be_read_is_stepped_over(

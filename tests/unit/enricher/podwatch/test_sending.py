@@ -44,7 +44,7 @@ async def send(
 ) -> object:
     body = {"metadata": {"name": "x", "resourceVersion": version}}
     async with api.send(method, path, body=body, total_seconds=total_seconds) as answer:
-        found: object = json.loads(await answer.read(most_bytes=10_000))["metadata"]
+        found: object = json.loads(await answer.read(max_bytes=10_000))["metadata"]
         return found
 
 

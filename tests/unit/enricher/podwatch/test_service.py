@@ -11,10 +11,10 @@ import structlog
 from typing_extensions import override
 
 from enricher.podwatch.api import open_api
-from enricher.podwatch.known import PodBus
+from enricher.podwatch.published_pods import PodBus
 from enricher.podwatch.service import run_podwatch
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
-from gpuledger.bus.history import HistoryReader
+from gpuledger.bus.log_reader import HistoryReader
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Message, Producer, Record, Subscription, TopicDescription
 from gpuledger.clock import Clock
@@ -195,7 +195,7 @@ async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_sai
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     readiness = Readiness()
-    impatient = msgspec.structs.replace(settings.kubernetes, silence_seconds=0.02)
+    impatient = msgspec.structs.replace(settings.kubernetes, idle_timeout_seconds=0.02)
     settings = msgspec.structs.replace(settings, kubernetes=impatient)
     server.lists += [page(pod("a"))]
     with structlog.testing.capture_logs() as lines:

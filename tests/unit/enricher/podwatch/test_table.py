@@ -16,14 +16,12 @@ def record(uid: str, *, version: str = "1", phase: str = "Running") -> PodRecord
     return found
 
 
-def table(*, tombstone_after_seconds: float = 900.0, tombstones_most: int = 10) -> PodTable:
-    return PodTable(
-        tombstone_after_seconds=tombstone_after_seconds, tombstones_most=tombstones_most
-    )
+def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -> PodTable:
+    return PodTable(tombstone_after_seconds=tombstone_after_seconds, max_tombstones=max_tombstones)
 
 
 def due(pods: PodTable) -> list[tuple[str, str]]:
-    """Give what is due, as UID and state."""
+    """Return what is due, as UID and state."""
     return [(one.uid, _state(one.pod)) for one in pods.batch(MOST)]
 
 
@@ -34,7 +32,7 @@ def _state(found: PodRecord | None) -> str:
 
 
 def publish(pods: PodTable) -> list[tuple[str, str]]:
-    """Acknowledge what is due, and give what it was."""
+    """Acknowledge what is due, and return what it was."""
     was = due(pods)
     pods.acknowledge(pods.batch(MOST))
     return was
@@ -160,7 +158,7 @@ def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
 
 
 def test_deleted_pods_beyond_the_bound_are_buried_early_and_counted() -> None:
-    pods = table(tombstones_most=2)
+    pods = table(max_tombstones=2)
     for uid in ("a", "b", "c"):
         pods.delete(record(uid), time_ns=1)
     publish(pods)

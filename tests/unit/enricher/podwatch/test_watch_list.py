@@ -6,7 +6,7 @@ import pytest
 
 from enricher.podwatch.api import open_api
 from enricher.podwatch.settings import KubernetesSettings
-from enricher.podwatch.steps import Mark
+from enricher.podwatch.watch_events import Phase
 from tests.unit.enricher.podwatch.following import as_word, reflector_of, steps_until, told
 from tests.unit.enricher.podwatch.given import Object, PatientClock, pod
 from tests.unit.enricher.podwatch.misbehaving import (
@@ -23,7 +23,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     text,
 )
 
-WATCHING, LISTING = Mark.WATCHING, Mark.LISTING
+WATCHING, LISTING = Phase.WATCHING, Phase.LISTING
 PAGES = ["LISTING", "+paged", "LISTED", "WATCHING"]
 
 
@@ -41,7 +41,7 @@ def clock() -> PatientClock:
 async def follow(
     server: MisbehavingServer, clock: PatientClock, last: str, **settings: object
 ) -> list[str]:
-    """Follow until a step is told; give all that was."""
+    """Follow until a step is told; return all that was."""
     asked = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
     async with open_api(asked) as api:
         steps = await steps_until(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuledger.bus.administration import Line, compare, refuse_other_partitions
+from gpuledger.bus.administration import TopicLine, compare, refuse_other_partitions
 from gpuledger.bus.kafka_admin import FoundTopic, subscribed_topics
 from gpuledger.errors import TopicsError
 from gpuledger.topics import SAMPLES, TOPICS
@@ -42,7 +42,7 @@ def test_a_topic_is_as_wanted_or_it_is_said_what_is_not(
 def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:
     lines = [compare(topic, GOOD) for topic in TOPICS]
     assert (
-        Line(
+        TopicLine(
             topic="gpuledger.dead-letters.v1",
             status="partitions differ",
             wanted="partitions=1",
@@ -58,7 +58,7 @@ def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:
 
 
 def described(metadata: bytes) -> tuple[str, str, str, bytes, bytes]:
-    """Give a member of a group as aiokafka hands it over."""
+    """Return a member of a group as aiokafka hands it over."""
     return ("member", "client", "/host", metadata, b"")
 
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings, Secret
 from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority
@@ -30,7 +30,7 @@ class Files:
         self.password.write_text("first\n")
         self.clock = Seconds()
         self.days_later = 0
-        self.check = Readiness().check("kafka.credentials", severity=Severity.WARNING)
+        self.check = Readiness().check("kafka.credentials", severity=CheckSeverity.WARNING)
         self.credentials = KafkaCredentials(
             KafkaSettings(
                 security_protocol="SASL_SSL",

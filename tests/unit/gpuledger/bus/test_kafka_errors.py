@@ -19,7 +19,7 @@ from gpuledger.bus.kafka_logs import (
     REFUSED,
     TOLD,
     Demotion,
-    Refusals,
+    RefusedConnections,
     remembering,
 )
 from gpuledger.errors import (
@@ -112,7 +112,7 @@ def _constants() -> frozenset[object]:
 
 def test_a_refused_connection_is_told_by_the_error_and_not_by_the_log() -> None:
     passes = Demotion()
-    refusals = Refusals()
+    refusals = RefusedConnections()
     with remembering(refusals):
         assert not passes(line(BROKEN, "kafka-0", 9092, OSError("refused")))
 
@@ -128,7 +128,7 @@ def test_what_is_remembered_of_a_refusal_is_what_the_client_says(template: str) 
 def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
     lost = vendor.KafkaConnectionError("Connection at kafka-0:9092 closed")
     lost.__cause__ = OSError("tlsv13 alert certificate expired")
-    refusals = Refusals()
+    refusals = RefusedConnections()
     with remembering(refusals):
         assert not Demotion()(line("Unable connect to node with id %s: %s", 1, lost))
 
@@ -138,7 +138,7 @@ def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
 
 
 def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_it() -> None:
-    refusals = Refusals()
+    refusals = RefusedConnections()
     with remembering(refusals):
         begun = contextvars.copy_context()
     begun.run(Demotion(), line(BROKEN, "kafka-0", 9092, OSError("SaslAuthenticationFailed")))
@@ -148,7 +148,7 @@ def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_
 
 def test_only_the_last_refusal_of_a_broker_counts_and_only_for_so_long() -> None:
     now_seconds = 0.0
-    refusals = Refusals(seconds=lambda: now_seconds)
+    refusals = RefusedConnections(seconds=lambda: now_seconds)
     refusals.note("a", "first")
     refusals.note("a", "second")
     now_seconds = 30.0
@@ -159,7 +159,7 @@ def test_only_the_last_refusal_of_a_broker_counts_and_only_for_so_long() -> None
 
 
 def test_refusals_of_brokers_without_end_take_no_memory_without_end() -> None:
-    refusals = Refusals()
+    refusals = RefusedConnections()
     for number in range(1000):
         refusals.note(f"broker-{number}", "refused")
 

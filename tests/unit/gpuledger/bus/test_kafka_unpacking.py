@@ -58,7 +58,7 @@ def answer(data: bytes, *, position: int = 0) -> PartitionBatches:
 
 
 def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
-    """Give all records, fetching again as long as there are some; for each batch its offset."""
+    """Return all records, fetching again as long as there are some; for each batch its offset."""
     records: list[Record] = []
     position = 0
     while left := b"".join(data for at, data in parts if at >= position):
@@ -69,7 +69,7 @@ def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
 
 
 def shown(records: list[Record]) -> list[object]:
-    """Give values, and of what cannot be read its offsets and the reason."""
+    """Return values, and of what cannot be read its offsets and the reason."""
     return [
         int(each.value or b"")
         if each.unreadable is None

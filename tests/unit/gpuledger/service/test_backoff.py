@@ -8,13 +8,13 @@ from gpuledger.service import Backoff
 
 
 def test_waits_double_up_to_the_most() -> None:
-    backoff = Backoff(first_seconds=0.5, most_seconds=3.0, jitter=lambda: 1.0)
+    backoff = Backoff(first_seconds=0.5, max_seconds=3.0, jitter=lambda: 1.0)
 
     assert [backoff.next_seconds() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 def test_chance_takes_away_half_of_a_wait_at_most() -> None:
-    backoff = Backoff(first_seconds=1.0, most_seconds=8.0, jitter=lambda: 0.0)
+    backoff = Backoff(first_seconds=1.0, max_seconds=8.0, jitter=lambda: 0.0)
 
     assert [backoff.next_seconds() for _ in range(4)] == [0.5, 1.0, 2.0, 4.0]
 
@@ -38,4 +38,4 @@ def test_no_wait_is_zero_or_longer_than_the_most(attempts: int, chance: float) -
 @pytest.mark.parametrize(("first", "most"), [(0.0, 1.0), (-1.0, 1.0), (2.0, 1.0)])
 def test_bounds_that_make_no_sense_are_refused(first: float, most: float) -> None:
     with pytest.raises(ValueError, match="expected 0 < first"):
-        Backoff(first_seconds=first, most_seconds=most)
+        Backoff(first_seconds=first, max_seconds=most)

@@ -47,7 +47,7 @@ async def test_a_user_is_a_name_with_its_own_password(given: str | None, *, is_u
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Give the passwords that were tried with bcrypt."""
+    """Return the passwords that were tried with bcrypt."""
     seen: list[bytes] = []
     matches = basic_auth._matches
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.service import Check, Readiness, Severity
+from gpuledger.service import Check, CheckSeverity, Readiness
 from gpuledger.service.check_log import CALM_SECONDS, CheckLog
 from gpuledger.tasks import end_tasks
 
@@ -40,7 +40,7 @@ def test_one_failed_check_is_enough_not_to_be_ready() -> None:
 def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
     readiness = Readiness()
     readiness.check("nvml").ok("7 GPUs")
-    readiness.check("gpus", severity=Severity.WARNING).failed("1 of 8 GPUs is lost")
+    readiness.check("gpus", severity=CheckSeverity.WARNING).failed("1 of 8 GPUs is lost")
 
     assert readiness.is_ready()
     assert readiness.report()["checks"] == {
@@ -53,7 +53,7 @@ def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
 def test_nobody_is_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None:
     """The web configuration and credentials are read before that."""
     readiness = Readiness()
-    check = readiness.check("web_config", severity=Severity.WARNING)
+    check = readiness.check("web_config", severity=CheckSeverity.WARNING)
     check.ok() if is_ok else check.failed("expired")
     assert not readiness.is_ready()
     readiness.check("ticks").ok()
@@ -192,7 +192,7 @@ def test_what_fails_when_the_work_ends_is_not_said_to_have_recovered() -> None:
 
 def test_a_check_is_a_metric() -> None:
     readiness = Readiness()
-    check = readiness.check("test_metric", severity=Severity.WARNING)
+    check = readiness.check("test_metric", severity=CheckSeverity.WARNING)
 
     def shown() -> float | None:
         labels = {"check": "test_metric", "severity": "warning"}

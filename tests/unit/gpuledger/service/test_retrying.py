@@ -34,7 +34,7 @@ class Told:
 
 
 def backoff() -> Backoff:
-    return Backoff(first_seconds=1, most_seconds=4, jitter=lambda: 1.0)
+    return Backoff(first_seconds=1, max_seconds=4, jitter=lambda: 1.0)
 
 
 async def test_each_failure_is_told_and_then_waited_out_with_growing_pauses() -> None:
@@ -59,7 +59,7 @@ async def test_who_wants_to_be_left_alone_for_longer_is() -> None:
         failed=told.failed,
         backoff=backoff(),
         sleep=told.sleep,
-        least_seconds=lambda error: float(str(error)),
+        min_seconds=lambda error: float(str(error)),
     )
 
     assert told.all == ["9", 9.0, "0", 2]

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Sleeper:
     """Counts what was slept, and ends the wait after so much of it."""
 
-    def __init__(self, *, most_seconds: float = 1e6) -> None:
+    def __init__(self, *, max_seconds: float = 1e6) -> None:
         self.slept_seconds = 0.0
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
 
     async def __call__(self, seconds: float) -> None:
         self.slept_seconds += seconds
-        if self.slept_seconds > self._most_seconds:
+        if self.slept_seconds > self._max_seconds:
             raise asyncio.CancelledError
 
 
@@ -49,4 +49,4 @@ async def test_the_time_begins_anew_with_each_round() -> None:
 
 async def test_work_that_goes_round_goes_on() -> None:
     with pytest.raises(asyncio.CancelledError):
-        await watch(range(10**6), Sleeper(most_seconds=100_000))
+        await watch(range(10**6), Sleeper(max_seconds=100_000))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger.errors import UserError
-from gpuledger.service.http.messages import Request, Response
+from gpuledger.service.http.messages import HttpRequest, Response
 from gpuledger.service.readiness import Check
 from gpuledger.service.web_config import read_web_config, refuse_loss
 from gpuledger.service.web_guard import WebGuard
@@ -76,7 +76,7 @@ async def test_a_file_that_is_emptied_leaves_the_old_users_in_force(tmp_path: Pa
     guard = WebGuard(file, look_seconds=0, check=check)
     for text in ("", "# being written\n", "basic_auth_users: {}\n"):
         written(tmp_path, text)
-        request = Request(method="GET", path="/metrics", headers={})
+        request = HttpRequest(method="GET", path="/metrics", headers={})
         answer = await guard.answer(request, _page)
         assert answer.status == 401
         assert check.has_failed
@@ -109,7 +109,7 @@ def test_a_change_by_which_nobody_is_asked_any_more_is_refused(
         refuse_loss(first, second)
 
 
-async def _page(_: Request) -> Response:
+async def _page(_: HttpRequest) -> Response:
     return Response(status=200, body=b"")
 
 

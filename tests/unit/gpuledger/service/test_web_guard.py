@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gpuledger.errors import UserError
-from gpuledger.service import Readiness, Severity, serve_health
-from gpuledger.service.http.messages import Request, Response
+from gpuledger.service import CheckSeverity, Readiness, serve_health
+from gpuledger.service.http.messages import HttpRequest, Response
 from gpuledger.service.web_guard import WebGuard
 from tests.fakes.seconds import Seconds
 from tests.real.parts.certificates import Authority, KeyPair
@@ -26,7 +26,7 @@ USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
 ALICE = "alice:right"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server-key.pem%s}\n"
 CLIENTS = ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
-METRICS = Request(method="GET", path="/metrics", headers={})
+METRICS = HttpRequest(method="GET", path="/metrics", headers={})
 HANDSHAKE = (aiohttp.ClientError, ssl.SSLError, OSError)
 
 
@@ -37,7 +37,7 @@ def authority(tmp_path: Path) -> Authority:
     return authority
 
 
-async def page(_: Request) -> Response:
+async def page(_: HttpRequest) -> Response:
     return Response(body=b"page")
 
 
@@ -334,7 +334,7 @@ async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
 def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) -> None:
     file, clock = tmp_path / "web.yml", Seconds()
     file.write_text(USERS)
-    check = Readiness().check("web_config", severity=Severity.WARNING)
+    check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
     guard = WebGuard(file, check=check, monotonic=clock)
     assert check.is_ok
     file.write_text("basic_auth_users: {alice: right}\n")
@@ -353,7 +353,7 @@ def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
 ) -> None:
     authority.issue("server", lifetime=dt.timedelta(minutes=-5))
     (tmp_path / "web.yml").write_text(TLS % "")
-    check = Readiness().check("web_config", severity=Severity.WARNING)
+    check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
     guard = WebGuard(tmp_path / "web.yml", check=check)
     assert guard.has_tls
     assert check.detail.startswith("tls_server_config.cert_file: the certificate of 'server' in ")

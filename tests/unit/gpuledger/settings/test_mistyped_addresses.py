@@ -147,7 +147,7 @@ def test_no_option_says_the_secret_of_an_address_mangled_in_any_other_place(
 
 @st.composite
 def mistyped(draw: st.DrawFn) -> str:
-    """Give an address with user, password or token, one or two characters of it mistyped."""
+    """Return an address with user, password or token, one or two characters of it mistyped."""
     scheme = draw(st.sampled_from(["http://", "https://", "s3://", ""]))
     user = draw(st.sampled_from([f"user:{PASSWORD}@", f"{PASSWORD}@", ""]))
     host = draw(st.sampled_from(["prom:9090", "prom", "10.0.0.1:9092", "[::1]:9090"]))

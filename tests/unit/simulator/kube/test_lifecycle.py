@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulator.kube.lifecycle import Step, pod_events
+from simulator.kube.lifecycle import PodStep, pod_events
 from simulator.plan import plan_pods
 from simulator.scenario import parse_scenario
 
@@ -24,12 +24,12 @@ def steps(*pods: dict[str, Any]) -> list[tuple[float, str, str]]:
 @pytest.mark.parametrize(
     ("owner", "expected"),
     [
-        ({"kind": "Job", "name": "j"}, [(8, Step.FINISHED), (11, Step.DELETED)]),
-        ({"kind": "StatefulSet", "name": "s"}, [(8, Step.TERMINATING), (8.5, Step.DELETED)]),
+        ({"kind": "Job", "name": "j"}, [(8, PodStep.FINISHED), (11, PodStep.DELETED)]),
+        ({"kind": "StatefulSet", "name": "s"}, [(8, PodStep.TERMINATING), (8.5, PodStep.DELETED)]),
     ],
 )
 def test_a_job_finishes_and_stays_a_while_and_a_service_is_terminated(
-    owner: dict[str, str], expected: list[tuple[float, Step]]
+    owner: dict[str, str], expected: list[tuple[float, PodStep]]
 ) -> None:
     taken = steps(pod(owner=owner, start_seconds=5, end_seconds=8))
     assert taken == [

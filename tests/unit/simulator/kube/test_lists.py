@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kube import KubeApi
 from simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
@@ -86,7 +86,7 @@ async def test_a_page_that_was_begun_before_a_compaction_has_expired(
     assert (status, answer["reason"]) == (410, "Expired")
 
 
-async def test_one_object_is_given_by_name_or_not_found(client: Client, clock: HandClock) -> None:
+async def test_one_object_is_given_by_name_or_not_found(client: Client, clock: ManualClock) -> None:
     _, train = await client.get("/api/v1/namespaces/team-a/pods/train-0")
     assert (train["kind"], train["apiVersion"]) == ("Pod", "v1")
     status, answer = await client.get("/api/v1/namespaces/team-a/pods/none")

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.kube import KubeApi
 from tests.unit.simulator.kube.api_client import Client
 
@@ -31,7 +31,7 @@ def told(events: list[Event]) -> list[tuple[str, str, str | None]]:
 
 
 async def test_a_watch_tells_each_step_of_a_pods_life(
-    client: Client, api: KubeApi, clock: HandClock
+    client: Client, api: KubeApi, clock: ManualClock
 ) -> None:
     events = client.watch(
         resourceVersion=await version(client), fieldSelector="spec.nodeName=node-a"
@@ -48,7 +48,7 @@ async def test_a_watch_tells_each_step_of_a_pods_life(
 
 
 async def test_a_pod_that_leaves_the_selector_is_told_as_deleted(
-    client: Client, api: KubeApi, clock: HandClock
+    client: Client, api: KubeApi, clock: ManualClock
 ) -> None:
     selector = "status.phase!=Succeeded,metadata.name=render-1-xyz"
     events = client.watch(resourceVersion=await version(client), fieldSelector=selector)
@@ -60,7 +60,7 @@ async def test_a_pod_that_leaves_the_selector_is_told_as_deleted(
 
 
 async def test_versions_rise_from_event_to_event(
-    client: Client, api: KubeApi, clock: HandClock
+    client: Client, api: KubeApi, clock: ManualClock
 ) -> None:
     start = await version(client)
     clock.advance(9)

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from gpuledger.errors import UnavailableError, UserError
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.identities import FileUids
 from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
 from simulator.kube.driver import drive
@@ -69,7 +69,7 @@ async def test_a_driven_server_tells_the_simulated_nodes_its_uids(
     assert [pod["metadata"]["name"] for pod in pods] == ["train-0"]  # the others have ended
     assert read.uid("team-a/train-0") == pods[0]["metadata"]["uid"]
     driven = Simulation(
-        simulation.scenario, epoch_ns=epoch_ns, clock=HandClock(start_ns=epoch_ns), uids=read
+        simulation.scenario, epoch_ns=epoch_ns, clock=ManualClock(start_ns=epoch_ns), uids=read
     )
     path = f"/proc/{driven.processes[0].pid}/cgroup"
     cgroup = driven.node("node-a").procfs.read(path).decode()
@@ -92,7 +92,7 @@ async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
 ) -> None:
     uids = FileUids(tmp_path / "none.json", epoch_ns=epoch_ns)
     early = Simulation(
-        simulation.scenario, epoch_ns=epoch_ns, clock=HandClock(start_ns=epoch_ns), uids=uids
+        simulation.scenario, epoch_ns=epoch_ns, clock=ManualClock(start_ns=epoch_ns), uids=uids
     )
     with pytest.raises(FileNotFoundError):
         early.node("node-a").procfs.read(f"/proc/{early.processes[0].pid}/cgroup")

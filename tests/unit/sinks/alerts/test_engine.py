@@ -15,21 +15,21 @@ from gpuledger.records import (
     PodDescription,
     Severity,
 )
-from sinks.alerts.engine import Watch
+from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Now, Standing, mark_told, rfc3339
+from sinks.alerts.standing import ActiveAlert, Now, mark_told, rfc3339
 from sinks.alerts.turns import Turns
-from sinks.timelines import Place
+from sinks.timelines import TickOrder
 from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
 RESEND_NS = 60 * SECOND_NS
 AM = "http://am"
 
 
-def watch(*, for_seconds: float = 3.0) -> Watch:
+def watch(*, for_seconds: float = 3.0) -> RuleEvaluator:
     busy = BusyWithoutPodSettings(for_seconds=for_seconds, threshold_ratio=0.1)
-    return Watch(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    return RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
 
 
 def tick(number: int, *, host_seconds: float | None, node: str = NODE) -> GpuEvent:
@@ -45,12 +45,12 @@ def now_at(number: float) -> Now:
     return Now(time_ns=at(number), monotonic_ns=at(number))
 
 
-def judge(of: Watch, *host_seconds: float | None, first: int = 0) -> None:
+def judge(of: RuleEvaluator, *host_seconds: float | None, first: int = 0) -> None:
     for number, seconds in enumerate(host_seconds, start=first):
         of.judge(tick(number, host_seconds=seconds), now=now_at(number))
 
 
-def told(of: Watch, *, now: float) -> list[Standing]:
+def told(of: RuleEvaluator, *, now: float) -> list[ActiveAlert]:
     due = Turns(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
     mark_told(due, AM, now=now_at(now))
     return due
@@ -157,7 +157,7 @@ def test_a_tick_that_comes_again_changes_nothing() -> None:
     watched = watch()
     judge(watched, *[BUSY] * 4)
 
-    assert watched.judge(tick(2, host_seconds=IDLE), now=now_at(4)) is Place.REPEATED
+    assert watched.judge(tick(2, host_seconds=IDLE), now=now_at(4)) is TickOrder.REPEATED
     assert [alert.ends_ns for alert in watched.alerts] == [None]
 
 
@@ -343,7 +343,7 @@ def test_how_far_a_clock_is_behind_after_a_reboot_is_no_age_of_an_incident() -> 
     watched, back_seconds = watch(), 3600
     watched.judge(event(5), now=now_at(5))
     booted = event(boot_id="boot-2", seq=20_000, time_ns=at(70 - back_seconds))
-    assert watched.judge(booted, now=now_at(70)) is Place.CURRENT
+    assert watched.judge(booted, now=now_at(70)) is TickOrder.CURRENT
 
     taken = incident(boot_id="boot-2", time_ns=at(70 - back_seconds))
     assert watched.age_ns(taken, now=now_at(72)) == (2 + 70 - 20 - 5) * SECOND_NS

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from gpuledger.bus.protocol import Consumer, TopicPartition
-from gpuledger.dead_letters import DeadLetterOffice
+from gpuledger.dead_letters import DeadLetterQueue
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.owed import Owed
-from sinks.alerts.standing import Now, Standing, StandingAlerts, mark_told
+from sinks.alerts.standing import ActiveAlert, Now, StandingAlerts, mark_told
 from tests.unit.sinks.given import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
@@ -27,7 +27,7 @@ class NotedDesk:
         raise NotImplementedError
 
     @property
-    def office(self) -> DeadLetterOffice:
+    def office(self) -> DeadLetterQueue:
         raise NotImplementedError
 
     def is_current(self, partition: TopicPartition) -> bool:
@@ -51,12 +51,12 @@ class Given:
     def __init__(self) -> None:
         self.desk, self.owed, self.alerts = NotedDesk(), Owed(), StandingAlerts()
 
-    def fire(self, name: str) -> Standing:
+    def fire(self, name: str) -> ActiveAlert:
         key = self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=NOW)
         return next(alert for alert in self.alerts if alert.labels == key)
 
     def add(
-        self, next_offset: int, alerts: Sequence[Standing] = (), *, at: TopicPartition = AT
+        self, next_offset: int, alerts: Sequence[ActiveAlert] = (), *, at: TopicPartition = AT
     ) -> None:
         self.owed.add(at, desk=self.desk, next_offset=next_offset, time_ns=None, alerts=alerts)
 

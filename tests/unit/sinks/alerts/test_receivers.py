@@ -12,7 +12,7 @@ from gpuledger.service.http.client import open_http
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.receivers import Checked, Receivers
 from sinks.alerts.standing import Now, StandingAlerts
-from tests.unit.sinks.given import SECOND_NS, START_NS, HandClock
+from tests.unit.sinks.given import SECOND_NS, START_NS, ManualClock
 
 
 class BrokenClient(AlertmanagerClient):
@@ -32,7 +32,7 @@ async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
             [Checked(client=client, check=Check())],
             standing=lambda: [alerts],
             check=Check(),
-            clock=HandClock(),
+            clock=ManualClock(),
             resend_ns=60 * SECOND_NS,
         )
         receivers.begin()

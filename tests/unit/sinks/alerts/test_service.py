@@ -29,7 +29,7 @@ from tests.unit.sinks.given import (
     NODE,
     SECOND_NS,
     START_NS,
-    HandClock,
+    ManualClock,
     bus,
     committed,
     dead_letters,
@@ -47,7 +47,7 @@ AT = place_of(NODE)
 AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
 
-class PatientClock(HandClock):
+class PatientClock(ManualClock):
     """A clock that the test alone moves: who waits before another attempt moves no time."""
 
     @override
@@ -73,7 +73,7 @@ def sink(
     on: MemoryBus,
     *receivers: Receiver,
     readiness: Readiness | None = None,
-    clock: HandClock | None = None,
+    clock: ManualClock | None = None,
     **changes: Any,  # noqa: ANN401  # as AlertsSettings takes them
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from sinks.alerts.standing import (
-    MOST_CHARACTERS,
-    MOST_HELD,
-    MOST_HELD_OF_NODE,
+    MAX_CHARACTERS,
+    MAX_HELD,
+    MAX_HELD_OF_NODE,
+    ActiveAlert,
     Now,
-    Standing,
     StandingAlerts,
     mark_refused,
     mark_told,
@@ -41,7 +41,7 @@ def test_an_alert_that_is_held_costs_the_same_however_many_others_stand() -> Non
     assert bytes_to_hold(alerts, gpu=0) < 2 * alone
 
 
-Answering = Callable[[Standing], object]
+Answering = Callable[[ActiveAlert], object]
 LATER = Now(time_ns=START_NS + 9000 * SECOND_NS, monotonic_ns=START_NS + 9000 * SECOND_NS)
 SOON = Now(time_ns=START_NS + 900 * SECOND_NS, monotonic_ns=START_NS + 900 * SECOND_NS)
 HOLD_NS = 300 * SECOND_NS
@@ -61,28 +61,28 @@ def nodes(alerts: StandingAlerts) -> list[str]:
 def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
     alerts = StandingAlerts()
     hold(alerts, node="quiet", gpu=0)
-    dropped = [hold(alerts, node="loud", gpu=gpu) for gpu in range(3 * MOST_HELD_OF_NODE)]
+    dropped = [hold(alerts, node="loud", gpu=gpu) for gpu in range(3 * MAX_HELD_OF_NODE)]
 
-    assert sum(dropped) == 2 * MOST_HELD_OF_NODE
+    assert sum(dropped) == 2 * MAX_HELD_OF_NODE
     assert nodes(alerts).count("quiet") == 1
-    assert len(list(alerts)) == MOST_HELD_OF_NODE + 1
+    assert len(list(alerts)) == MAX_HELD_OF_NODE + 1
 
 
 def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> None:
     alerts = StandingAlerts()
-    for number in range(MOST_HELD + 5_000):
+    for number in range(MAX_HELD + 5_000):
         hold(alerts, node=f"n{number // 100}", gpu=number)
 
-    assert len(list(alerts)) == MOST_HELD
+    assert len(list(alerts)) == MAX_HELD
     late = NOW._replace(monotonic_ns=NOW.monotonic_ns + 3_600 * SECOND_NS)
-    assert len(alerts.forget(now=late, silent_ns=SECOND_NS)) == MOST_HELD
+    assert len(alerts.forget(now=late, silent_ns=SECOND_NS)) == MAX_HELD
     assert not hold(alerts, node="n0", gpu=0)
 
 
 def test_what_stands_already_is_held_on_and_pushes_out_nothing() -> None:
     alerts = StandingAlerts()
     for _ in range(2):
-        assert not any(hold(alerts, node="n", gpu=gpu) for gpu in range(MOST_HELD_OF_NODE))
+        assert not any(hold(alerts, node="n", gpu=gpu) for gpu in range(MAX_HELD_OF_NODE))
 
 
 def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> None:
@@ -93,7 +93,7 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
     )
     (alert,) = alerts
 
-    assert len(dict(alert.labels)["kind"]) == len(alert.annotations["summary"]) == MOST_CHARACTERS
+    assert len(dict(alert.labels)["kind"]) == len(alert.annotations["summary"]) == MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

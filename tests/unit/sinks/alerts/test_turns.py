@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from sinks.alerts.standing import (
+    ActiveAlert,
     Now,
-    Standing,
     StandingAlerts,
     mark_doubted,
     mark_refused,
     mark_told,
 )
-from sinks.alerts.turns import MOST_TOGETHER, Turns
+from sinks.alerts.turns import MAX_TOGETHER, Turns
 from tests.unit.sinks.given import SECOND_NS, START_NS
 
 AM = "am"
@@ -53,7 +53,7 @@ class Alertmanager:
             pass
         return len(self.posts) - before
 
-    def _answer(self, alerts: Sequence[Standing], names: Sequence[str]) -> None:
+    def _answer(self, alerts: Sequence[ActiveAlert], names: Sequence[str]) -> None:
         if not any(map(self._refuses, names)):
             mark_told(alerts, AM, now=at(self.now))
         elif len(alerts) > 1:
@@ -107,7 +107,7 @@ def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_com
 
 def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> None:
     am = Alertmanager(refuses=bad)
-    names = [f"good-{number}" for number in range(MOST_TOGETHER - 1)]
+    names = [f"good-{number}" for number in range(MAX_TOGETHER - 1)]
     am.fire(*names[:77], "bad", *names[77:])
     posts = am.post_all()
 

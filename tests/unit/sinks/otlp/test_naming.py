@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from sinks.otlp import naming
-from sinks.remote_write.families import FAMILIES, Metric
+from sinks.remote_write.families import FAMILIES, FamilyMetric
 
 METRICS = list(chain.from_iterable(family.metrics for family in FAMILIES))
 # OpenTelemetry's rules for Prometheus and OpenMetrics: the unit's name goes behind the metric's.
@@ -28,7 +28,7 @@ def in_prometheus(instrument: naming.Instrument) -> str:
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_metric_has_in_prometheus_the_name_that_remote_write_sends(metric: Metric) -> None:
+def test_a_metric_has_in_prometheus_the_name_that_remote_write_sends(metric: FamilyMetric) -> None:
     instrument = naming.instrument_of(metric)
 
     assert in_prometheus(instrument) == metric.name
@@ -51,4 +51,4 @@ def test_every_label_is_an_attribute_of_the_resource_or_of_the_point_and_not_of_
 
 def test_a_metric_without_a_known_unit_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="gpuledger_gpu_count"):
-        naming.instrument_of(Metric(name="gpuledger_gpu_count", help="GPUs."))
+        naming.instrument_of(FamilyMetric(name="gpuledger_gpu_count", help="GPUs."))

@@ -14,7 +14,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from sinks.otlp import naming
-from sinks.otlp.requests import Requests
+from sinks.otlp.requests import ExportRequests
 from sinks.otlp.settings import Encoding
 from sinks.remote_write.values import values_of
 from tests.unit.sinks.events import events
@@ -25,7 +25,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 def made(one: GpuEvent, encoding: Encoding = "otlp_proto") -> list[bytes]:
-    return Requests(encoding=encoding, attributes={}).of(one)
+    return ExportRequests(encoding=encoding, attributes={}).of(one)
 
 
 def points(one: GpuEvent) -> list[Point]:
@@ -33,7 +33,7 @@ def points(one: GpuEvent) -> list[Point]:
 
 
 def sent_by_remote_write(one: GpuEvent) -> dict[Series, float]:
-    """Give the samples that the remote-write sink sends of the event, by name and labels."""
+    """Return the samples that the remote-write sink sends of the event, by name and labels."""
     return {
         (metric.name, frozenset(zip(group.family.labels, group.label_values, strict=True))): value
         for group, values in values_of(one).items()
@@ -43,7 +43,7 @@ def sent_by_remote_write(one: GpuEvent) -> dict[Series, float]:
 
 
 def as_series(point: Point, families: dict[Series, float]) -> Series:
-    """Give the point's name and labels as the remote-write sink has them."""
+    """Return the point's name and labels as the remote-write sink has them."""
     back = {
         attribute: label
         for names in (naming.RESOURCE_ATTRIBUTES, naming.POINT_ATTRIBUTES)
@@ -200,7 +200,7 @@ def test_two_pods_on_a_gpu_stay_two_where_only_the_service_of_a_resource_is_kept
 def test_further_attributes_stand_on_every_resource() -> None:
     one = event()
     found = points_of(
-        Requests(encoding="otlp_proto", attributes={"k8s.cluster.name": "west"}).of(one)
+        ExportRequests(encoding="otlp_proto", attributes={"k8s.cluster.name": "west"}).of(one)
     )
 
     assert len(found) == len(points(one))

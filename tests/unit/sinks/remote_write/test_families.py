@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.pages.metrics import DEPLOYABLES, collectors_of
+from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records import NodeSample
-from simulator.clock import HandClock
+from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
@@ -81,7 +81,7 @@ def run_of(scenario: str) -> Run:
     read = load_scenario(ROOT / "scenarios" / f"{scenario}.yaml")
     gpus, sums, joules, seconds = list[SimulatedGpu](), defaultdict[str, float](float), 0.0, 0.0
     for name in (node.name for node in read.nodes):
-        clock = HandClock(start_ns=EPOCH_NS)
+        clock = ManualClock(start_ns=EPOCH_NS)
         node = Simulation(read, epoch_ns=EPOCH_NS, clock=clock).node(name)
         # The first tick reaches back to before the scenario began, where nothing is true.
         samples = [tick.sample for tick in play(node, clock, [1.0] * SECONDS)][1:]

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from gpuledger.bus.protocol import Record
-from sinks.remote_write.live import EncodedTick
-from sinks.remote_write.requests import Tick, cut
+from sinks.remote_write.active_series import EncodedTick
+from sinks.remote_write.requests import WrittenTick, cut
 
 
-def ticks(nodes: str) -> list[Tick]:
+def ticks(nodes: str) -> list[WrittenTick]:
     """Return a tick of each node, a capital one of a node that was sent something later."""
     return [
-        Tick(
+        WrittenTick(
             node=node.lower(),
             time_ns=1,
             record=Record("t", 0, offset, 0, None, b""),
@@ -37,13 +37,13 @@ def ticks(nodes: str) -> list[Tick]:
 def test_what_is_behind_goes_alone_and_all_else_together_once_a_node(
     nodes: str, together: Sequence[str]
 ) -> None:
-    requests = cut(ticks(nodes), most_samples=8, repeated_before=0)
+    requests = cut(ticks(nodes), max_samples=8, repeated_before=0)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == together
 
 
 def test_what_may_have_been_sent_before_goes_alone() -> None:
-    requests = cut(ticks("abcd"), most_samples=8, repeated_before=2)
+    requests = cut(ticks("abcd"), max_samples=8, repeated_before=2)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == [
         "a",

@@ -21,7 +21,7 @@ from tests.unit.sinks.given import (
     NODE,
     SECOND_NS,
     START_NS,
-    HandClock,
+    ManualClock,
     bus,
     committed,
     dead_letters,
@@ -42,7 +42,7 @@ def sink(
     on: MemoryBus,
     receiver: Receiver,
     *,
-    clock: HandClock | None = None,
+    clock: ManualClock | None = None,
     readiness: Readiness | None = None,
     **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
@@ -51,7 +51,7 @@ def sink(
             bus=on,
             settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **changes),
             readiness=readiness or Readiness(),
-            clock=clock or HandClock(),
+            clock=clock or ManualClock(),
         )
     )
 
@@ -61,7 +61,7 @@ def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
 
 
 def times(receiver: Receiver) -> list[list[int]]:
-    """Give, for each request, the distinct times of its samples, in ticks after the first."""
+    """Return, for each request, the distinct times of its samples, in ticks after the first."""
     return [
         sorted({(one.time_ms - START_NS // 1_000_000) // 1000 for one in parse_compressed(r.body)})
         for r in receiver.received
@@ -106,7 +106,7 @@ async def publish_at_once(on: MemoryBus, *events: object) -> None:
     ],
 )
 async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answer]) -> None:
-    on, clock = bus(), HandClock()
+    on, clock = bus(), ManualClock()
     await publish(on, event(0), event(1))
     async with receiving(*answers) as receiver, running(sink(on, receiver, clock=clock)):
         await eventually(is_committed(on, 2))
@@ -189,7 +189,7 @@ async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> No
 
 
 async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is_ended() -> None:
-    on, clock, is_away = bus(), HandClock(), {True}
+    on, clock, is_away = bus(), ManualClock(), {True}
     async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
         await publish(on, event(0))
         async with running(sink(on, receiver, clock=clock)):
@@ -204,9 +204,12 @@ async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is
 
 
 async def test_a_node_whose_ticks_wait_to_be_read_is_not_silent() -> None:
-    on, clock = bus(), HandClock()
+    on, clock = bus(), ManualClock()
     last = next(f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT)
-    async with receiving() as receiver, running(sink(on, receiver, clock=clock, poll_records=1)):
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, max_poll_records=1)),
+    ):
         await publish(on, event(0, node=last))
         await eventually(is_committed(on, 1))
         clock.advance(61)
@@ -259,7 +262,7 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
 
 
 async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
-    on, clock = bus(), HandClock()
+    on, clock = bus(), ManualClock()
     await publish(on, event(0))
     async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
         await eventually(is_committed(on, 1))

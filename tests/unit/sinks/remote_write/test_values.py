@@ -3,11 +3,11 @@
 import pytest
 
 from gpuledger.records import Account, Entry
-from sinks.remote_write.live import LiveSeries
+from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.values import values_of
 from tests.unit.sinks.given import SECOND_NS, allocation, entry, event, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
-from tests.unit.sinks.remote_write.test_live import encode, is_stale, named, stale_names
+from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names
 
 HELD = [allocation(), allocation(namespace="serving", pod="chat-0", container="server")]
 NOTEBOOK = {
@@ -32,7 +32,7 @@ def holders(series: list[Series]) -> dict[str | None, float]:
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
     booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_seconds=0.125)]
 
-    series = encode(LiveSeries(), event(entries=booked, allocations=HELD))
+    series = encode(ActiveSeries(), event(entries=booked, allocations=HELD))
 
     for labels, value in ((NOTEBOOK, 0.25), (CHAT, 0.125)):
         found = named(series, IDLE, account="idle", **labels)
@@ -55,7 +55,7 @@ def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
     parts = [allocation(replica="1"), allocation(replica="2")]
 
-    series = encode(LiveSeries(), event(entries=[idle(0.25, 0), idle(0.5, 1)], allocations=parts))
+    series = encode(ActiveSeries(), event(entries=[idle(0.25, 0), idle(0.5, 1)], allocations=parts))
 
     assert holders(series) == {"notebook-0": 0.75}
 
@@ -67,14 +67,14 @@ def test_what_an_unknown_holder_holds_is_told_without_names_and_from_what_is_fre
         allocations=[allocation(), allocation(pod="other-0")],
         holder_uids=[None, None],
     )
-    found = [one for one in encode(LiveSeries(), held) if one.name == IDLE]
+    found = [one for one in encode(ActiveSeries(), held) if one.name == IDLE]
     told = {one.label("holder_state"): one.value for one in found}
     assert told == {"unknown": 0.75, None: 0.25}
     assert {one.label("holder_pod") for one in found} == {None}
 
 
 def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
-    series = LiveSeries()
+    series = ActiveSeries()
     held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocations=HELD)
     assert holders(encode(series, held)) == {"notebook-0": 0.25, "chat-0": 0.75}
 
@@ -91,7 +91,7 @@ def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
 def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     position: int,
 ) -> None:
-    series = LiveSeries()
+    series = ActiveSeries()
     alive = len(encode(series, event(0, entries=[idle(1.0)])))
 
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
         entry(Account.HOST, busy_seconds=0.5),
         entry(Account.IDLE, busy_seconds=0.5),
     ]
-    series = encode(LiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
+    series = encode(ActiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
 
     active = {one.name: one.value for one in series if "_active_" in one.name}
     assert active == pytest.approx(
@@ -124,7 +124,7 @@ def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
 
 
 def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() -> None:
-    series = LiveSeries()
+    series = ActiveSeries()
     encode(series, event(0))
 
     after = named(

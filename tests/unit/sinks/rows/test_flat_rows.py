@@ -32,7 +32,7 @@ def rows(one: GpuEvent) -> list[dict[str, Any]]:
 
 
 def as_in_the_store(row: dict[str, Any]) -> dict[str, Any]:
-    """Give a flat row with the values that the store has for the same."""
+    """Return a flat row with the values that the store has for the same."""
     names = [column.name for column in COLUMNS if column.name not in STORES_OWN]
     at = datetime.fromisoformat(row["time"])
     since = at - datetime(1970, 1, 1, tzinfo=UTC)

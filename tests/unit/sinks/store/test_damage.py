@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from gpuledger.bus.protocol import Record
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import announce, is_complete
-from sinks.store.reading import entries_sql
+from sinks.store.query import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.given import event

@@ -18,7 +18,7 @@ from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
 from tests.unit.sinks.given import (
-    HandClock,
+    ManualClock,
     committed,
     dead_letters,
     entry,
@@ -46,7 +46,7 @@ class RefusingBus(MemoryBus):
             yield _RefusingProducer(producer, self)
 
     def letters(self) -> int:
-        """Give how many letters lie here."""
+        """Return how many letters lie here."""
         return self._logs[TopicPartition(DEAD_LETTERS.name, 0)].end_offset
 
 
@@ -80,7 +80,7 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
     readiness = Readiness()
 
     async with running(
-        run_store(bus=on, settings=settings, readiness=readiness, clock=HandClock())
+        run_store(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
     ):
         await eventually(lambda: committed(on, GROUP, PLACE) == 3)
 

@@ -17,7 +17,7 @@ from sinks.store.maintenance import Maintenance
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import SECOND_NS, HandClock, event, eventually
+from tests.unit.sinks.given import SECOND_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600
 
@@ -62,7 +62,7 @@ def test_a_table_that_is_not_there_yet_has_no_orphans(tmp_path: Path) -> None:
 
 
 async def test_it_is_done_at_the_start_and_then_at_its_interval(tmp_path: Path) -> None:
-    table, clock = filled(tmp_path), HandClock()
+    table, clock = filled(tmp_path), ManualClock()
     settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
     maintenance = Maintenance(tables=[table], settings=settings, clock=clock)
     stored = parts(tmp_path)
@@ -110,7 +110,7 @@ async def test_a_table_that_fails_is_named_and_the_next_one_is_looked_through(
     orphan(tmp_path / "good", age_hours=200)
     settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
     tables = [Broken(tmp_path / "bad", error), table]
-    maintenance = Maintenance(tables=tables, settings=settings, clock=HandClock())
+    maintenance = Maintenance(tables=tables, settings=settings, clock=ManualClock())
     with capture_logs() as logged:
         maintenance.begin_if_due()
         await eventually(lambda: len(logged) == 2)
@@ -135,7 +135,7 @@ class Slow(EntriesTable):
 
 
 async def test_one_that_takes_longer_than_its_interval_is_not_begun_twice(tmp_path: Path) -> None:
-    table, clock = Slow(tmp_path), HandClock()
+    table, clock = Slow(tmp_path), ManualClock()
     settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=60)
     maintenance = Maintenance(tables=[table], settings=settings, clock=clock)
     maintenance.begin_if_due()
@@ -156,7 +156,7 @@ async def test_one_that_takes_longer_than_its_interval_is_not_begun_twice(tmp_pa
 def test_the_end_of_a_sink_does_not_wait_for_its_maintenance(tmp_path: Path) -> None:
     table = Slow(tmp_path)
     settings = StoreSettings(uri=str(tmp_path), maintenance_interval_seconds=86_400)
-    maintenance = Maintenance(tables=[table], settings=settings, clock=HandClock())
+    maintenance = Maintenance(tables=[table], settings=settings, clock=ManualClock())
 
     async def begin_and_end() -> None:
         maintenance.begin_if_due()

@@ -31,12 +31,12 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
-from gpuledger.service import Readiness, Severity
+from gpuledger.service import CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
+from sinks.store.buffer import MAX_DAYS
 from sinks.store.columns import ENTRIES, Shape
-from sinks.store.pending import MAX_DAYS
-from sinks.store.reading import entries_sql, gaps_sql
+from sinks.store.query import entries_sql, gaps_sql
 from sinks.store.rows import Row, rows_of
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
@@ -46,7 +46,7 @@ from tests.unit.sinks.given import (
     PARTITIONS,
     SECOND_NS,
     START_NS,
-    HandClock,
+    ManualClock,
     bus,
     committed,
     dead_letters,
@@ -67,7 +67,7 @@ def store(
     uri: Path,
     on: MemoryBus,
     *,
-    clock: HandClock | None = None,
+    clock: ManualClock | None = None,
     readiness: Readiness | None = None,
     **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
@@ -238,7 +238,7 @@ async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Pat
 async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
     tmp_path: Path,
 ) -> None:
-    on, clock = bus(), HandClock(START_NS + 3600 * SECOND_NS)
+    on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
     sink = asyncio.ensure_future(store(tmp_path, on, clock=clock, flush_seconds=60.0))
     await eventually(lambda: clock.advance(61) and is_committed(on, 5)())
@@ -256,7 +256,7 @@ async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
 async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
     tmp_path: Path,
 ) -> None:
-    on, clock = bus(), HandClock(START_NS + 3600 * SECOND_NS)
+    on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
     await publish(on, *map(event, range(5)))
     async with running(store(tmp_path, on, clock=clock, flush_seconds=60.0)):
         await eventually(holds_rows)
@@ -326,7 +326,7 @@ async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_
     tmp_path: Path,
 ) -> None:
     on, readiness = bus(), Readiness()
-    found = readiness.check("store.gaps", severity=Severity.WARNING)
+    found = readiness.check("store.gaps", severity=CheckSeverity.WARNING)
     await publish(on, *map(event, range(3)))
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 3))
@@ -446,7 +446,7 @@ async def test_a_race_or_an_outage_repeats_no_row(
 ) -> None:
     write = mishap(write_deltalake, str(tmp_path / "entries"))
     monkeypatch.setattr("sinks.store.table.write_deltalake", write)
-    on, clock = bus(), HandClock()
+    on, clock = bus(), ManualClock()
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
 
     async with running(store(tmp_path, on, clock=clock)):
@@ -538,7 +538,7 @@ async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_pat
     on, readiness = bus(), Readiness()
     check = readiness.check("store.receiver")
     await publish(on, event(0, entries=[entry()]))
-    async with running(store(tmp_path, on, clock=HandClock(), readiness=readiness)):
+    async with running(store(tmp_path, on, clock=ManualClock(), readiness=readiness)):
         await eventually(is_committed(on, 1))
         undo = lose(tmp_path)
         await publish(on, event(1, entries=[entry()]))
@@ -627,7 +627,7 @@ async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
         write_deltalake(*args, **options)
 
     monkeypatch.setattr("sinks.store.table.write_deltalake", waiting)
-    on, clock = keeping(), HandClock()
+    on, clock = keeping(), ManualClock()
     await publish(on, event(0, entries=[entry()]))
     async with running(store(tmp_path, on, clock=clock)):
         await eventually(begun.is_set)
@@ -698,7 +698,7 @@ async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are
     on = LetterlessBus(gives_up=other, refusals=2)
     await publish(on, event(0, entries=[entry()]), b"{", event(2, entries=[entry()]))
 
-    async with running(store(tmp_path, on, clock=HandClock(), flush_seconds=60.0, flush_rows=3)):
+    async with running(store(tmp_path, on, clock=ManualClock(), flush_seconds=60.0, flush_rows=3)):
         await eventually(lambda: not on.refusals)
         await publish(on, event(3, entries=[entry()]), event(4, entries=[entry()]))
         await eventually(is_committed(on, 5))

@@ -9,7 +9,7 @@ import pytest
 from enricher.join.accounting import books, energy, settlement, shares
 from enricher.join.accounting.books import book_gpu
 from enricher.join.accounting.claims import Claim
-from enricher.join.accounting.energy import drawn_by, idle_watts
+from enricher.join.accounting.energy import energy_of, idle_watts
 from enricher.join.accounting.holders import find_holders
 from gpuledger.activity import split_activity
 from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
@@ -22,7 +22,7 @@ MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
 
 
 def table(name: str) -> list[list[str]]:
-    """Give the rows of a marked table, without its head."""
+    """Return the rows of a marked table, without its head."""
     between = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
     return rows[2:]
@@ -33,7 +33,7 @@ NAMES: Final = [name for name, *_ in table("claims")]
 
 
 def device() -> GpuReading:
-    """Give the page's device."""
+    """Return the page's device."""
     ((model, utilization, active, total, used, reserved, joules),) = table("device")
     return GpuReading(
         uuid="GPU-a",
@@ -49,7 +49,7 @@ def device() -> GpuReading:
 
 
 def allocations() -> list[DeviceAllocation]:
-    """Give the page's allocations."""
+    """Return the page's allocations."""
     return [
         DeviceAllocation(
             gpu_uuid="GPU-a",
@@ -65,7 +65,7 @@ def allocations() -> list[DeviceAllocation]:
 
 
 def claims(*ended: str) -> list[Claim]:
-    """Give the page's claims; those named as ended hold no memory any more."""
+    """Return the page's claims; those named as ended hold no memory any more."""
     return [
         Claim(
             Account.HOST if name == "host" else Account.POD,
@@ -80,7 +80,7 @@ def claims(*ended: str) -> list[Claim]:
 
 
 def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Give the rows of a table of entries, by account and allocation."""
+    """Return the rows of a table of entries, by account and allocation."""
     return {
         (row[0].strip("*"), row[1]): tuple(float(cell or 0) for cell in row[2:])
         for row in table(name)
@@ -88,9 +88,9 @@ def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
 
 
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Give what the join books, as a table of entries says it, with the sum."""
+    """Return what the join books, as a table of entries says it, with the sum."""
     (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
-    entries = book_gpu(reading, found, SECONDS, drawn=drawn_by(reading, SECONDS), holders=holders)
+    entries = book_gpu(reading, found, SECONDS, drawn=energy_of(reading, SECONDS), holders=holders)
     books = GpuBooks(reading=reading, entries=entries)
     rows = {
         (

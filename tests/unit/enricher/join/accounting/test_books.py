@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from enricher.join.accounting.books import book_gpu as book_row
 from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.claims import Claim
-from enricher.join.accounting.energy import drawn_by
+from enricher.join.accounting.energy import energy_of
 from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
@@ -18,7 +18,7 @@ POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATT
 
 def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
     """Book a GPU that is not cut and that nobody holds."""
-    return book_row(device, claims, seconds, drawn=drawn_by(device, seconds))
+    return book_row(device, claims, seconds, drawn=energy_of(device, seconds))
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:

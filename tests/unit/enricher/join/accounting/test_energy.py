@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.accounting.books import book_tick
-from enricher.join.accounting.energy import drawn_by, idle_watts, split_joules
+from enricher.join.accounting.energy import energy_of, idle_watts, split_joules
 from enricher.join.accounting.instance_energy import compute_slices, drawn_by_rows
 from gpuledger.records import Account, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
@@ -41,16 +41,16 @@ def test_a_products_idle_draw_is_found_by_its_whole_name(
 
 def test_the_floor_is_never_more_than_was_drawn() -> None:
     device = reading(model=H100, energy_joules=100.0)
-    assert drawn_by(device, 1.0) == (100.0, 71.0, 0.0)
-    assert drawn_by(device, 2.0) == (100.0, 100.0, 0.0)
+    assert energy_of(device, 1.0) == (100.0, 71.0, 0.0)
+    assert energy_of(device, 2.0) == (100.0, 100.0, 0.0)
 
 
 def test_the_floor_of_an_unlisted_product_is_all_it_drew() -> None:
-    assert drawn_by(reading(model="Vendor X"), 1.0) == (300.0, 300.0, 0.0)
+    assert energy_of(reading(model="Vendor X"), 1.0) == (300.0, 300.0, 0.0)
 
 
 def test_a_gpu_that_tells_neither_energy_nor_power_drew_an_unknown_amount() -> None:
-    assert drawn_by(reading(energy_joules=None), 1.0) is None
+    assert energy_of(reading(energy_joules=None), 1.0) is None
 
 
 SPLITS: list[tuple[str, float | None, tuple[float, float, float]]] = [

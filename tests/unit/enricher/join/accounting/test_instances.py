@@ -11,14 +11,14 @@ from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 
 
 def board(**changes: object) -> GpuReading:
-    """Give the row of a GPU that is cut: no utilization, the board's energy, all its memory."""
+    """Return the row of a GPU that is cut: no utilization, the board's energy, all its memory."""
     return reading(**{"mig_enabled": True, "utilization_ratio": None, **changes})
 
 
 def instance(
     gpu_instance: int, compute_instance: int = 0, *, total: int = 10, **changes: object
 ) -> GpuReading:
-    """Give the row of an instance: no energy, the memory of its GPU instance."""
+    """Return the row of an instance: no energy, the memory of its GPU instance."""
     values: dict[str, object] = {
         "uuid": f"MIG-{gpu_instance}-{compute_instance}",
         "parent_uuid": "GPU-a",

@@ -24,7 +24,7 @@ from gpuledger.topics import SAMPLES
 from gpuledger.twins import twin_of
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
 
-MOST_ERROR = 1e-9
+MAX_ERROR = 1e-9
 QUANTITIES = [
     "busy_seconds",
     "memory_byte_seconds",
@@ -37,7 +37,7 @@ COUNTERS = dict.fromkeys(("sm_active_ratio", "tensor_active_ratio", "dram_active
 
 
 def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
-    """Give a GPU, whole or cut into `count` instances, some of which share their memory."""
+    """Return a GPU, whole or cut into `count` instances, some of which share their memory."""
     uuid = f"GPU-{gpu}"
     board = st.builds(
         reading,
@@ -128,7 +128,7 @@ allocations = st.builds(
 def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> None:
     """To 1e-9 of it, for each quantity, whatever the readings say."""
     books = book_tick(tick)
-    assert conservation_error(books, tick) <= MOST_ERROR
+    assert conservation_error(books, tick) <= MAX_ERROR
     for row in books:
         for quantity in QUANTITIES:
             values = [getattr(entry, quantity) for entry in row.entries]

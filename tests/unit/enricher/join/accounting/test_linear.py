@@ -10,12 +10,12 @@ from enricher.join.accounting.books import book_tick
 from enricher.join.accounting.conservation import conservation_error
 from enricher.join.accounting.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from enricher.join.accounting.instance_energy import drawn_by_rows
-from enricher.join.accounting.instances import own_readings
+from enricher.join.accounting.instances import exclusive_readings
 from enricher.join.accounting.settlement import settle_ends
-from enricher.join.naming.describe import describe_pods, identity_of
-from enricher.join.naming.holders import find_holders as find_named_holders
-from enricher.join.naming.incidents import describe_incident
-from enricher.join.naming.pods import PodCache
+from enricher.join.pods.describe import describe_pods, identity_of
+from enricher.join.pods.holders import find_holders as find_named_holders
+from enricher.join.pods.incidents import describe_incident
+from enricher.join.pods.pods import PodCache
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -139,7 +139,7 @@ def counted(tick: NodeSample) -> NodeSample:
 def work(tick: NodeSample) -> int:
     before = _reads
     wrapped = counted(tick)
-    own_readings(wrapped.gpus, [[] for _ in tick.gpus])
+    exclusive_readings(wrapped.gpus, [[] for _ in tick.gpus])
     drawn_by_rows(wrapped.gpus, 1.0)
     find_holders(wrapped)
     settle_ends(wrapped)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.accounting.settlement import LEAST_RATIO, settle_ends, unbooked_seconds
-from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessEnd, Settlement
+from enricher.join.accounting.settlement import MIN_RATIO, settle_ends, unbooked_seconds
+from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessExit, Settlement
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
 
 
-def settled(*ends: ProcessEnd, **changes: object) -> list[Settlement]:
+def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
     return settle_ends(sample(ended_processes=list(ends), **changes)) or []
 
 
@@ -48,14 +48,14 @@ def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
     [
         ({}, 0.5),
         # Nothing is taken from anybody: what others were debited with stays theirs.
-        ({"unclaimed_busy_seconds": 0.125}, 0.125),
-        ({"unclaimed_busy_seconds": 0.0}, 0.0),
+        ({"reserved_busy_seconds": 0.125}, 0.125),
+        ({"reserved_busy_seconds": 0.0}, 0.0),
         # Nothing is given back: ticks said more than the account.
-        ({"ticked_busy_seconds": 0.75}, 0.0),
-        ({"ticked_busy_seconds": 2.0}, 0.0),
+        ({"sampled_busy_seconds": 0.75}, 0.0),
+        ({"sampled_busy_seconds": 2.0}, 0.0),
         # Half a percent of its life is the rounding of the account.
-        ({"lived_seconds": 100.0}, 0.0),
-        ({"lived_seconds": 99.0}, 0.5),
+        ({"lifetime_seconds": 100.0}, 0.0),
+        ({"lifetime_seconds": 99.0}, 0.5),
     ],
 )
 def test_what_is_settled(changes: dict[str, object], seconds: float) -> None:
@@ -72,7 +72,7 @@ def test_a_process_outside_every_container_is_the_hosts(container: int | None) -
 def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
     assert settle_ends(sample()) is None
     assert settle_ends(sample(ended_processes=[])) is None
-    assert settle_ends(sample(ended_processes=[process_end(unclaimed_busy_seconds=0.0)])) is None
+    assert settle_ends(sample(ended_processes=[process_end(reserved_busy_seconds=0.0)])) is None
 
 
 @pytest.mark.parametrize("changes", [{"gpu": 1}, {"container": 8}])
@@ -89,13 +89,13 @@ def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
     lived: float, busy: float, ticked: float, unclaimed: float
 ) -> None:
     end = process_end(
-        lived_seconds=lived,
+        lifetime_seconds=lived,
         busy_seconds=busy,
-        ticked_busy_seconds=ticked,
-        unclaimed_busy_seconds=unclaimed,
+        sampled_busy_seconds=ticked,
+        reserved_busy_seconds=unclaimed,
     )
     found = unbooked_seconds(end)
     assert 0.0 <= found <= min(max(0.0, busy - ticked), unclaimed)
-    assert found == 0.0 or found > LEAST_RATIO * lived
+    assert found == 0.0 or found > MIN_RATIO * lived
     entries: list[Entry] = [one for made in settled(end) for one in made.entries]
     assert sum(one.busy_seconds or 0.0 for one in entries) == 0.0

@@ -22,7 +22,7 @@ from gpuledger.service.http.client import (
     open_http,
     read_begin,
 )
-from gpuledger.service.http.credentials import Credentials
+from gpuledger.service.http.credentials import BasicCredentials
 from gpuledger.service.http.readable import MAX_CHARACTERS, readable
 from gpuledger.settings.secret import MASK
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
@@ -207,7 +207,7 @@ async def test_what_is_no_http_does_not_show_the_login_either() -> None:
 def test_a_credential_is_masked_in_every_writing(write: Callable[[str], str]) -> None:
     for secret in (SECRET, SECRET * 30):
         url = f"http://a/write?token={quote(secret)}"
-        masked = Credentials.sent(url, {}).mask(f"no: {write(secret)} is wrong")
+        masked = BasicCredentials.sent(url, {}).mask(f"no: {write(secret)} is wrong")
         assert masked.startswith("no: ")
         assert masked.endswith(" is wrong")
         assert MASK in masked
@@ -216,7 +216,9 @@ def test_a_credential_is_masked_in_every_writing(write: Callable[[str], str]) ->
 
 def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
     """Letters that grow when they are written small, a mask, one credential within another."""
-    sent = Credentials.sent(f"http://bob:{quote(SECRET, safe='')}@a/?b={PLAIN}&c={PLAIN[:6]}", {})
+    sent = BasicCredentials.sent(
+        f"http://bob:{quote(SECRET, safe='')}@a/?b={PLAIN}&c={PLAIN[:6]}", {}
+    )
     masked = sent.mask(f"\u0130 {SECRET} {PLAIN}{PLAIN}{MASK}{PLAIN[:6]} {'x ' * 3}{PLAIN}")
     assert not re.search("t.k|h.n|er", masked)
     assert masked.startswith("\u0130 ")
@@ -225,10 +227,10 @@ def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
 
 def test_what_is_no_credential_stays() -> None:
     headers = {"Content-Type": "application/json", "X-Scope-OrgID": "tenant", "Authorization": ""}
-    sent = Credentials.sent("http://bob:hunter2@a/write?db=1", headers)
+    sent = BasicCredentials.sent("http://bob:hunter2@a/write?db=1", headers)
     said = "application/json of tenant 1 in db=1 is refused: bob, Bearer"
     assert sent.mask(said) == said
-    assert Credentials.sent("http://[", {}).mask(said) == said
+    assert BasicCredentials.sent("http://[", {}).mask(said) == said
 
 
 async def test_a_server_that_says_nothing_is_left_in_time() -> None:

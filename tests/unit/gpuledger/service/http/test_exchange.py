@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.service.http.exchange import MAX_HEAD_BYTES, MAX_HEADERS, Exchange
-from gpuledger.service.http.messages import BadRequestError, Request, Response
+from gpuledger.service.http.messages import BadRequestError, HttpRequest, Response
 
 OK = Response(body=b"ok\n")
 GET = b"GET /livez HTTP/1.1\r\nHost: a\r\n"
 HEADERS = b"".join(b"a%d: b\r\n" % number for number in range(MAX_HEADERS))
 
 
-def read(*pieces: bytes) -> Request | None:
+def read(*pieces: bytes) -> HttpRequest | None:
     exchange, found = Exchange(), None
     for piece in pieces:
         exchange.receive(piece)
@@ -90,7 +90,7 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes() -> None:
     whole = read(head)
 
     assert whole == read(*(head[at : at + 1] for at in range(len(head))))
-    assert whole == Request(
+    assert whole == HttpRequest(
         method="GET", path="/metrics", headers={"host": "a", "a": "1", "b": "caf\xe9"}
     )
 

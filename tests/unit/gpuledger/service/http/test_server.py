@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from gpuledger.service.http import server
-from gpuledger.service.http.messages import Handler, Request, Response
+from gpuledger.service.http.messages import Handler, HttpRequest, Response
 from gpuledger.service.http.server import serve_pages
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -18,7 +18,7 @@ GET = "GET /livez HTTP/1.1\nHost: a\n"
 LARGE = b"x" * 8 * 2**20
 
 
-async def echo(request: Request) -> Response:
+async def echo(request: HttpRequest) -> Response:
     if request.path == "/bad":
         raise ValueError(request.path)
     if request.path == "/large":
@@ -169,7 +169,7 @@ async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
 async def test_who_floods_does_not_displace_a_page_that_is_being_made() -> None:
     asked, gate = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: Request) -> Response:
+    async def slow(request: HttpRequest) -> Response:
         if request.path == "/metrics":
             asked.set()
             await gate.wait()

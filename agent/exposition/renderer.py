@@ -1,0 +1,93 @@
+"""The node's page as a whole: the parts that the settings ask for, written once a tick at most.
+
+Here lives what a scrape costs: the text is made when it is asked for, and kept until there is a
+newer tick or its values are too old.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from agent.exposition.counters import default_counters, read_counters
+from agent.exposition.dcgm import DcgmPage
+from agent.exposition.native import write_own
+from agent.exposition.native_info import write_facts
+from agent.exposition.node_state import NodeState, Snapshot
+from agent.exposition.processes import write_processes
+from agent.exposition.settings import ExpositionSettings
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger.file_watch import FileWatch
+
+_log = structlog.get_logger(__name__)
+_KEEP_NS: Final = 1_000_000_000
+
+
+class PageRenderer:
+    """Writes what a view holds in the Prometheus text format."""
+
+    def __init__(self, view: NodeState, *, settings: ExpositionSettings, clock: Clock) -> None:
+        """Read the list of counters; raises `UserError` where there is a mistake in it."""
+        self._view = view
+        self._settings = settings
+        self._clock = clock
+        file = settings.counters_file
+        # A page is written once a second at most: that is the pace of the looks.
+        self._watch = FileWatch([file] if file else [], look_seconds=0)
+        self._dcgm = _dcgm(settings)
+        self._written = b""
+        self._written_of = -1
+        self._written_ns = 0
+
+    def __call__(self) -> bytes:
+        """Return the page; empty before the first tick."""
+        now_ns = self._clock.monotonic_ns()
+        is_old = now_ns - self._written_ns > _KEEP_NS
+        if self._written_of != self._view.version or is_old:
+            self._written = self._write()
+            self._written_of, self._written_ns = self._view.version, now_ns
+        return self._written
+
+    def _look(self) -> None:
+        """Read the list of counters again where it changed; with a mistake in it the old stays."""
+        if not self._watch.has_changed():
+            return
+        try:
+            self._dcgm = _dcgm(self._settings)
+        except UserError as error:
+            _log.error("counters_refused", error=str(error))
+        else:
+            _log.info("counters_read", file=str(self._settings.counters_file))
+
+    def _write(self) -> bytes:
+        self._look()
+        now = self._view.snapshot()
+        text = bytearray()
+        for lines in self._parts(now) if now else ():
+            for line in lines:
+                text += line.encode()
+        return bytes(text)
+
+    def _parts(self, now: Snapshot) -> Iterator[Iterator[str]]:
+        if self._dcgm:
+            yield self._dcgm.write(now)
+        if self._settings.native_metrics:
+            yield write_own(now, self._settings.profile)
+            yield write_facts(now, self._settings.profile)
+        if self._settings.process_series:
+            yield write_processes(now, most=self._settings.max_process_series)
+
+
+def _dcgm(settings: ExpositionSettings) -> DcgmPage | None:
+    if settings.dcgm_names == "none":
+        return None
+    file = settings.counters_file
+    return DcgmPage(
+        read_counters(file) if file else default_counters(),
+        names=settings.dcgm_names,
+        host_label=settings.host_label,
+        event_window_seconds=settings.event_window_seconds,
+        pod_series=settings.pod_series,
+        dashes_in_model_name=settings.dashes_in_model_name,
+    )

@@ -1,0 +1,58 @@
+"""What two readings of a GPU's health say that no event has said. Pure."""
+
+from typing import Final, NamedTuple, TypeVar
+
+from gpuledger.records import GpuHealth
+from gpuledger.xids import RECOVERY_ACTION_CHANGED, recovery_action
+
+T = TypeVar("T")
+
+_NONE: Final = "none"
+_SAME: Final = {
+    "row_remap_pending": {"page_retirement_pending", 63},
+    "row_remap_failed": {"page_retirement_failed", 64},
+    "recovery_action": {"recovery_action", RECOVERY_ACTION_CHANGED},
+}
+
+
+class HealthChange(NamedTuple):
+    """Something that is worse than it was."""
+
+    kind: str
+    action: str | None
+
+
+def degradations(before: GpuHealth | None, now: GpuHealth) -> list[HealthChange]:
+    """Return what has come up between two readings; the first reading says nothing of changes."""
+    if before is None:
+        return []
+    found = []
+    asked = now.recovery_action
+    if asked and asked != _NONE and before.recovery_action not in (None, asked):
+        found.append(HealthChange("recovery_action", recovery_action(asked)))
+    if now.remapped_rows_pending and before.remapped_rows_pending is False:
+        found.append(HealthChange("row_remap_pending", None))
+    if now.remapped_rows_failed and before.remapped_rows_failed is False:
+        found.append(HealthChange("row_remap_failed", None))
+    return found
+
+
+def merge(before: GpuHealth | None, now: GpuHealth) -> GpuHealth:
+    """Keep what is compared, and the last known value where this reading has none."""
+    before = before or GpuHealth()
+    return GpuHealth(
+        recovery_action=_either(now.recovery_action, before.recovery_action),
+        remapped_rows_pending=_either(now.remapped_rows_pending, before.remapped_rows_pending),
+        remapped_rows_failed=_either(now.remapped_rows_failed, before.remapped_rows_failed),
+    )
+
+
+def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: str | None) -> bool:
+    """Return whether an incident said the same; one of a new recovery action has to name it."""
+    if kind not in _SAME[change.kind] and xid not in _SAME[change.kind]:
+        return False
+    return change.kind != "recovery_action" or action == change.action
+
+
+def _either(now: T | None, before: T | None) -> T | None:
+    return before if now is None else now

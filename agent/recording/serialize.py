@@ -1,0 +1,241 @@
+"""A value of the library as JSON and back: numbers, texts, structs, lists and handles.
+
+A handle means nothing outside its process, so it is written as a number in the order of first
+sight, and read back as a handle that this module made. A union is written by its bits, which any
+of its members can be read from.
+"""
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pynvml
+
+Json = Any
+_PLAIN: Final = (bool, int, str, type(None))
+_POINTER: Final = "LP_"
+# Addresses that are never followed: a handle is only given back to whoever gave it.
+_FIRST_ADDRESS: Final = 0x10000
+_FIRST_OTHER: Final = 1_000_000
+_METRICS: Final = "c_nvmlGpmMetricsGet_t"
+_METRIC_FIELDS: Final = ("metricId", "nvmlReturn", "value")
+
+
+class Handles:
+    """Which handle has which number; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._made: dict[tuple[int, str | None], Any] = {}
+        self._lock = threading.Lock()
+        self._others = 0
+
+    def number(self, handle: Any) -> int:  # noqa: ANN401  # the library's own
+        """Return a handle's number, a new one at first sight."""
+        if isinstance(handle, RecordedHandle):
+            return handle.number
+        with self._lock:
+            return self._numbers.setdefault(_address(handle), len(self._numbers))
+
+    def handle(self, number: int, kind: str | None) -> Any:  # noqa: ANN401  # as above
+        """Make the handle that stands for a recorded one."""
+        with self._lock:
+            if (number, kind) not in self._made:
+                made = _make_handle(number, kind)
+                self._made[number, kind] = made
+                self._numbers[_address(made)] = number
+            return self._made[number, kind]
+
+    def another(self, kind: str | None) -> Any:  # noqa: ANN401  # as above
+        """Make a handle that stands for none of the recorded ones."""
+        with self._lock:
+            self._others += 1
+            made = _make_handle(_FIRST_OTHER + self._others, kind)
+            self._numbers[_address(made)] = _FIRST_OTHER + self._others
+        return made
+
+
+class RecordedHandle:
+    """Stands for a handle that was no pointer."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401  # a line a kind of value
+    """Write a value; nothing is lost but what a pointer points to."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, bytes):
+        is_text = value.isascii() and value.decode("ascii").isprintable()
+        return {"ascii": value.decode("ascii")} if is_text else {"bytes": value.hex()}
+    if isinstance(value, list | tuple):
+        written = [to_json(each, handles) for each in value]
+        return written if isinstance(value, list) else {"tuple": written}
+    if isinstance(value, pynvml.nvmlFriendlyObject):
+        return {"object": {name: to_json(each, handles) for name, each in vars(value).items()}}
+    return _ctypes_to_json(value, handles)
+
+
+def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0911  # a line a kind
+    if type(value).__name__ == "CArgObject":
+        return {"byref": to_json(value._obj, handles)}  # noqa: SLF001  # ctypes has no other way
+    if isinstance(value, ctypes.Structure):
+        return {"struct": type(value).__name__, "fields": _fields(value, handles)}
+    if isinstance(value, ctypes.Union):
+        return {"bits": int.from_bytes(bytes(value), "little")}
+    if isinstance(value, ctypes.Array):
+        return {"array": [to_json(each, handles) for each in value]}
+    if isinstance(value, ctypes._SimpleCData):  # noqa: SLF001  # the base of all of ctypes' numbers
+        return to_json(value.value, handles)
+    if _is_pointer(value):
+        kind = type(value).__name__.removeprefix(_POINTER)
+        return {"handle": handles.number(value), "of": kind} if value else None
+    return {"handle": handles.number(value)}
+
+
+def _fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
+    if type(struct).__name__ == _METRICS:
+        return _metrics_fields(struct, handles)
+    return {name: to_json(getattr(struct, name), handles) for name, *_ in struct._fields_}
+
+
+def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
+    """Write only the metrics that are asked for, without the addresses of their names."""
+    metrics = [
+        {name: to_json(getattr(struct.metrics[place], name), handles) for name in _METRIC_FIELDS}
+        for place in range(struct.numMetrics)
+    ]
+    samples = {name: to_json(getattr(struct, name), handles) for name in ("sample1", "sample2")}
+    return {"version": struct.version, "metrics": metrics, **samples}
+
+
+def from_json(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as written
+    """Read a value; `move` gives each named number of a struct as it is to be at this time."""
+    if isinstance(value, list):
+        return [from_json(each, handles, move) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind, *_ = value
+    return _READERS[kind](value, handles, move)
+
+
+def find_unknown(value: Json) -> str | None:
+    """Return what of a recorded value is no struct of the library; `None` where all is known.
+
+    A recording may come from anybody, and the library's other names are functions.
+    """
+    if isinstance(value, list):
+        return next(filter(None, map(find_unknown, value)), None)
+    if not isinstance(value, dict):
+        return None
+    if "struct" in value and _struct_of(value["struct"]) is None:
+        return str(value["struct"])
+    return find_unknown(list(value.values()))
+
+
+def _struct_of(name: object) -> type[ctypes.Structure] | None:
+    found = getattr(pynvml, name, None) if isinstance(name, str) else None
+    is_struct = isinstance(found, type) and issubclass(found, ctypes.Structure)
+    return found if is_struct else None
+
+
+def _read_struct(value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
+    struct = _struct_of(value["struct"])
+    if struct is None:
+        raise ValueError(f"{value['struct']} is no struct of the library")
+    made = struct()
+    fill(made, value["fields"], handles, move)
+    return made
+
+
+def fill(
+    struct: Any,  # noqa: ANN401  # as above
+    fields: dict[str, Json],
+    handles: Handles,
+    move: Callable[[str, int], int],
+) -> None:
+    """Write recorded fields into a struct; one that it does not have is left out."""
+    if type(struct).__name__ == _METRICS:
+        _fill_metrics(struct, fields["metrics"])
+        return
+    for name in (name for name, *_ in struct._fields_ if name in fields):
+        given = fields[name]
+        if isinstance(given, dict) and "bits" in given:
+            _fill_union(getattr(struct, name), int(given["bits"]))
+        elif isinstance(given, dict) and "fields" in given:
+            fill(getattr(struct, name), given["fields"], handles, move)
+        elif isinstance(given, dict) and "array" in given:
+            _fill_array(getattr(struct, name), given["array"], handles, move)
+        elif given is not None:
+            setattr(struct, name, _named(name, given, handles, move))
+
+
+def _fill_union(union: Any, bits: int) -> None:  # noqa: ANN401  # as above
+    """Write a union's bits; raises OverflowError where they are more than it has."""
+    size = ctypes.sizeof(union)
+    ctypes.memmove(ctypes.byref(union), bits.to_bytes(size, "little"), size)
+
+
+def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
+    """Answer the metrics that are asked for; one that was not recorded is refused."""
+    recorded = {metric["metricId"]: metric for metric in metrics}
+    for place in range(struct.numMetrics):
+        asked = struct.metrics[place]
+        found = recorded.get(asked.metricId)
+        asked.nvmlReturn = found["nvmlReturn"] if found else pynvml.NVML_ERROR_NOT_SUPPORTED
+        value = found["value"] if found else 0.0
+        asked.value = float(value["float"]) if isinstance(value, dict) else value
+
+
+def _fill_array(
+    array: Any,  # noqa: ANN401  # as above
+    given: list[Json],
+    handles: Handles,
+    move: Callable[[str, int], int],
+) -> None:
+    for place, each in enumerate(given):
+        if isinstance(each, dict) and "fields" in each:
+            fill(array[place], each["fields"], handles, move)
+        elif each is not None:
+            array[place] = from_json(each, handles, move)
+
+
+def _named(name: str, value: Json, handles: Handles, move: Callable[[str, int], int]) -> Any:  # noqa: ANN401  # as above
+    read = from_json(value, handles, move)
+    return move(name, read) if type(read) is int else read
+
+
+_READERS: Final[dict[str, Callable[[Json, Handles, Callable[[str, int], int]], Any]]] = {
+    "float": lambda value, _handles, _move: float(value["float"]),
+    "ascii": lambda value, _handles, _move: value["ascii"].encode("ascii"),
+    "bytes": lambda value, _handles, _move: bytes.fromhex(value["bytes"]),
+    "tuple": lambda value, handles, move: tuple(from_json(value["tuple"], handles, move)),
+    "array": lambda value, handles, move: from_json(value["array"], handles, move),
+    "handle": lambda value, handles, _move: handles.handle(value["handle"], value.get("of")),
+    "struct": _read_struct,
+    "object": lambda value, handles, move: pynvml.nvmlFriendlyObject(
+        {name: _named(name, each, handles, move) for name, each in value["object"].items()}
+    ),
+}
+
+
+def _is_pointer(value: Any) -> bool:  # noqa: ANN401  # any value
+    return type(value).__name__.startswith(_POINTER)
+
+
+def _address(handle: Any) -> Any:  # noqa: ANN401  # a key for a dictionary
+    if not _is_pointer(handle):
+        return handle
+    return type(handle).__name__, ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _make_handle(number: int, kind: str | None) -> Any:  # noqa: ANN401  # the library's own
+    struct = _struct_of(kind)
+    if struct is None:
+        return RecordedHandle(number)
+    return ctypes.cast(_FIRST_ADDRESS + number, ctypes.POINTER(struct))

@@ -1,0 +1,153 @@
+"""Whose GPUs the demo reads: those of a scenario, or this machine's own.
+
+Here the two are made to look the same to the pipeline: nodes, a clock, what to start, and the
+truth where there is one.
+"""
+
+import os
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, Protocol
+
+import agent.host
+from agent.service import run_agent
+from agent.settings import AgentSettings, SpoolSettings, name_node
+from agent.source import open_source, play
+from cli.demo.plan import DemoPlan
+from cli.demo.stage_tasks import Stages
+from cli.demo.totals import Tally
+from enricher.podwatch.api import open_api
+from enricher.podwatch.published_pods import PodBus
+from enricher.podwatch.service import run_podwatch
+from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger.service import Readiness
+from simulator.kube import serve_kube_api
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+
+_IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+# The bus in memory is never away, and what a real agent left on this machine is not for it.
+_NO_SPOOL: Final = SpoolSettings(folder="")
+
+
+class DemoBus(TransactionalBus, PodBus, Protocol):
+    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
+
+
+class DemoSource(Protocol):
+    """Nodes with GPUs, and the API server that knows their pods."""
+
+    headline: str
+    """What it is, in one line for people."""
+    nodes: set[str]
+    """Names of its nodes."""
+    clock: Clock
+    """The clock by which its events are timed."""
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start its agents and the pod watch."""
+
+    def truth(self, tally: Tally) -> dict[str, float] | None:
+        """Return the true busy seconds by pod UID in the covered time; None where nobody knows."""
+
+
+class SimulatedMachine:
+    """The nodes of a scenario that begins now."""
+
+    def __init__(self, scenario: Path) -> None:
+        loaded = load_scenario(scenario)
+        self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
+        self.headline = f"scenario {loaded.name}"
+        self.nodes = set(self._simulation.nodes)
+        self.clock: Clock = self._simulation.clock
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start an agent for each node, and podwatch on the simulator's own API server."""
+        for node in self._simulation.nodes.values():
+            stages.start_agent(
+                f"the agent of {node.name}",
+                run_agent(
+                    machine=play(node),
+                    bus=bus,
+                    settings=AgentSettings(node_name=node.name, spool=_NO_SPOOL),
+                    readiness=Readiness(),
+                ),
+            )
+        url = await stack.enter_async_context(serve_kube_api(self._simulation))
+        await _start_podwatch(
+            stages, KubernetesSettings(url=url), bus=bus, stack=stack, clock=self.clock
+        )
+
+    def truth(self, tally: Tally) -> dict[str, float]:
+        """Sum the scenario's truth over the stretches of time that each node's ticks cover."""
+        found: dict[str, float] = {}
+        for node, stretches in tally.covered_ns.items():
+            for start, end in stretches:
+                for usage in self._simulation.truth(start, end, node):
+                    found[usage.uid] = found.get(usage.uid, 0.0) + usage.busy_seconds
+        return found
+
+
+class OwnMachine:
+    """This machine and the GPUs in it."""
+
+    def __init__(self, machine: agent.host.Host) -> None:
+        self._machine = machine
+        self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
+        self.headline = f"the GPUs of {self._settings.node_name}"
+        self.nodes = {self._settings.node_name}
+        self.clock: Clock = machine.clock
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start the agent; and podwatch, where an API server is configured."""
+        stages.start_agent(
+            "the agent",
+            run_agent(
+                machine=self._machine,
+                bus=bus,
+                settings=self._settings,
+                readiness=Readiness(),
+            ),
+        )
+        if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
+            await _start_podwatch(
+                stages, KubernetesSettings(), bus=bus, stack=stack, clock=self.clock
+            )
+
+    def truth(self, tally: Tally) -> None:
+        """Nobody knows."""
+
+
+async def find_machine(plan: DemoPlan) -> DemoSource:
+    """Return the machine that the plan asks for; raises `UserError` where there is none."""
+    if plan.source == "simulated":
+        return SimulatedMachine(plan.scenario)
+    try:
+        return OwnMachine(await open_source(AgentSettings(source="auto")))
+    except UserError as error:
+        if plan.source == "auto":
+            return SimulatedMachine(plan.scenario)
+        raise UserError(
+            "--source nvml: NVML does not answer on this machine (is the driver installed?);"
+            " --source simulated plays a scenario"
+        ) from error
+
+
+async def _start_podwatch(
+    stages: Stages,
+    kubernetes: KubernetesSettings,
+    *,
+    bus: DemoBus,
+    stack: AsyncExitStack,
+    clock: Clock,
+) -> None:
+    settings = PodwatchSettings(kubernetes=kubernetes)
+    api = await stack.enter_async_context(open_api(settings.kubernetes))
+    stages.start(
+        "podwatch",
+        run_podwatch(api=api, bus=bus, settings=settings, readiness=Readiness(), clock=clock),
+    )

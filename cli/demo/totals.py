@@ -1,0 +1,161 @@
+"""What the events of a run add up to: per pod, per node, and how well the books balance.
+
+Pure sums over events; nothing is drawn or printed here.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from cli.demo.presence import GpuPresence
+from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+from sinks.entry_owner import EntryOwner, EntryOwners, holder_of
+
+_SECOND_NS = 1_000_000_000
+_WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
+
+
+@dataclass
+class PodTotal:
+    """What one pod has used in the run so far."""
+
+    uid: str
+    """The pod's UID, or its container's id while no UID is known."""
+    namespace: str | None = None
+    """Its namespace, once known."""
+    pod: str | None = None
+    """Its name, once known."""
+    owner: str | None = None
+    """Kind and name of its workload, once known."""
+    gpu_seconds: float = 0.0
+    """Busy seconds booked on it."""
+    memory_byte_seconds: float = 0.0
+    """Memory times time booked on it."""
+    joules: float = 0.0
+    """Energy booked on it."""
+
+    def add(self, entry: Entry) -> None:
+        """Add one entry."""
+        self.gpu_seconds += entry.busy_seconds or 0.0
+        self.memory_byte_seconds += entry.memory_byte_seconds or 0.0
+        self.joules += entry.joules or 0.0
+
+    def name(self, description: PodDescription) -> None:
+        """Take over what a description knows."""
+        self.namespace = description.namespace or self.namespace
+        self.pod = description.name or self.pod
+        self.owner = owner_of(description) or self.owner
+
+
+@dataclass
+class Tally:
+    """The sums of a run; bounded by its pods and nodes."""
+
+    events: int = 0
+    """Events counted."""
+    entries: int = 0
+    """Entries in them."""
+    pods: dict[str, PodTotal] = field(default_factory=dict)
+    """What each pod used, by UID."""
+    unused_gpu_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """For each namespace and pod, time in which GPUs that it held ran no kernel."""
+    without_pod_gpu_seconds: float = 0.0
+    """Busy seconds booked on the host or on nobody."""
+    presence: GpuPresence = field(default_factory=GpuPresence)
+    """Which GPUs are there, and what has happened to them."""
+    latest: dict[str, GpuEvent] = field(default_factory=dict)
+    """The last event of each node."""
+    covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """For each node the covered stretches of time, from and to, adjacent ticks merged."""
+    conservation_error_max_ratio: float = 0.0
+    """The worst difference between a device and the sum of its entries, over the device."""
+    first_named_seconds: float | None = None
+    """When the first entry on a pod known by name came in, in seconds since the machine's boot."""
+
+    def add(self, event: GpuEvent) -> None:
+        """Add one event."""
+        self.events += 1
+        self.latest[event.node] = event
+        self.presence.add(event)
+        self._cover(event)
+        debtors = EntryOwners(event)
+        self.entries += sum(len(gpu.entries) for gpu in event.gpus)
+        for each in (*event.gpus, *(event.settlements or ())):
+            for entry in each.entries:
+                if entry.account is Account.POD:
+                    self._book(entry, debtors.of(entry), node=event.node)
+                elif entry.account in _WITHOUT_POD:
+                    self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
+                else:
+                    self._book_unused(entry, event)
+        for rows in boards(event.gpus):
+            self._check(rows, event.interval_ns / _SECOND_NS)
+        if self.first_named_seconds is None and any(pod.name for pod in event.pods):
+            self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def _book(self, entry: Entry, debtor: EntryOwner, *, node: str) -> None:
+        description, uid = debtor.pod, debtor.pod_uid or debtor.container_id or ""
+        # What one node says of another one's pod is not that pod's.
+        is_foreign = description is not None and description.state is PodState.FOREIGN
+        key = f"{node}/{uid}" if is_foreign else uid
+        total = self.pods.setdefault(key, PodTotal(uid=uid))
+        total.add(entry)
+        if description:
+            total.name(description)
+
+    def _book_unused(self, entry: Entry, event: GpuEvent) -> None:
+        if entry.allocation is None or entry.allocation >= len(event.allocations):
+            return
+        holder = holder_of(entry, event)
+        if holder is None or holder.namespace is None or holder.pod is None:
+            return
+        name = (holder.namespace, holder.pod)
+        before = self.unused_gpu_seconds.get(name, 0.0)
+        self.unused_gpu_seconds[name] = before + (entry.busy_seconds or 0.0)
+
+    def _cover(self, event: GpuEvent) -> None:
+        stretches = self.covered_ns.setdefault(event.node, [])
+        start = event.time_ns - event.interval_ns
+        # Wall and monotonic clock are read one after the other: ticks that meet within a
+        # hundredth of their length are adjacent.
+        if stretches and abs(start - stretches[-1][1]) <= event.interval_ns // 100:
+            stretches[-1] = (stretches[-1][0], event.time_ns)
+        else:
+            stretches.append((start, event.time_ns))
+
+    def _check(self, rows: list[GpuBooks], seconds: float) -> None:
+        for device, booked in device_sums(rows, seconds):
+            error = abs(device - booked) / device if device else abs(booked)
+            self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
+
+
+def boards(gpus: Iterable[GpuBooks]) -> list[list[GpuBooks]]:
+    """Return the rows of each GPU: its own one, then those of its MIG instances."""
+    found: dict[str, list[GpuBooks]] = {}
+    for gpu in gpus:
+        found.setdefault(gpu.reading.parent_uuid or gpu.reading.uuid, []).append(gpu)
+    return list(found.values())
+
+
+def device_sums(rows: list[GpuBooks], seconds: float) -> Iterator[tuple[float, float]]:
+    """Return, for each quantity of a GPU that is known, the device's and the sum of its entries."""
+    for row in rows:
+        busy = [entry.busy_seconds for entry in row.entries if entry.busy_seconds is not None]
+        if busy:
+            yield seconds, sum(busy)
+    reading, entries = rows[0].reading, [entry for row in rows for entry in row.entries]
+    if reading.memory_total_bytes is not None:
+        held = sum(entry.memory_byte_seconds or 0.0 for entry in entries)
+        yield reading.memory_total_bytes * seconds, held
+    joules = reading.energy_joules
+    if joules is None and reading.power_watts is not None:
+        joules = reading.power_watts * seconds
+    if joules is not None:
+        yield joules, sum(entry.joules or 0.0 for entry in entries)
+
+
+def owner_of(description: PodDescription) -> str | None:
+    """Return the workload as people write it: `Job/train`."""
+    if description.owner_kind is None or description.owner_name is None:
+        return None
+    return f"{description.owner_kind}/{description.owner_name}"

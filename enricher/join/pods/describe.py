@@ -1,0 +1,231 @@
+"""Says who the pods of an event are, by the pod cache.
+
+Here lives the description's part of an event and of an attributed incident. Books live elsewhere
+and do not change with what is known here. A node speaks for the pods that the API server has placed
+on it: names come only from their records, and of another node's pod nothing is told but what the
+node said of it. A pod is described by the version of it that was in force
+at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
+as it would have been in time. Its deletion shows on ticks after it only.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from enricher.join.pods.holders import Holders, find_holders
+from enricher.join.pods.pods import KnownPod, PodCache
+from gpuledger.recent import Budget, Recent
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    IncidentProcess,
+    NodeSample,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
+from gpuledger.twins import encode_twin, twin_of
+
+MAX_SAID_BYTES: Final = 128 * 2**20
+"""What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
+pods on its GPUs, so that it is enough for 20,000 of them."""
+_CONTAINER_BYTES: Final = 250
+_ALLOCATION_BYTES: Final = 850
+"""Bytes of a container and of an allocation in memory, beside their texts."""
+_PodDescription: Final = twin_of(PodDescription)
+_EVER_NS: Final = 2**63
+Identity = tuple[str | None, str | None]
+_HOST: Final[Identity] = (None, None)
+
+
+class PodDescriptions(NamedTuple):
+    """What was said of a node's pods, and what it was said of."""
+
+    version: int
+    """The version of the node's pods at that time."""
+    from_ns: int
+    """From which event time on it holds."""
+    until_ns: int
+    """Up to which event time."""
+    containers: list[ContainerRef]
+    """The containers that were described."""
+    allocations: list[DeviceAllocation]
+    """The allocations whose holders were looked up."""
+    pods: msgspec.Raw
+    """The descriptions, encoded: from tick to tick they are the same bytes."""
+    holder_uids: msgspec.Raw | None
+    """The holders' UIDs, encoded; `None` without allocations."""
+    unknown_holders: int
+    """How many pods are said to hold something of which no record of this node is known."""
+    pending: Collection[Identity]
+    """Those of them that lack the pod's record."""
+    foreign: Collection[PodRecord]
+    """The pods among them that the API server has placed on another node."""
+
+
+class DescriptionCache:
+    """Remembers what was said of a node's pods until one of them, or who is there, changes.
+
+    From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
+    third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
+    goes that were heard of longest ago, as of those whose names somebody makes up.
+    """
+
+    def __init__(self, pods: PodCache, *, max_bytes: int = MAX_SAID_BYTES) -> None:
+        self._pods = pods
+        self._said: Recent[str, PodDescriptions] = Recent(
+            budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
+        )
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    def clear(self) -> None:
+        """Forget everything: after a partition was given up, only its own nodes are asked again."""
+        self._said.clear()
+
+    def forget(self, node: str) -> None:
+        """Forget what was said of a node."""
+        self._said.pop(node)
+
+    def describe(self, sample: NodeSample) -> PodDescriptions:
+        """Describe the pods of a tick's containers."""
+        said = self._said.get(sample.node)
+        if (
+            said is None
+            or said.version != self._pods.version_of(sample.node)
+            or not said.from_ns <= sample.time_ns < said.until_ns
+            or said.containers != sample.containers
+            or said.allocations != sample.allocations
+        ):
+            said = self._say(sample)
+            if not said.foreign:  # what becomes of another node's pod does not show in ours
+                self._said[sample.node] = said
+        return said
+
+    def _say(self, sample: NodeSample) -> PodDescriptions:
+        identities = list(map(identity_of, sample.containers))
+        found = [self._pods.find(*identity, node=sample.node) for identity in identities]
+        foreign = find_foreign(identities, self._pods, node=sample.node)
+        pods = describe_pods(identities, self._pods, node=sample.node, time_ns=sample.time_ns)
+        holders = find_holders(sample, self._pods)
+        changes = [time for pod in found if pod for time in pod.changes_ns()]
+        changes += holders.changes_ns
+        return PodDescriptions(
+            version=self._pods.version_of(sample.node),
+            from_ns=max((one for one in changes if one <= sample.time_ns), default=0),
+            until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
+            containers=sample.containers,
+            allocations=sample.allocations,
+            pods=msgspec.Raw(encode_twin(pods)),
+            holder_uids=_encoded(holders),
+            unknown_holders=holders.unknown,
+            pending=[
+                identity
+                for identity, pod in zip(identities, found, strict=True)
+                if pod is None and identity != _HOST and identity not in foreign
+            ],
+            foreign=_each_once(foreign.values()),
+        )
+
+
+def _size_bytes(said: PodDescriptions) -> int:
+    """Return about how much memory it takes."""
+    texts = sum(len(one.container_id or "") + len(one.pod_uid or "") for one in said.containers)
+    texts += sum(
+        len(one.gpu_uuid)
+        + len(one.device_id)
+        + len(one.resource_name)
+        + len(one.namespace)
+        + len(one.pod)
+        + len(one.container)
+        + len(one.replica or "")
+        + len(one.claim or "")
+        for one in said.allocations
+    )
+    rows = _CONTAINER_BYTES * len(said.containers) + _ALLOCATION_BYTES * len(said.allocations)
+    return rows + 2 * texts + len(memoryview(said.pods))
+
+
+def _encoded(holders: Holders) -> msgspec.Raw | None:
+    return msgspec.Raw(encode_twin(holders.uids)) if holders.uids else None
+
+
+def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
+    """Return the pair by which the pod of a container is found."""
+    return container.pod_uid, container.container_id
+
+
+def find_foreign(
+    identities: Iterable[Identity], pods: PodCache, *, node: str
+) -> dict[Identity, PodRecord]:
+    """Return the pods among these that the API server has placed on another node.
+
+    A pod never moves: its record names its node for good. One whose record this worker has not read
+    is no foreign one but pending, and so is every pod of partitions that other workers hold. A node
+    that was registered anew under another name is another node: what it still runs of the old one's
+    pods is foreign, until that has ended.
+    """
+    found = {identity: pods.find_foreign(*identity, node=node) for identity in identities}
+    return {identity: pod for identity, pod in found.items() if pod is not None}
+
+
+def _each_once(pods: Iterable[PodRecord]) -> list[PodRecord]:
+    return list({pod.uid: pod for pod in pods}.values())
+
+
+def describe_pods(
+    identities: Iterable[Identity], pods: PodCache, *, node: str, time_ns: int
+) -> list[PodDescription]:
+    """Describe each pod once, in an order that depends on the identities alone."""
+    containers: dict[str, list[str]] = {}
+    found: dict[str, KnownPod] = {}
+    nameless: list[PodDescription] = []
+    named = sorted(set(identities) - {_HOST}, key=_as_text)
+    foreign = find_foreign(named, pods, node=node)
+    foreign_uids = {uid for uid, _ in foreign}
+    for uid, container_id in named:
+        pod = pods.find(uid, container_id, node=node)
+        key = pod.record.uid if pod else uid
+        ids = [container_id] if container_id else []
+        if key is None:
+            nameless.append(_nameless(None, ids, is_foreign=(uid, container_id) in foreign))
+            continue
+        if pod:
+            found[key] = pod
+        containers.setdefault(key, []).extend(ids)
+    known = [
+        describe_known(found[uid], ids, time_ns=time_ns)
+        if uid in found
+        else _nameless(uid, ids, is_foreign=uid in foreign_uids)
+        for uid, ids in containers.items()
+    ]
+    return known + nameless
+
+
+def _as_text(identity: Identity) -> tuple[str, str]:
+    return identity[0] or "", identity[1] or ""
+
+
+def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
+    """Describe a pod by what the node said of it alone."""
+    state = PodState.FOREIGN if is_foreign else PodState.PENDING
+    return _PodDescription(uid=uid, container_ids=container_ids, state=state)
+
+
+def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
+    """Describe a pod by the version of it that was in force at a time."""
+    pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
+    return _PodDescription(
+        uid=pod.uid,
+        container_ids=container_ids,
+        state=PodState.KNOWN,
+        namespace=pod.namespace,
+        name=pod.name,
+        owner_kind=pod.owner_kind,
+        owner_name=pod.owner_name,
+        labels=pod.labels,
+        container_names=known.container_names(container_ids),
+        deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
+    )

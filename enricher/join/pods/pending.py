@@ -1,0 +1,115 @@
+"""Pods that ticks name and whose records have not come: how many, for how long, and which never.
+
+An event waits for nobody: it leaves with such a pod as pending. Here is only kept track of it. Pure
+state; its times are the worker's own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from enricher.join.pods.describe import Identity
+from enricher.join.pods.pods import ids_of
+from gpuledger.records import PodRecord
+
+MAX_PENDING: Final = 10_000
+_MAX_NAMES: Final = 16
+_SWEEP_NS: Final = 10**9
+
+
+class PendingPod(msgspec.Struct):
+    """One pod whose record is waited for."""
+
+    names: list[str]
+    """What its record may call it by: the UID that the cgroup showed, and its containers' ids."""
+    node: str
+    """The node that named it."""
+    partition: int
+    """The partition of that node."""
+    first_ns: int
+    """When it was named first."""
+    last_ns: int
+    """When it was named last."""
+    is_unknown: bool = False
+    """Whether its time is over."""
+
+
+class PendingPods:
+    """The pods that are waited for; at most `most` of them, and none that is not named any more."""
+
+    def __init__(self, *, pending_pod_timeout_seconds: float, most: int = MAX_PENDING) -> None:
+        self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
+        self._most = most
+        self._waiting: OrderedDict[str, PendingPod] = OrderedDict()
+        self._by_name: dict[str, PendingPod] = {}
+        self._unknown = 0
+        self._swept_ns = 0
+        self._crowded_out: list[PendingPod] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting) - self._unknown
+
+    def note(
+        self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
+    ) -> None:
+        """Record that a tick named pods whose records have not come."""
+        for uid, container_id in identities:
+            key = uid or container_id or ""
+            waiting = self._waiting.get(key)
+            if waiting is None:
+                waiting = PendingPod([], node, partition, now_ns, now_ns)
+                self._add(key, waiting)
+            waiting.last_ns = now_ns
+            for name in (key, container_id or key):
+                if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
+                    waiting.names.append(name)
+                    self._by_name[name] = waiting
+
+    def resolve(self, pod: PodRecord) -> list[PendingPod]:
+        """Record that a pod's record has come; give who waited for it."""
+        if not self._waiting:
+            return []
+        names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
+        found = map(self._by_name.get, names)
+        resolved = {waiting.names[0]: waiting for waiting in found if waiting}
+        for waiting in resolved.values():
+            self._drop(waiting)
+        return list(resolved.values())
+
+    def expire(self, now_ns: int) -> Sequence[PendingPod]:
+        """Return those whose time is over by now, each once; asked within a second, none."""
+        if 0 <= now_ns - self._swept_ns < _SWEEP_NS:
+            return ()
+        self._swept_ns = now_ns
+        eldest_ns = now_ns - self._pending_ns
+        expired, self._crowded_out = self._crowded_out, []
+        for waiting in list(self._waiting.values()):
+            if waiting.first_ns <= eldest_ns and not waiting.is_unknown:
+                waiting.is_unknown = True
+                self._unknown += 1
+                expired.append(waiting)
+            if waiting.is_unknown and waiting.last_ns <= eldest_ns:
+                self._drop(waiting)
+        return expired
+
+    def forget(self, partition: int) -> None:
+        """Forget what the nodes of a partition named."""
+        for waiting in [one for one in self._waiting.values() if one.partition == partition]:
+            self._drop(waiting)
+
+    def _add(self, key: str, waiting: PendingPod) -> None:
+        if len(self._waiting) >= self._most:
+            eldest = next(iter(self._waiting.values()))
+            self._drop(eldest)
+            if not eldest.is_unknown:
+                self._crowded_out.append(eldest)
+        self._waiting[key] = waiting
+
+    def _drop(self, waiting: PendingPod) -> None:
+        del self._waiting[waiting.names[0]]
+        self._unknown -= waiting.is_unknown
+        for name in waiting.names:
+            if self._by_name.get(name) is waiting:
+                del self._by_name[name]

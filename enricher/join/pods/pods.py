@@ -1,0 +1,293 @@
+"""The pods of a worker's nodes, as the compacted pods topic tells them.
+
+Here lives the cache: by UID, by container id and by the hash of static pods. It is filled record
+by record and knows no bus. What an event says of a pod is made in `describe`.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from enricher.versions import is_older
+from gpuledger.records import PodRecord
+
+# A container that is started again and again waits five minutes each time, and ticks are kept for
+# six hours, in which they can be joined again.
+MAX_FORMER_CONTAINERS: Final = 100
+MAX_PAST_VERSIONS: Final = 16
+_NONE: Final[dict[str, str]] = {}
+
+
+class PodVersion(NamedTuple):
+    """A version of a pod that said something else than the next one."""
+
+    until_ns: int
+    """When the pod watch saw the next one."""
+    record: PodRecord
+    """The version."""
+
+
+class KnownPod(msgspec.Struct, gc=False):
+    """What is known of one pod; a Struct, because a hundred thousand of them are kept."""
+
+    record: PodRecord
+    """The newest version."""
+    partition: int
+    """Where it was read."""
+    seen_time_ns: int
+    """When the pod watch saw this version."""
+    former: dict[str, str]
+    """Containers that earlier versions named, by id: the container's name."""
+    past: tuple[PodVersion, ...]
+    """Earlier versions that described the pod differently, the oldest first."""
+
+    def at(self, time_ns: int) -> PodRecord:
+        """Return the version in force at a time; before the first one that was read, that one."""
+        for past in self.past:
+            if time_ns < past.until_ns:
+                return past.record
+        return self.record
+
+    def changes_ns(self) -> list[int]:
+        """Return the times at which the pod's description changes."""
+        deleted_ns = self.record.deleted_time_ns
+        changes = [past.until_ns for past in self.past]
+        return changes if deleted_ns is None else [*changes, deleted_ns]
+
+    def nearness(self, time_ns: int) -> tuple[bool, bool, int]:
+        """Rank it among pods of one name: there already, there still, and then the newest first."""
+        created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
+        is_there_still = deleted_ns is None or time_ns < deleted_ns
+        return created_ns <= time_ns, is_there_still, created_ns
+
+    def container_names(self, container_ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of those of these containers that the pod has or had."""
+        names = self.former | ids_of(self.record)
+        return {each: names[each] for each in container_ids if each in names}
+
+
+class NodePods:
+    """Which pods a node has, by UID, and the number of its last change."""
+
+    __slots__ = ("uids", "version")
+
+    def __init__(self) -> None:
+        self.uids: set[str] = set()
+        self.version = 0
+
+
+class PodCache:
+    """The pods known to a worker; memory is bounded by the pods of its partitions."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, KnownPod] = {}
+        self._uid_of: dict[str, str] = {}
+        self._rivals: dict[str, set[str]] = {}
+        """The pods that claim a name, where they are several: the one that has it is among them."""
+        self._nodes: dict[str, NodePods] = {}
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def version_of(self, node: str) -> int:
+        """Return the number of the last change of a node's pods: what was derived holds until then.
+
+        A node without pods has 0.
+        """
+        known = self._nodes.get(node)
+        return known.version if known else 0
+
+    def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
+        """Take a pod's record in, in the place of an older one and never in that of a newer one.
+
+        `seen_time_ns` is when the pod watch saw this version: until then the one before is in
+        force. Of a version that comes behind a newer one only its containers' names are taken.
+        """
+        before = self._pods.get(pod.uid)
+        self._remove(pod.uid)
+        known = KnownPod(pod, partition, seen_time_ns, _NONE, ())
+        if before and is_older(pod, than=before.record):
+            known = _overtaken(before, pod)
+        elif before:
+            known = _after(before, known)
+        self._pods[pod.uid] = known
+        for name in (*known.former, *_names_of(known.record)):
+            self._claim(name, known.record)
+        node = self._nodes.setdefault(known.record.node, NodePods())
+        node.uids.add(pod.uid)
+        self._touch(node)
+
+    def remove(self, uid: str, *, partition: int) -> None:
+        """Forget a pod of a partition; one that is not known, or is another's, is no error."""
+        known = self._pods.get(uid)
+        if known is not None and known.partition == partition:
+            self._remove(uid)
+
+    def _remove(self, uid: str) -> None:
+        known = self._pods.pop(uid, None)
+        if known is None:
+            return
+        for name in (*known.former, *_names_of(known.record)):
+            for claimed in (name, _on_node(known.record.node, name)):
+                self._disclaim(claimed, uid)
+        node = self._nodes[known.record.node]
+        node.uids.discard(uid)
+        self._touch(node)
+        if not node.uids:
+            del self._nodes[known.record.node]
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the pods of a partition that is no longer held."""
+        for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
+            self._remove(uid)
+
+    def find(self, uid: str | None, container_id: str | None, *, node: str) -> KnownPod | None:
+        """Return a node's pod by what a cgroup shows: by the container id first, never reused.
+
+        `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
+        UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
+        nodes that take their manifests from one address call their pods by the same hash.
+        """
+        if container_id is not None:
+            for name in (container_id, _on_node(node, container_id)):
+                known = self._pods.get(self._uid_of.get(name, ""))
+                if known is not None and known.record.node == node:
+                    return known
+        if uid is None:
+            return None
+        known = self._pods.get(uid)
+        if known is not None and known.record.node == node:
+            return known
+        return self._pods.get(self._uid_of.get(_on_node(node, uid), ""))
+
+    def find_foreign(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> PodRecord | None:
+        """Return the record of the pod of another node by what a cgroup shows on this one.
+
+        `None` where `find` knows a pod of this node by it, and where no record that this worker
+        holds names it: of what other workers hold nothing is known.
+        """
+        if self.find(uid, container_id, node=node) is not None:
+            return None
+        known = self._pods.get(uid or "") or self._pods.get(
+            self._uid_of.get(container_id or "", "")
+        )
+        return known.record if known else None
+
+    def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
+        """Return the pods of a node by namespace and name, which several have one after another."""
+        here = self._nodes.get(node)
+        named: dict[tuple[str, str], list[KnownPod]] = {}
+        for known in map(self._pods.__getitem__, here.uids if here else ()):
+            named.setdefault((known.record.namespace, known.record.name), []).append(known)
+        return named
+
+    def _claim(self, name: str, pod: PodRecord) -> None:
+        """Have a name lead to this pod, unless another one has it by right.
+
+        A name that a pod has is not taken over by a younger one while the older one lives: who may
+        make pods could so put his name on another one's use. A static pod keeps its hash when its
+        object in the API server is made anew, and then the old object is gone. The order in which
+        records come changes nothing. A pod of one node takes no name from one of another: a
+        status is written by the pod's node, which may name any container.
+        """
+        holder = self._pods.get(self._uid_of.get(name, ""))
+        if holder is not None and holder.record.node != pod.node:
+            name = _on_node(pod.node, name)
+            holder = self._pods.get(self._uid_of.get(name, ""))
+        if holder is None:
+            self._uid_of[name] = pod.uid
+        elif holder.record.uid != pod.uid:
+            self._rivals.setdefault(name, {holder.record.uid}).add(pod.uid)
+            if _right_to_name(pod) < _right_to_name(holder.record):
+                self._uid_of[name] = pod.uid
+
+    def _disclaim(self, name: str, uid: str) -> None:
+        rivals = self._rivals.get(name)
+        if rivals is None:
+            if self._uid_of.get(name) == uid:
+                del self._uid_of[name]
+        elif uid in rivals:
+            rivals.remove(uid)
+            if self._uid_of[name] == uid:
+                left = (self._pods[each].record for each in rivals)
+                self._uid_of[name] = min(left, key=_right_to_name).uid
+            if len(rivals) == 1:
+                del self._rivals[name]
+
+    def _touch(self, node: NodePods) -> None:
+        self._changes += 1
+        node.version = self._changes
+
+
+def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
+    """Return of pods of one name the one that has it at a time; `None` where there is none."""
+    return max(pods, key=lambda known: known.nearness(time_ns), default=None)
+
+
+def ids_of(pod: PodRecord) -> dict[str, str]:
+    """Return the pod's containers by id: the ones that run, and the ones that ran before them."""
+    names = {}
+    for each in pod.containers:
+        if each.previous_container_id is not None:
+            names[each.previous_container_id] = each.name
+        if each.container_id is not None:
+            names[each.container_id] = each.name
+    return names
+
+
+def _names_of(pod: PodRecord) -> list[str]:
+    """Return by what else than its UID the pod is found."""
+    names = list(ids_of(pod))
+    return names if pod.config_hash is None else [*names, _on_node(pod.node, pod.config_hash)]
+
+
+def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
+    """Rank the pods that claim a name: the oldest that lives, else the last one that did."""
+    if pod.deleted_time_ns is None:
+        return False, pod.created_time_ns, pod.uid
+    return True, -pod.created_time_ns, pod.uid
+
+
+def _on_node(node: str, name: str) -> str:
+    return f"{node}/{name}"
+
+
+def _after(before: KnownPod, known: KnownPod) -> KnownPod:
+    """Return what is known of a pod once a newer version of it has come."""
+    known.former = _former(before.former | ids_of(before.record), known.record)
+    known.past = _past(before, known.record, known.seen_time_ns)
+    return known
+
+
+def _overtaken(known: KnownPod, pod: PodRecord) -> KnownPod:
+    """Return what is known of a pod once an older version of it has come."""
+    known.former = _former(ids_of(pod) | known.former, known.record)
+    return known
+
+
+def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
+    """Return the containers that only earlier versions name, the newest ones of them."""
+    named = ids_of(pod)
+    former = [item for item in earlier.items() if item[0] not in named]
+    return dict(former[-MAX_FORMER_CONTAINERS:]) if former else _NONE
+
+
+def _past(before: KnownPod, pod: PodRecord, seen_time_ns: int) -> tuple[PodVersion, ...]:
+    """Return the versions that described the pod differently, the newest ones of them.
+
+    Where a topic is read again from its beginning, what comes is older than what is known.
+    """
+    if seen_time_ns < before.seen_time_ns:
+        return tuple(past for past in before.past if past.until_ns <= seen_time_ns)
+    if _description(before.record) == _description(pod):
+        return before.past
+    return (*before.past, PodVersion(seen_time_ns, before.record))[-MAX_PAST_VERSIONS:]
+
+
+def _description(pod: PodRecord) -> tuple[object, ...]:
+    """Return what may change of a pod's description; its deletion is told by its own time."""
+    return pod.owner_kind, pod.owner_name, pod.labels

@@ -1,0 +1,72 @@
+"""Makes pods' records small: what many of them say alike is kept once. Pure.
+
+A record that was decoded has strings and dictionaries of its own. Nobody changes a record, so equal
+ones can be the same object: that is more than half of a cached pod.
+"""
+
+from sys import intern
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from gpuledger.records import PodContainer, PodRecord
+
+V = TypeVar("V")
+R = TypeVar("R", PodRecord, PodContainer)
+_MAX_SHARED: Final = 10_000
+
+
+class Interner:
+    """Remembers dictionaries, to give the same one for all that are equal."""
+
+    def __init__(self) -> None:
+        self._labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._requests: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._labels) + len(self._requests)
+
+    def slim(self, pod: PodRecord) -> PodRecord:
+        """Return an equal record that shares with others what it can."""
+        return _with(
+            pod,
+            namespace=intern(pod.namespace),
+            node=intern(pod.node),
+            owner_kind=_intern(pod.owner_kind),
+            owner_name=_intern(pod.owner_name),
+            labels=_shared(self._labels, pod.labels),
+            containers=[_slim_container(each) for each in pod.containers],
+            gpus_requested=_shared(self._requests, pod.gpus_requested),
+            phase=intern(pod.phase),
+            qos_class=_intern(pod.qos_class),
+            priority_class=_intern(pod.priority_class),
+        )
+
+
+def _slim_container(container: PodContainer) -> PodContainer:
+    return _with(container, name=intern(container.name))
+
+
+def _intern(text: str | None) -> str | None:
+    return text and intern(text)
+
+
+def _shared(
+    known: dict[tuple[tuple[str, V], ...], dict[str, V]], items: dict[str, V]
+) -> dict[str, V]:
+    key = tuple(items.items())
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _MAX_SHARED:
+            known.clear()
+        known[key] = found = {intern(name): _intern_value(value) for name, value in items.items()}
+    return found
+
+
+def _intern_value(value: V) -> V:
+    return cast("V", intern(value)) if isinstance(value, str) else value
+
+
+def _with(record: R, **changes: object) -> R:
+    """Return the record with some fields replaced; a twin is a Struct, which its type hides."""
+    return cast("R", msgspec.structs.replace(cast("Any", record), **changes))

@@ -1,0 +1,173 @@
+"""How a tick stands in time: booked before or not, late or not, and what before it has no tick.
+
+Pure functions of ticks and marks; the only clock is the one that bounds the nodes' own.
+
+Whether `seq` runs ahead. `seq` is milliseconds since the boot, so each tick says when its boot
+began: so long before it. Two clocks tell when the tick was: the record's timestamp, which its
+writer sets and no broker takes where it is more than a day ahead (`gpuledger.topics`), and the
+worker's, which reads a record once it is there and not before. The earlier of them puts the begin
+too late by no more than that day and the time for which the tick lay on its node; the latest begin
+that a booked tick put so is kept with the mark. The later of them puts it too late by any time and
+too early by none. So a tick that puts its boot's begin earlier than is kept, by more than a day and
+as long as ticks lie on a node, has a `seq` that no node wrote. What comes late, gaps of any length
+and clocks that are set move the two apart in the other direction: for an honest tick to be refused,
+two clocks must be wrong at once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gpuledger.records import NodeSample
+
+LATE_SECONDS: Final = 30.0
+"""A tick that is further than this behind what its partition has reached is late."""
+MIN_GAP_SECONDS: Final = 0.05
+"""Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+_STEP_NS: Final = 1_000_000_000
+# Two clocks of one machine drift apart by less than a thousandth.
+_DRIFT: Final = 1000
+_LATE_NS: Final = round(LATE_SECONDS * 1e9)
+# As long as an agent keeps ticks that it cannot send; a node that is silent for longer is away.
+_AWAY_NS: Final = 3_600 * 10**9
+_DAY_NS: Final = 86_400 * 10**9
+# As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
+_TOLD_AHEAD_NS: Final = _DAY_NS
+MAX_AHEAD_NS: Final = _TOLD_AHEAD_NS + _DAY_NS
+"""The same, and a day for which a tick may have lain on its node."""
+
+
+class BootWatermark(NamedTuple):
+    """How far an earlier boot of a node is booked."""
+
+    boot_id: str
+    """The kernel's id of the boot."""
+    seq: int
+    """The number of its last tick that was booked."""
+    begun_ns: int
+    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    first_ns: int
+    """When the first of its ticks was booked, by the worker's clock."""
+    last_ns: int
+    """When the last of them was, by the worker's clock."""
+
+
+class NodeWatermark(msgspec.Struct, gc=False):
+    """The last tick of a node that was booked; a Struct, because one is made for each tick."""
+
+    boot_id: str
+    """The kernel's id of the newest boot."""
+    seq: int
+    """The tick's number within the boot: milliseconds since it."""
+    time_ns: int
+    """End of what the tick covers, since the epoch."""
+    offset: int
+    """Where the tick lies in its partition."""
+    heard_ns: int
+    """When a worker last heard of the node, by its own clock."""
+    begun_ns: int
+    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    first_ns: int
+    """When the first tick of the boot was booked, by the worker's clock."""
+    last_ns: int
+    """When the last of them was, by the worker's clock."""
+    before: tuple[BootWatermark, ...] = ()
+    """The few boots before, the newest first."""
+
+    def seq_of(self, boot_id: str) -> int | None:
+        """Return how far a boot is booked, `None` where nothing of it is known to be."""
+        if boot_id == self.boot_id:
+            return self.seq
+        return next((one.seq for one in self.before if one.boot_id == boot_id), None)
+
+    def begun_ns_of(self, boot_id: str) -> int | None:
+        """Return when a boot began by what is kept of it; `None` where nothing of it is booked."""
+        if boot_id == self.boot_id:
+            return self.begun_ns
+        return next((one.begun_ns for one in self.before if one.boot_id == boot_id), None)
+
+
+def is_duplicate(sample: NodeSample, mark: NodeWatermark | None) -> bool:
+    """Return whether this tick was booked before.
+
+    `seq` rises within a boot, restarts of the agent included. A boot of which nothing was booked is
+    a new one: neither a clock that was set back nor a topic made anew may cost its ticks.
+    """
+    seq = mark.seq_of(sample.boot_id) if mark else None
+    return seq is not None and sample.seq <= seq
+
+
+def uncovered_seconds(sample: NodeSample, mark: NodeWatermark | None) -> float | None:
+    """Return the time between the tick booked before and this one's begin, if there is any.
+
+    Within a boot by `seq`, the milliseconds since boot, which no one can set. Across a boot by the
+    node's clock, so that the time in which it was down is in it. `None` where no tick is known to
+    have been booked before, and where the ticks meet.
+    """
+    if mark is None:
+        return None
+    seq = mark.seq_of(sample.boot_id)
+    if seq is not None:
+        gap_seconds = (sample.seq - seq) / 1e3 - sample.interval_ns / 1e9
+    else:
+        gap_seconds = (sample.time_ns - sample.interval_ns - mark.time_ns) / 1e9
+    return round(gap_seconds, 3) if gap_seconds > MIN_GAP_SECONDS else None
+
+
+def clock_step_seconds(sample: NodeSample, mark: NodeWatermark | None) -> float | None:
+    """Return by how much the node's clock was set since the tick that was booked before.
+
+    Within a boot as far as its time and `seq` differ in what passed; across boots it shows only
+    where the later boot begins before the earlier one's last tick. `None` where nothing shows.
+    """
+    if mark is None:
+        return None
+    time_ns = sample.time_ns - mark.time_ns
+    if sample.boot_id == mark.boot_id:
+        passed_ns = (sample.seq - mark.seq) * 1_000_000
+        step_ns = time_ns - passed_ns
+        min_ns = _STEP_NS + passed_ns // _DRIFT
+    elif mark.seq_of(sample.boot_id) is None:
+        step_ns = min(0, time_ns - sample.seq * 1_000_000)
+        min_ns = _STEP_NS
+    else:
+        return None
+    return step_ns / 1e9 if abs(step_ns) > min_ns else None
+
+
+def begin_of(seq: int, *, time_ns: int) -> int:
+    """Return when the boot began of which a tick was the `seq`-th millisecond at that time."""
+    return max(0, time_ns - seq * 1_000_000)
+
+
+def seq_ahead_seconds(
+    sample: NodeSample, mark: NodeWatermark | None, *, written_ms: int, now_ns: int
+) -> float | None:
+    """Return by how much a tick runs ahead of its boot; `None` for up to a day.
+
+    Both clocks are asked: `written_ms` is the record's timestamp, `now_ns` the worker's time.
+    """
+    begun_ns = mark.begun_ns_of(sample.boot_id) if mark else None
+    if begun_ns is None:
+        return None
+    ahead_ns = begun_ns - (max(written_ms * 1_000_000, now_ns) - sample.seq * 1_000_000)
+    return ahead_ns / 1e9 if ahead_ns > _TOLD_AHEAD_NS else None
+
+
+def is_late(time_ns: int, reached_ns: int | None) -> bool:
+    """Return whether a tick is behind what its partition has reached; never if that is unknown."""
+    return reached_ns is not None and reached_ns - time_ns > _LATE_NS
+
+
+def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
+    """Return the time that a partition has reached, from each of its nodes' newest tick.
+
+    It is what one node in ten has passed (in a partition of up to nine nodes: the foremost), so
+    that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
+    been silent for an hour do not count. A node that is alone is the measure of itself.
+    """
+    times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
+    present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
+    return present[-1 - len(present) // 10]

@@ -1,0 +1,49 @@
+"""How far the clocks of nodes, API server and this machine are apart, as far as that shows.
+
+Nothing is corrected by it. A clock that is behind looks like a way that is slow, so of each pair
+only one direction can be known: what is seen before it can have happened.
+"""
+
+import structlog
+
+from enricher.join import metrics
+from enricher.join.progress.recent import WindowedMin
+from gpuledger.records import PodRecord
+from gpuledger.service.repeats import Repeats
+
+_log = structlog.get_logger(__name__)
+
+
+class ClockSkew:
+    """Watches ticks and pods as they are taken up, and shows what they tell of clocks."""
+
+    def __init__(self) -> None:
+        self._ages_ns = WindowedMin()
+        self._leads_ns = WindowedMin()
+        self._steps = Repeats()
+
+    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+        """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.least / 1e9)
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
+        """Take a pod: that its node had it before it was made shows the node's clock behind.
+
+        A static pod's node has it before the API server knows of it.
+        """
+        if pod.started_time_ns is None or pod.config_hash is not None:
+            return
+        if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.least / 1e9))
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
+
+        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
+        tick, is one state and not a line each: a line a minute for each node and direction.
+        """
+        direction = "ahead" if seconds > 0 else "back"
+        metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
+        if count := self._steps.count((node, direction)):
+            _log.warning("node_clock_set", node=node, by_seconds=round(seconds, 3), count=count)

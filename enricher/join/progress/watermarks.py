@@ -1,0 +1,226 @@
+"""How far each node is booked, so that a tick that comes twice is booked once, by whomever.
+
+Here lives the state of a worker's partitions; it is written beside the events (`NodeProgress`),
+read back by who takes a partition over, and forgotten with the partition. It knows no bus.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final
+
+from enricher.join.progress.passage import (
+    BootWatermark,
+    NodeWatermark,
+    begin_of,
+    partition_watermark,
+)
+from gpuledger.records import BootProgress, NodeProgress, NodeSample
+from gpuledger.twins import twin_of
+
+_NodeMark: Final = twin_of(NodeProgress)
+_BootMark: Final = twin_of(BootProgress)
+_NS_PER_MS: Final = 1_000_000
+# Longer than samples are kept: what was booked before can come again no more.
+FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
+NEWEST_BOOTS: Final = 4
+"""A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
+LONGEST_BOOTS: Final = 4
+"""The boot that a node is really in is among those that have been booked for longest, however many
+were made up since."""
+_AWAY_NS: Final = 3_600 * 10**9
+MAX_NODES: Final = 20_000
+"""Nodes of one partition: several times those of the largest clusters in all of them."""
+
+
+class NodeMarks:
+    """The marks of one partition's nodes, and which of them nobody has written down yet.
+
+    Memory is bounded by the nodes that were heard of within a day.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[str, NodeWatermark] = {}
+        self._advanced: dict[str, None] = {}
+        self._reached_ns: int | None = None
+        self._left_of_round = 0
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def of(self, node: str) -> NodeWatermark | None:
+        """Return the mark of a node, `None` where none of its ticks was booked."""
+        return self._marks.get(node)
+
+    def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
+        """Remember that this tick is booked, whose record bears the time `written_ms`."""
+        node = sample.node
+        begun_ns = begin_of(sample.seq, time_ns=min(written_ms * _NS_PER_MS, now_ns))
+        mark = NodeWatermark(
+            sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
+        )
+        if known := self._marks.get(node):
+            mark = _after(known, mark)
+        elif len(self._marks) >= MAX_NODES:
+            self._make_room()
+        self._marks[node] = mark
+        self._advanced[node] = None
+        self._left_of_round -= 1
+
+    def reached_ns(self, now_ns: int) -> int | None:
+        """Return the time that the partition has reached; `None` before its first tick.
+
+        It is found anew once in as many ticks as there are nodes: a round costs as much as they.
+        """
+        if self._left_of_round <= 0 and self._marks:
+            self._begin_round(now_ns)
+        return self._reached_ns
+
+    def _begin_round(self, now_ns: int) -> None:
+        self._reached_ns = partition_watermark(
+            (mark.time_ns for mark in self._marks.values()), now_ns=now_ns
+        )
+        eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+        self._forget([one for one, mark in self._marks.items() if mark.heard_ns < eldest_ns])
+        self._left_of_round = len(self._marks)
+
+    def _make_room(self) -> None:
+        """Forget the tenth of the nodes that were not heard of for longest.
+
+        Nodes tick every second or so: what goes is made up, long before a node that is there.
+        """
+        by_age = sorted(self._marks, key=lambda node: self._marks[node].heard_ns)
+        self._forget(by_age[: MAX_NODES // 10])
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            del self._marks[node]
+            self._advanced[node] = None
+
+    def take(self, written: NodeProgress, *, heard_ns: int) -> None:
+        """Take in what was written down before; what is known to be further stays."""
+        before = tuple(
+            BootWatermark(
+                one.boot_id,
+                one.seq,
+                one.begun_time_ns or 0,
+                one.first_booked_time_ns or heard_ns,
+                one.last_booked_time_ns or heard_ns,
+            )
+            for one in written.boots_before or ()
+        )
+        mark = NodeWatermark(
+            written.boot_id,
+            written.seq,
+            written.time_ns,
+            written.offset,
+            heard_ns,
+            written.begun_time_ns or 0,
+            written.first_booked_time_ns or heard_ns,
+            heard_ns,
+        )
+        known = self._marks.get(written.node)
+        if known is None or mark.seq >= (known.seq_of(mark.boot_id) or 0):
+            told = _boots_of(known) if known else ()
+            for one in told:
+                if one.boot_id == mark.boot_id:
+                    mark.begun_ns = max(mark.begun_ns, one.begun_ns)
+                    mark.first_ns = min(mark.first_ns, one.first_ns)
+            mark.before = _kept(mark, before, told, now_ns=heard_ns)
+            self._marks[written.node] = mark
+            self._left_of_round = 0
+
+    def remove(self, node: str) -> None:
+        """Forget a node; one that is not known is no error."""
+        self._marks.pop(node, None)
+        self._advanced.pop(node, None)
+
+    def drain(self) -> list[tuple[str, NodeProgress | None]]:
+        """Return what changed since the last call: a node's mark, `None` where it was forgotten."""
+        advanced, self._advanced = self._advanced, {}
+        return [(node, self._written(node)) for node in advanced]
+
+    def _written(self, node: str) -> NodeProgress | None:
+        mark = self._marks.get(node)
+        if mark is None:
+            return None
+        return _NodeMark(
+            node=node,
+            boot_id=mark.boot_id,
+            seq=mark.seq,
+            time_ns=mark.time_ns,
+            offset=mark.offset,
+            begun_time_ns=mark.begun_ns,
+            first_booked_time_ns=mark.first_ns,
+            boots_before=[
+                _BootMark(
+                    boot_id=one.boot_id,
+                    seq=one.seq,
+                    begun_time_ns=one.begun_ns,
+                    first_booked_time_ns=one.first_ns,
+                    last_booked_time_ns=one.last_ns,
+                )
+                for one in mark.before
+            ]
+            or None,
+        )
+
+
+def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
+    """Return a node's mark after a tick was booked; what came late moves its own boot alone."""
+    if tick.boot_id == known.boot_id:
+        tick.before = known.before
+        if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
+            tick.begun_ns = known.begun_ns
+        tick.first_ns = known.first_ns
+        return tick
+    if known.seq_of(tick.boot_id) is None:
+        tick.before = _kept(tick, _boots_of(known), now_ns=tick.heard_ns)
+        return tick
+    known.before = _kept(known, known.before, [_booked(tick)], now_ns=tick.heard_ns)
+    known.heard_ns = tick.heard_ns
+    return known
+
+
+def _boots_of(mark: NodeWatermark) -> Sequence[BootWatermark]:
+    return (_booked(mark), *mark.before)
+
+
+def _booked(mark: NodeWatermark) -> BootWatermark:
+    return BootWatermark(mark.boot_id, mark.seq, mark.begun_ns, mark.first_ns, mark.last_ns)
+
+
+def _kept(
+    newest: NodeWatermark, *told: Iterable[BootWatermark], now_ns: int
+) -> tuple[BootWatermark, ...]:
+    """Return how far boots before the newest are booked, by all that is told of them.
+
+    Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
+    may write ticks may make up boots as he likes, and by then a small `seq` of a boot that nothing
+    is known of would be taken for its begin. What he cannot make up is for how long a boot has been
+    booked by our own clock: the boot that a node is in has a start over all that come after it.
+    """
+    boots: dict[str, BootWatermark] = {}
+    for one in chain(*told):
+        other = boots.get(one.boot_id, one)
+        boots[one.boot_id] = BootWatermark(
+            one.boot_id,
+            max(one.seq, other.seq),
+            max(one.begun_ns, other.begun_ns),
+            min(one.first_ns, other.first_ns),
+            max(one.last_ns, other.last_ns),
+        )
+    boots.pop(newest.boot_id, None)
+    eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+    left = [one for one in boots.values() if one.last_ns >= eldest_ns]
+    if len(left) > NEWEST_BOOTS + LONGEST_BOOTS:
+        older = sorted(left[NEWEST_BOOTS:], key=lambda one: _booked_for_ns(one, now_ns=now_ns))
+        longest = {one.boot_id for one in older[-LONGEST_BOOTS:]}
+        left = [
+            one for place, one in enumerate(left) if place < NEWEST_BOOTS or one.boot_id in longest
+        ]
+    return tuple(left)
+
+
+def _booked_for_ns(boot: BootWatermark, *, now_ns: int) -> int:
+    """Return for how long a boot has been booked; a silence of up to an hour is part of it."""
+    return min(now_ns, boot.last_ns + _AWAY_NS) - boot.first_ns

@@ -1,0 +1,232 @@
+"""Reads back what a worker must know of a partition before it books the first tick of it.
+
+Here lives the order of a take-over: shut out who had the partition, read its marks, go to what is
+committed, read pods to their end, and only then let ticks through. What the records mean is the
+stage's business.
+
+Marks are written in transactions and read as they are committed, by a reader of their own: the
+worker's consumer reads what others write without any, to the end, whatever transaction is open.
+
+The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
+at any moment of it: the callbacks within the poll then change what is needed, and the read-back
+begins anew with that. No question is put to the bus again and again without a poll in between, and
+one about a partition that is not assigned any more only means that a rebalance is under way.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from enricher.join import metrics
+from enricher.join.delivery import Delivery
+from enricher.join.retry import UntilDone
+from enricher.join.settings import JoinTuning
+from enricher.join.stage import JoinStage
+from enricher.join.steps import step_through
+from gpuledger.bus.log_reader import History
+from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
+from gpuledger.collector import settle_collector
+from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
+from gpuledger.service import Backoff, Check
+from gpuledger.tasks import end_tasks
+from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
+
+INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)
+"""What is worked through once, from the committed offset on."""
+STATE: Final = (PODS.name,)
+"""What is read from the beginning at each take-over, followed from there, and never committed."""
+# What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
+_OBJECTS_PER_COLLECTION: Final = 20_000
+_STALL_SECONDS: Final = 60.0
+"""How long a read-back may stand still: a partition has a new leader long before."""
+_READING: Final = "reading the pods and marks of new partitions"
+_log = structlog.get_logger(__name__)
+
+
+class StalledError(GpuledgerError):
+    """A read-back stood still for too long: the consumer is to be opened anew."""
+
+
+async def poll(consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, most: float) -> Polled:
+    """Poll for at most so many seconds, however often the bus must be asked."""
+    seconds = min(most, tuning.poll_timeout_seconds)
+    return await insist(
+        lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
+    )
+
+
+class StateRestorer:
+    """The partitions that a worker holds and does not know yet."""
+
+    def __init__(
+        self,
+        *,
+        stage: JoinStage,
+        delivery: Delivery,
+        insist: UntilDone,
+        tuning: JoinTuning,
+        check: Check,
+        backoff: Backoff,
+        history: History,
+        seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stage = stage
+        self._delivery = delivery
+        self._insist = insist
+        self._tuning = tuning
+        self._check = check
+        self._backoff = backoff
+        self._history = history
+        self._seconds = seconds
+        self._unknown: set[int] = set()
+        self._changes = 0
+        self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
+
+    def need(self, numbers: Iterable[int]) -> None:
+        """Have these partitions read back before anything else is done for them."""
+        self._unknown |= set(numbers)
+        self._changes += 1
+
+    async def need_not(self, numbers: Iterable[int]) -> None:
+        """Leave these partitions to whoever gets them; nothing is under way for them any more."""
+        self._unknown -= set(numbers)
+        self._changes += 1
+        await end_tasks(self._setting_out)
+
+    def stand_by(self) -> None:
+        """Record that the group has more members than partitions, and none for this one."""
+        self._check.ok("no partition: the group has members enough")
+
+    async def run(self, consumer: Consumer) -> frozenset[int]:
+        """Read back what is needed, and return it; what was polled of it before comes again.
+
+        Raises `StalledError` where nothing comes for a minute although the bus answers.
+        """
+        done: set[int] = set()
+        while self._unknown:
+            numbers = frozenset(self._unknown)
+            if await self._attempt(consumer, numbers):
+                self._unknown -= numbers
+                done |= numbers
+        return frozenset(done)
+
+    async def take_state(self, batch: Polled) -> None:
+        """Take in what a poll brought of the state."""
+        for place, records in batch.items():
+            if place.topic in STATE:
+                async for step in step_through(records):
+                    self._stage.take_pods(step)
+        metrics.PODS.set(len(self._stage.pods))
+
+    async def _attempt(self, consumer: Consumer, numbers: frozenset[int]) -> bool:
+        """Return whether all of it was read back; where not, another attempt is due, if any."""
+        changes = self._changes
+        if not self._check.has_failed:
+            self._check.waits(_READING)
+        try:
+            await self._read_back(consumer, numbers, changes=changes)
+        except NotAssignedError:
+            await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
+            return False
+        except BusError as error:
+            metrics.RETRIES_TOTAL.inc()
+            self._check.failed(f"{_READING}: {error}")
+            await self._poll_for(consumer, self._backoff.next_seconds())
+            return False
+        if changes != self._changes:
+            return False
+        self._backoff.reset()
+        settle_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
+        self._let_through(consumer)
+        return True
+
+    async def _read_back(
+        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+    ) -> None:
+        """Read to the end, or give way where a rebalance comes in between."""
+        consumer.pause(consumer.assignment())
+        ends = await self._set_out_beside_polls(consumer, numbers, changes=changes)
+        left, moved_at = math.inf, self._seconds()
+        while changes == self._changes:
+            before, left = left, await self._count_left(consumer, ends)
+            if not left:
+                return
+            if left < before:
+                moved_at = self._seconds()
+            elif self._seconds() - moved_at > _STALL_SECONDS:
+                said = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
+                self._check.failed(said)
+                raise StalledError(said)
+            batch = await self._poll(consumer)
+            if changes == self._changes:
+                await self.take_state(batch)
+
+    async def _set_out_beside_polls(
+        self, consumer: Consumer, numbers: frozenset[int], *, changes: int
+    ) -> Mapping[TopicPartition, int]:
+        """Set out, and poll meanwhile where it takes longer than a poll; all is paused until then.
+
+        Returns nothing where a rebalance has ended it.
+        """
+        task = self._setting_out = asyncio.create_task(self._set_out(consumer, numbers))
+        try:
+            await asyncio.wait({task}, timeout=self._tuning.poll_timeout_seconds)
+            while not task.done() and changes == self._changes:
+                batch = await self._poll(consumer)
+                if changes == self._changes:
+                    await self.take_state(batch)
+            return {} if task.cancelled() or changes != self._changes else task.result()
+        finally:
+            self._setting_out = None
+            await end_tasks(task)
+
+    async def _set_out(
+        self, consumer: Consumer, numbers: frozenset[int]
+    ) -> Mapping[TopicPartition, int]:
+        """Take partitions over and go to where each is read from; return the ends of the state."""
+        await self._delivery.take_over(numbers)
+        await self._read_marks(numbers)
+        held = {place for place in consumer.assignment() if place.partition in numbers}
+        state = {place for place in held if place.topic in STATE}
+        for place in held:
+            offset = 0 if place in state else await consumer.committed(place)
+            await consumer.seek(place, offset or 0)
+        ends = await consumer.end_offsets(state)
+        consumer.resume(state)
+        return ends
+
+    async def _read_marks(self, numbers: frozenset[int]) -> None:
+        """Take in how far the nodes are booked; nobody else writes marks of them any more."""
+        async with self._history.reader() as reader:
+            for place, span in (await reader.spans(PROGRESS.name)).items():
+                if place.partition in numbers and span.first < span.end:
+                    async for records in reader.read(place, span):
+                        self._stage.restore_progress(records)
+
+    async def _count_left(self, consumer: Consumer, ends: Mapping[TopicPartition, int]) -> float:
+        """Return how many offsets are left; infinity where a position is not known in time."""
+        try:
+            async with asyncio.timeout(self._tuning.poll_timeout_seconds):
+                positions = {place: await consumer.position(place) for place in ends}
+        except TimeoutError:
+            return math.inf
+        return sum(max(0, end - positions[place]) for place, end in ends.items())
+
+    async def _poll(self, consumer: Consumer, *, most: float = math.inf) -> Polled:
+        return await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
+
+    async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
+        """Wait as a member of the group does; what comes is read again by the next attempt."""
+        consumer.pause(consumer.assignment())
+        end, changes = self._seconds() + seconds, self._changes
+        while (left := end - self._seconds()) > 0 and changes == self._changes:
+            await self._poll(consumer, most=left)
+
+    def _let_through(self, consumer: Consumer) -> None:
+        consumer.resume(consumer.assignment())
+        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
+        _log.info("state_read", count=len(self._stage.pods))

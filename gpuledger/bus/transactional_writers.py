@@ -1,0 +1,127 @@
+"""The transactions of the partitions that a worker holds: one writer for each partition number.
+
+Whoever opens a number's id shuts out who had it, so that of two workers that take themselves for
+the partition's owner one alone can write. What is written, and when, is the worker's business.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus, Transactions
+from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.tasks import end_tasks
+
+
+@dataclass(kw_only=True)
+class _Writer:
+    transactions: Transactions
+    stack: AsyncExitStack
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class TransactionalWriters:
+    """The open writers of a group's member, by partition number; leaving the context closes them.
+
+    A commit that is under way when its partition is given up may go on for `finish_seconds`.
+    """
+
+    def __init__(self, *, bus: TransactionalBus, group: str, finish_seconds: float) -> None:
+        self._bus, self._group = bus, group
+        self._finish_seconds = finish_seconds
+        self._open: dict[int, _Writer] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        """Open nothing yet."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close whatever is open or being opened."""
+        await self.close([*self._open, *self._opening])
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether the partition has a writer."""
+        return number in self._open
+
+    async def open(self, numbers: Iterable[int]) -> None:
+        """Take the partitions over; from then on their committed offsets move by us alone.
+
+        One that is closed meanwhile has no writer after that. Raises BusUnavailableError where one
+        of them could not be opened; the others are open.
+        """
+        wanted = list(numbers)
+        await self.close(wanted)
+        opening = {number: asyncio.create_task(self._enter(number)) for number in wanted}
+        self._opening |= opening
+        try:
+            outcomes = await asyncio.gather(*opening.values(), return_exceptions=True)
+        finally:
+            await end_tasks(*opening.values())
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def commit(
+        self,
+        number: int,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Publish messages and commit the group's offsets, all of it or nothing.
+
+        Raises FencedError and BusUnavailableError, after which the partition must be opened anew.
+        """
+        writer = self._open[number]
+        async with writer.busy:
+            await writer.transactions.commit(messages, offsets=offsets, group=self._group)
+
+    async def close(self, numbers: Iterable[int]) -> None:
+        """Let commits under way end, for `finish_seconds`, and close; what is open is aborted.
+
+        What is being opened is ended first: the id is the next owner's to take.
+        """
+        numbers = list(numbers)
+        await end_tasks(*(self._opening.pop(each, None) for each in numbers))
+        closing = [self._open.pop(each) for each in numbers if each in self._open]
+        await _all_of(map(self._end, closing))
+
+    async def _enter(self, number: int) -> None:
+        name = f"{self._group}-{number}"
+        async with AsyncExitStack() as stack:
+            try:
+                transactions = await stack.enter_async_context(self._bus.transactions(name))
+            except FencedError as error:
+                raise BusUnavailableError(
+                    f"{name}: two writers open it at once: {error}"
+                ) from error
+            self._open[number] = _Writer(transactions=transactions, stack=stack.pop_all())
+
+    async def _end(self, writer: _Writer) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._finish_seconds):
+                await writer.busy.acquire()
+        await writer.stack.aclose()
+
+
+def pause_seconds_after(
+    undone: Iterable[Exception], *, backoff_seconds: float, fenced_seconds: float
+) -> float:
+    """Return how long to wait before partitions whose commits were undone are opened anew.
+
+    Where a writer was shut out it is `fenced_seconds` at least: taken back before the group has
+    said who has a partition now, its rightful owner would be shut out.
+    """
+    if any(isinstance(error, FencedError) for error in undone):
+        return max(backoff_seconds, fenced_seconds)
+    return backoff_seconds
+
+
+async def _all_of(works: Iterable[Awaitable[None]]) -> None:
+    """Wait for all, also where one fails; then raise what the first one raised."""
+    for outcome in await asyncio.gather(*works, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -1,0 +1,54 @@
+"""How far a node is booked: what a join that takes a node over must know of the one before.
+
+Here lives the record of `gpuledger.progress.v1`, a compacted topic keyed by node.
+"""
+
+from typing import Annotated
+
+from gpuledger.records.base import BootId, Natural, NodeName, Seq, record
+from gpuledger.records.bounds import (
+    MAX_BOOTS,
+    at_most,
+)
+
+
+@record
+class BootProgress:
+    """How far an earlier boot of a node is booked."""
+
+    boot_id: BootId
+    """The kernel's id of the boot."""
+    seq: Seq
+    """The number of its last tick that was booked."""
+    begun_time_ns: Natural | None = None
+    """When the boot began at the latest, as in `NodeProgress`."""
+    first_booked_time_ns: Natural | None = None
+    """When the first of its ticks was booked, as in `NodeProgress`."""
+    last_booked_time_ns: Natural | None = None
+    """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
+
+
+@record
+class NodeProgress:
+    """The last tick of a node that was booked; what of a boot is not above it was booked before."""
+
+    node: NodeName
+    """The node's name in Kubernetes."""
+    boot_id: BootId
+    """The kernel's id of the boot: the newest of which a tick was booked."""
+    seq: Seq
+    """The tick's number within the boot."""
+    time_ns: Natural
+    """End of the interval that the tick covers, nanoseconds since the epoch."""
+    offset: Natural
+    """The tick's offset in its partition of `gpuledger.samples.v1`."""
+    begun_time_ns: Natural | None = None
+    """When the boot began at the latest, nanoseconds since the epoch: by the `seq` of booked ticks
+    and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
+    by it; absent, none is."""
+    first_booked_time_ns: Natural | None = None
+    """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the
+    epoch: of many boots, those that have been booked for longest are kept."""
+    boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
+    """The few boots before that one, the newest first, and those that were booked for longest;
+    absent where none is known."""

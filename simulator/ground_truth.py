@@ -1,0 +1,128 @@
+"""Who used what, exactly: the answer against which an attribution is measured.
+
+Here the kernels' busy intervals are summed by pod. Nothing here passes through NVML.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from simulator.device import SimulatedGpu
+from simulator.plan import PlannedPod, PlannedProcess
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodUsage:
+    """What one pod used within an interval, on all its GPUs."""
+
+    uid: str
+    """The pod's UID."""
+    namespace: str
+    """Its namespace."""
+    pod: str
+    """Its name."""
+    owner_kind: str | None
+    """Kind of its workload."""
+    owner_name: str | None
+    """Name of its workload."""
+    busy_seconds: float
+    """Time in which its kernels ran, summed over GPUs."""
+    memory_byte_seconds: float
+    """Device memory that it held times the time it was held."""
+    joules: float
+    """Energy of its kernels beyond the GPUs' idle draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What some processes used within an interval."""
+
+    busy_seconds: float
+    """Time in which their kernels ran, summed over GPUs."""
+    memory_byte_seconds: float
+    """Device memory held times the time it was held."""
+    joules: float
+    """Energy of their kernels beyond the GPUs' idle draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceUsage:
+    """What ran in one MIG instance within an interval."""
+
+    uuid: str
+    """The instance's UUID."""
+    gpu_uuid: str
+    """The GPU's."""
+    profile: str
+    """Its profile."""
+    usage: Usage
+    """What its processes used; its seconds are of the instance, its energy of the board."""
+
+
+def instance_usages(
+    gpus: Iterable[SimulatedGpu], start_ns: int, end_ns: int
+) -> list[InstanceUsage]:
+    """Return each instance of any cut that there was within [start, end), in the driver's order."""
+    return [
+        InstanceUsage(
+            uuid=instance.uuid,
+            gpu_uuid=gpu.facts.uuid,
+            profile=instance.profile,
+            usage=_sum(
+                [(gpu, one) for one in gpu.processes if gpu.instance_of(one) == instance],
+                start_ns,
+                end_ns,
+            ),
+        )
+        for gpu in gpus
+        for cut in gpu.cuts_within(start_ns, end_ns)
+        for instance in cut.instances
+    ]
+
+
+def sum_usage(
+    gpus: Iterable[SimulatedGpu],
+    start_ns: int,
+    end_ns: int,
+    *,
+    of: PlannedPod | None,
+) -> Usage:
+    """Sum what a pod's processes, or those of no pod, used of the GPUs within [start, end)."""
+    pairs = [(gpu, process) for gpu in gpus for process in gpu.processes if process.pod is of]
+    return _sum(pairs, start_ns, end_ns)
+
+
+def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, end_ns: int) -> Usage:
+    busy = [gpu.busy_ns(process, start_ns, end_ns) for gpu, process in pairs]
+    return Usage(
+        busy_seconds=sum(busy) / _NS,
+        memory_byte_seconds=sum(
+            process.spec.memory_bytes * _lived_seconds(process, start_ns, end_ns)
+            for _, process in pairs
+        ),
+        joules=sum(
+            gpu.active_joules(busy_ns * gpu.share(process))
+            for (gpu, process), busy_ns in zip(pairs, busy, strict=True)
+        ),
+    )
+
+
+def pod_usage(pod: PlannedPod, usage: Usage, *, uid: str) -> PodUsage:
+    """Put the pod's name to what its processes used."""
+    owner = pod.spec.owner
+    return PodUsage(
+        uid=uid,
+        namespace=pod.spec.namespace,
+        pod=pod.spec.name,
+        owner_kind=owner.kind if owner else None,
+        owner_name=owner.name if owner else None,
+        busy_seconds=usage.busy_seconds,
+        memory_byte_seconds=usage.memory_byte_seconds,
+        joules=usage.joules,
+    )
+
+
+def _lived_seconds(process: PlannedProcess, start_ns: int, end_ns: int) -> float:
+    lived_ns = min(end_ns, process.end_ns) - max(start_ns, process.start_ns)
+    return max(0, lived_ns) / _NS

@@ -1,0 +1,303 @@
+"""Write something of every event to another topic of Kafka, exactly once.
+
+Here lives the shell of the sinks that do so. Each poll becomes one transaction a partition, or a
+few where much is made of it: what was made of the events, the dead letters, and the offset up to
+which they were read. The offsets are in no other commit. What is made of an event is the kind's
+business.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuledger.bus.limits import refuse_too_large
+from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
+from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.errors import (
+    BusError,
+    FencedError,
+    MessageTooLargeError,
+    NotAssignedError,
+    TopicsError,
+)
+from gpuledger.records import GpuEvent
+from gpuledger.service import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.topics import BY_NAME, EVENTS
+from gpuledger.twins import twin_of
+from sinks.consuming import consume
+from sinks.duplicates import SeenTicks
+from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
+from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.turns import LargeTurns
+
+_FENCED_SECONDS: Final = 3.0
+"""A heartbeat of any group: by then it has said who has a partition now."""
+_FINISH_SECONDS: Final = 2.5
+"""How long a commit that is under way may go on when its partition is given up."""
+MAX_TRANSACTION_BYTES: Final = 16 * 2**20
+"""Bytes of what was made of events beyond which no more is made before it is written; one event of
+a message's size comes to 60 MB of rows at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Republishing:
+    """What a kind writes, and where."""
+
+    name: str
+    """The kind of sink."""
+    group: str
+    """Its consumer group; its transactional ids begin with it."""
+    topic: str
+    """The topic that is written to."""
+    values_of: Callable[[GpuEvent], Sequence[bytes]]
+    """Makes the values of an event's messages; raises ValueError for an event that is broken."""
+    commit_interval_seconds: float
+    """How long more is waited for between transactions, unless a poll was full."""
+    max_future_seconds: float
+    """Events further in the future are put aside."""
+    max_poll_records: int
+    """The most events of a poll."""
+
+
+async def run_republishing(
+    *,
+    bus: TransactionalBus,
+    how: Republishing,
+    readiness: Readiness,
+    member: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Write what is made of every event until cancelled; a missing topic or right is waited for."""
+    clock = clock or SystemClock()
+    receiver = readiness.check(f"{how.name}.receiver")
+    receiver.ok("nothing written yet")
+    consuming = ConsumerConfig(
+        group=how.group,
+        member=member,
+        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
+        max_poll_records=how.max_poll_records,
+        receiver=f"topic {how.topic}",
+    )
+    gaps = readiness.check(f"{how.name}.gaps", severity=CheckSeverity.WARNING)
+    check = readiness.check(f"{how.name}.bus")
+    async with TransactionalWriters(
+        bus=bus, group=how.group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
+        sink = RepublishingSink(bus=bus, how=how, writers=writers, check=receiver, clock=clock)
+        await consume(bus=bus, sink=sink, how=consuming, check=check, gaps=gaps, clock=clock)
+
+
+class RepublishingSink:
+    """Holds a writer for each partition, and puts every poll into one transaction of it."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        how: Republishing,
+        writers: TransactionalWriters,
+        check: Check,
+        clock: Clock,
+    ) -> None:
+        self.name = how.name
+        self._bus, self._how, self._check, self._clock = bus, how, check, clock
+        self._writers = writers
+        self._unopened: set[TopicPartition] = set()
+        self._seen = SeenTicks(clock=clock)
+        self._turns = LargeTurns()
+        self._backoff = Backoff()
+        self._partitions = 0
+        self._undelivered: dict[TopicPartition, int] = {}
+        """Partitions of which a delivery was undone, and the offset that it was to commit."""
+        self._cannot_take_over = False
+
+    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+        """Remember that these have yet to be taken over."""
+        self._unopened |= partitions
+
+    async def prepare(self, desk: SinkContext) -> Partitions:
+        """Take over what is newly held, and what was undone, and go to where that is committed."""
+        wanted = desk.consumer.assignment() & self._unopened
+        try:
+            if wanted:
+                await self._take_over(wanted, desk)
+        except BusError as error:
+            # What was polled of these is let go, and what is left of them is taken over next time.
+            self._cannot_take_over = True
+            await self._pause([error])
+        except NotAssignedError:
+            pass
+        else:
+            self._cannot_take_over = False
+            self._pass_check()
+        return wanted
+
+    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+        """Deliver what was polled of each partition; what is undone is read again."""
+        errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
+        undone = [error for error in errors if error is not None]
+        if undone:
+            await self._pause(undone)
+        elif batches:
+            self._pass_check()
+            self._backoff.reset()
+            if sum(len(batch.items) for batch in batches) < self._how.max_poll_records:
+                await self._clock.sleep(self._how.commit_interval_seconds)
+
+    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+        """Let commits under way end; who holds these next goes on from there."""
+        self._unopened -= partitions
+        for partition in partitions:
+            self._undelivered.pop(partition, None)
+        await self._writers.close({each.partition for each in partitions})
+        self._seen.forget(partitions)
+
+    def _pass_check(self) -> None:
+        """Pass the check, unless there is a partition of which nothing can be delivered."""
+        if not self._undelivered and not self._cannot_take_over:
+            self._check.ok(f"topic {self._how.topic}")
+
+    async def _take_over(self, wanted: Partitions, desk: SinkContext) -> None:
+        self._partitions = await self._count_partitions()
+        await self._writers.open({each.partition for each in wanted})
+        # Only now: until its id was taken, somebody else could have committed for a partition.
+        for partition in wanted:
+            offset = await desk.consumer.committed(partition) or 0
+            if partition in desk.consumer.assignment():
+                await desk.consumer.seek(partition, offset)
+            # The answer to a commit may have been all that was lost.
+            if offset >= self._undelivered.get(partition, 0):
+                self._undelivered.pop(partition, None)
+        self._seen.forget(wanted)
+        # One that was given up meanwhile has no writer, and may have come back since.
+        self._unopened -= {each for each in wanted if each.partition in self._writers}
+
+    async def _count_partitions(self) -> int:
+        topic = self._how.topic
+        try:
+            return await self._bus.partitions(topic)
+        except TopicsError as error:
+            if topic in BY_NAME:
+                raise
+            raise TopicsError(
+                f"{self.name}.topic: there is no topic {topic} on these brokers, or this user may "
+                f"not see it; it is none of gpuledger's own, so make it with Kafka's tools "
+                f"(kafka-topics.sh --create --topic {topic} …)"
+            ) from error
+
+    async def _deliver(self, batch: Batch, desk: SinkContext) -> Exception | None:
+        """Deliver a batch, in its turn where it is large."""
+        async with self._turns.take(batch):
+            return await self._deliver_parts(batch, desk)
+
+    async def _deliver_parts(self, batch: Batch, desk: SinkContext) -> Exception | None:
+        """Deliver a batch, in as many transactions as it takes for none to be too large."""
+        for made in self._parts(batch, desk):
+            if batch.partition.partition not in self._writers:
+                # Given up meanwhile: the next owner's to say.
+                desk.office.drop(batch.partition.partition)
+                return None
+            if (error := await self._deliver_part(batch.partition, made, desk)) is not None:
+                return error
+        return None
+
+    async def _deliver_part(
+        self, partition: TopicPartition, made: "_Part", desk: SinkContext
+    ) -> Exception | None:
+        messages = made.messages
+        place = TopicPartition(self._how.topic, partition.partition % self._partitions)
+        drained = desk.office.drain(partition.partition)
+        try:
+            await self._writers.commit(
+                partition.partition,
+                {place: messages, **drained.messages},
+                offsets={partition: made.next_offset},
+            )
+        except (FencedError, BusError) as error:
+            if partition.partition not in self._writers:
+                return None  # given up meanwhile, which is what ended it
+            self._unopened.add(partition)
+            # One that was shut out has nothing to deliver: another one has it.
+            if isinstance(error, FencedError):
+                return error
+            self._undelivered[partition] = made.next_offset
+            return drained.explain(error)
+        desk.office.acknowledge(drained)
+        self._undelivered.pop(partition, None)
+        SENT_TOTAL.labels(sink=self.name).inc(len(messages))
+        desk.acknowledge(partition, made.next_offset, time_ns=made.newest_ns, is_committed=True)
+        return None
+
+    def _parts(self, batch: Batch, desk: SinkContext) -> Iterator["_Part"]:
+        """Yield what is made of a batch, cut where it is more than is held at once."""
+        newest_ns = self._clock.time_ns() + round(self._how.max_future_seconds * 1e9)
+        part = _Part()
+        for record, event in batch.items:
+            if part.size_bytes >= MAX_TRANSACTION_BYTES:
+                part.next_offset = record.offset
+                yield part
+                part = _Part()
+            part.newest_ns = event.time_ns
+            if not self._seen.is_new(batch.partition, event):
+                count_dropped(self.name, "duplicate")
+                continue
+            try:
+                part.add(self._made_of(event, newest_ns))
+            except _UnfitError as error:
+                desk.office.bury(record, reason=error.reason, detail=str(error))
+        part.next_offset = batch.next_offset
+        yield part
+
+    def _made_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
+        if event.time_ns > newest_ns:
+            seconds = (event.time_ns - newest_ns) / 1e9
+            raise _UnfitError(
+                f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
+                reason="future",
+            )
+        key, timestamp_ms = event.node.encode(), event.time_ns // 1_000_000
+        try:
+            values = self._how.values_of(event)
+            made = [Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values]
+            refuse_too_large(self._how.topic, made)
+        except ValueError as error:
+            raise _UnfitError(str(error), reason="invalid") from error
+        except MessageTooLargeError as error:
+            raise _UnfitError(str(error), reason="too_large") from error
+        return made
+
+    async def _pause(self, undone: Sequence[Exception]) -> None:
+        pause_seconds = pause_seconds_after(
+            undone, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
+        )
+        RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
+        for error in undone:
+            if not isinstance(error, FencedError):
+                self._check.failed(str(error))
+        await self._clock.sleep(pause_seconds)
+
+
+@dataclass
+class _Part:
+    """What goes into one transaction."""
+
+    messages: list[Message] = field(default_factory=list)
+    size_bytes: int = 0
+    next_offset: int = 0
+    newest_ns: int | None = None
+    """Time of the last event in it."""
+
+    def add(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+        self.size_bytes += sum(len(each.value or b"") for each in messages)
+
+
+class _UnfitError(Exception):
+    """An event of which nothing can be written; the reason is a word, the message a sentence."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -1,0 +1,167 @@
+"""Our own names on the page: base units, `_info` metrics, containers."""
+
+from itertools import product
+
+import pytest
+
+from agent.exposition.events import COUNTED_FROM_ZERO
+from agent.exposition.settings import ExpositionSettings
+from agent.incidents.builder import make_incident
+from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
+from tests.unit.agent.exposition.given import (
+    GIB,
+    Node,
+    allocation,
+    gpu,
+    incident,
+    instance,
+    inventory,
+    node,
+    process,
+    sample,
+)
+
+FULL = ExpositionSettings(profile="full")
+INCIDENTS = "gpuledger_node_gpu_incidents_total"
+
+
+def told(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the counts of incidents that were told, by some of their labels."""
+    counts = it.values(INCIDENTS, *labels, "severity")
+    return {key[: len(labels)]: count for key, count in counts.items() if count}
+
+
+def test_own_values_are_the_records_own() -> None:
+    it = node(FULL)
+    it.show(
+        sample(
+            gpu(
+                0,
+                utilization_ratio=0.25,
+                memory_used_bytes=GIB + 1,
+                throttling=GpuThrottling(power_seconds_total=1.5, thermal_seconds_total=0.5),
+                limits=GpuLimits(power_limit_enforced_watts=700.0),
+                health=GpuHealth(remapped_rows_failed=False, recovery_action="reset"),
+            )
+        )
+    )
+    assert it.values("gpuledger_node_gpu_utilization_ratio", "gpu_uuid", "model", "node") == {
+        ("GPU-0", "NVIDIA H100 80GB HBM3", "node-1"): 0.25
+    }
+    assert it.values("gpuledger_node_gpu_memory_used_bytes", "gpu_index") == {("0",): GIB + 1}
+    assert it.values("gpuledger_node_gpu_throttled_seconds_total", "reason") == {
+        ("power",): 1.5,
+        ("thermal",): 0.5,
+    }
+    assert it.values("gpuledger_node_gpu_power_limit_watts", "limit") == {("enforced",): 700.0}
+    assert it.values("gpuledger_node_gpu_remapped_rows_failed", "gpu_index") == {("0",): 0}
+    assert it.values("gpuledger_node_gpu_recovery_action_info", "action") == {("reset",): 1}
+
+
+def test_facts_are_info_metrics() -> None:
+    it = node()
+    it.show(
+        sample(
+            gpu(0, mig_enabled=True),
+            instance(3),
+            allocations=[allocation(0, "ml/a/main", gpu_instance=3)] * 2,
+        ),
+        inventory=inventory(0),
+    )
+    assert it.values("gpuledger_node_info", "driver_version", "boot_id") == {
+        ("570.86.15", "boot"): 1
+    }
+    assert it.values(
+        "gpuledger_node_gpu_info", "gpu_uuid", "parent_uuid", "mig_profile", "serial"
+    ) == {
+        ("GPU-0", "", "", "1650"): 1,
+        ("MIG-0-3-0", "GPU-0", "1g.10gb", "1650"): 1,
+    }
+    assert it.values("gpuledger_node_gpu_allocation_info", "pod", "resource") == {
+        ("a", "nvidia.com/gpu"): 1
+    }
+
+
+def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
+    it = node(one="ml/a/main")
+    it.show(
+        sample(
+            gpu(0),
+            gpu(1),
+            containers=["one", "two"],
+            processes=[
+                process(0, 0, pid=1),
+                process(1, 0, pid=1, sm_utilization_ratio=None),
+                process(1, 1, pid=2),
+            ],
+        )
+    )
+    labels = ("gpu_index", "namespace", "pod", "container", "pod_uid", "container_id")
+    assert it.values("gpuledger_container_gpu_busy_ratio", *labels) == {
+        ("0", "ml", "a", "main", "uid-one", "one"): 0.25,
+        ("1", "", "", "", "uid-two", "two"): 0.25,
+    }
+    assert it.values("gpuledger_container_gpu_memory_bytes", "gpu_index", "pod_uid") == {
+        ("0", "uid-one"): GIB,
+        ("1", "uid-one"): GIB,
+        ("1", "uid-two"): GIB,
+    }
+
+
+def test_incidents_are_counted_for_ever() -> None:
+    it = node()
+    it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
+    it.show(sample(gpu(0)), incidents=[incident(0, 31)])
+    assert told(it, "kind", "severity") == {("xid", "warning"): 2, ("gpu_lost", "warning"): 1}
+
+
+def test_xids_and_losses_are_counted_from_zero_on_each_gpu_of_the_inventory() -> None:
+    it = node()
+    it.show(sample(gpu(0)), inventory=inventory(0, 1))
+    labels = ("gpu_index", "kind")
+    shown = it.values(INCIDENTS, *labels, "severity")
+    assert set(shown.values()) == {0}
+    assert {key[:2] for key in shown} == set(product("01", COUNTED_FROM_ZERO))
+
+
+@pytest.mark.parametrize("kind", COUNTED_FROM_ZERO)
+def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> None:
+    it = node()
+    it.show(sample(gpu(0)), inventory=inventory(0))
+    before = it.values(INCIDENTS, "kind", "severity")
+    it.view.tell(
+        make_incident(
+            kind=kind,
+            node="node-1",
+            boot_id="boot",
+            gpu_uuid="GPU-0",
+            time_ns=1,
+            xid=79 if kind == "xid" else None,
+        )
+    )
+    after = it.values(INCIDENTS, "kind", "severity")
+    assert after.keys() == before.keys()
+    assert sum(after.values()) == 1
+
+
+def test_own_names_can_be_left_out() -> None:
+    it = node(ExpositionSettings(native_metrics=False))
+    it.show(sample(gpu(0, temperature_celsius=40)))
+    assert b"gpuledger_" not in it.page()
+    assert it.lines("DCGM_FI_DEV_GPU_TEMP")
+
+
+def test_incidents_of_a_gpu_outlive_its_readings() -> None:
+    it = node()
+    it.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
+    it.clock.advance(10)
+    it.show(sample(gpu(1)))
+    it.view.tell(incident(0, kind="gpu_lost"))
+    it.view.tell(incident(0, 79))
+    assert it.values("gpuledger_node_gpu_up", "gpu_index") == {("0",): 0, ("1",): 1}
+    labels = ("gpu_uuid", "gpu_index")
+    assert it.values("gpuledger_node_gpu_xids_total", *labels, "xid") == {("GPU-0", "0", "79"): 1}
+    assert told(it, *labels, "kind") == {
+        ("GPU-0", "0", "gpu_lost"): 1,
+        ("GPU-0", "0", "xid"): 1,
+    }

@@ -1,0 +1,187 @@
+"""What is shown is what was read not too long ago: no frozen value, no series of what is gone."""
+
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.exposition.node_state import make_view
+from agent.exposition.settings import ExpositionSettings
+from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
+from simulator.clock import ManualClock
+from tests.unit.agent.exposition.given import (
+    START_NS,
+    Node,
+    allocation,
+    gpu,
+    incident,
+    instance,
+    node,
+    process,
+    sample,
+)
+
+TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
+REPLAYS = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"
+
+
+def gpus_of(it: Node, name: str) -> set[str]:
+    return {gpu for (gpu,) in it.values(name, "gpu")}
+
+
+def test_a_gpu_that_is_silent_for_some_ticks_is_not_shown_any_more() -> None:
+    it = node()
+    it.show(sample(gpu(0, temperature_celsius=40), gpu(1, temperature_celsius=41)))
+    for _ in range(5):
+        it.clock.advance(1)
+        it.show(sample(gpu(0, temperature_celsius=42)))
+        assert gpus_of(it, TEMPERATURE) == {"0", "1"}
+    it.clock.advance(1)
+    it.show(sample(gpu(0, temperature_celsius=42)))
+    assert gpus_of(it, TEMPERATURE) == {"0"}
+
+
+def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
+    it = node()
+    it.show(sample(gpu(0, temperature_celsius=40)))
+    assert it.lines(TEMPERATURE)
+    it.clock.advance(6)
+    assert not it.lines(TEMPERATURE)
+    assert not it.lines("gpuledger_node_gpu_info")
+
+
+def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
+    it = node(ExpositionSettings(process_series=True), a="ns/pod/main")
+    it.show(
+        sample(
+            gpu(0),
+            containers=["a"],
+            processes=[process(0, 0)],
+            allocations=[allocation(0, "ns/pod/main")],
+        )
+    )
+    families = (
+        "nvidia_pid_pod",
+        "gpuledger_process_gpu_memory_bytes",
+        "gpuledger_container_gpu_memory_bytes",
+        "gpuledger_node_gpu_allocation_info",
+    )
+    assert all(it.lines(name) for name in families)
+    it.clock.advance(6)
+    assert [name for name in families if it.lines(name)] == []
+    assert it.lines("gpuledger_node_tick_timestamp_seconds")
+
+
+def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
+    it = node()
+    it.show(sample(gpu(0, health=GpuHealth(pcie_replays_total=7))))
+    for _ in range(60):
+        it.clock.advance(1)
+        it.show(sample(gpu(0)))
+    assert it.values(REPLAYS, "gpu") == {("0",): 7}
+    it.clock.advance(1)
+    it.show(sample(gpu(0)))
+    assert not it.lines(REPLAYS)
+
+
+def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> None:
+    it = node()
+    it.show(sample(gpu(0, profiling=GpuProfiling(dram_active_ratio=0.5))))
+    it.clock.advance(5)
+    it.show(sample(gpu(0)))
+    assert it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
+    it.clock.advance(1)
+    it.show(sample(gpu(0)))
+    assert not it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
+
+
+def test_an_instance_goes_at_once_with_its_layout() -> None:
+    it = node()
+    it.show(sample(gpu(0, mig_enabled=True), instance(1, memory_used_bytes=1 << 30)))
+    assert it.lines("DCGM_FI_DEV_FB_USED")
+    it.clock.advance(1)
+    it.show(sample(gpu(0)))
+    assert not it.lines("DCGM_FI_DEV_FB_USED")
+
+
+def test_slow_ticks_make_the_wait_longer() -> None:
+    clock = ManualClock(start_ns=START_NS)
+    view = make_view(ExpositionSettings(), clock=clock, tick_seconds=10)
+    view.show(*sample(gpu(0)))
+    clock.advance(29)
+    snapshot = view.snapshot()
+    assert snapshot is not None
+    assert len(snapshot.devices) == 1
+
+
+def test_before_the_first_tick_the_page_is_empty() -> None:
+    assert node().page() == b""
+
+
+def test_incidents_of_gpus_without_end_take_no_memory_without_end() -> None:
+    it = node()
+    for number in range(5000):
+        it.view.tell(incident(number, number))
+        it.view.tell(incident(0, number))
+    assert len(it.view._events) == 256
+    assert len(it.view._events["GPU-0"].xids) == 100
+    assert len(it.view._events["GPU-0"]._recent_xids) == 1000
+
+
+def record(change: ProcessChange, pid: int = 100) -> ProcessRecord:
+    return ProcessRecord(
+        node="node-1",
+        boot_id="boot",
+        pid=pid,
+        time_ns=1,
+        change=change,
+        gpu_uuids=["GPU-0"],
+        command="python",
+    )
+
+
+def test_a_process_is_named_from_its_first_sight_to_its_end() -> None:
+    it = node(ExpositionSettings(process_series=True))
+    shown = sample(gpu(0), processes=[process(0, None)])
+    it.show(shown, processes=[record(ProcessChange.SEEN)])
+    it.show(shown)
+    name = "gpuledger_process_gpu_memory_bytes"
+    assert it.values(name, "process_name").keys() == {("python",)}
+    it.show(sample(gpu(0)), processes=[record(ProcessChange.ENDED)])
+    assert not it.view._commands
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_the_page_of_a_tick_is_written_once(seconds: float) -> None:
+    it = node()
+    it.show(sample(gpu(0, temperature_celsius=40)))
+    first = it.page()
+    it.clock.advance(seconds)
+    assert it.page() is first
+    it.show(sample(gpu(0, temperature_celsius=41)))
+    assert it.page() is not first
+
+
+def test_a_changed_list_of_counters_is_read_again_and_one_with_a_mistake_is_not(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "counters.csv"
+    file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x")
+    it = node(ExpositionSettings(counters_file=file))
+    shown = sample(gpu(0, temperature_celsius=40, power_watts=1.0))
+    it.show(shown)
+    assert it.lines(TEMPERATURE)
+
+    file.write_text("DCGM_FI_DEV_POWER_USAGE, gauge, x, mistake")
+    it.show(shown)
+    with structlog.testing.capture_logs() as logs:
+        assert it.lines(TEMPERATURE)
+    assert [one["event"] for one in logs] == ["counters_refused"]
+    assert f"{file}:1: expected 3 columns" in logs[0]["error"]
+
+    file.unlink()
+    (tmp_path / "new.csv").write_text("DCGM_FI_DEV_POWER_USAGE, gauge, x")
+    (tmp_path / "new.csv").rename(file)
+    it.show(shown)
+    assert it.lines("DCGM_FI_DEV_POWER_USAGE")
+    assert not it.lines(TEMPERATURE)

@@ -1,0 +1,188 @@
+"""A recording, played again, is the machine that was recorded."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.nvml.library import NvmlSession
+from agent.processes.procfs import Procfs
+from agent.recording.format import RecordingHeader, Tape, read_tape
+from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
+from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
+from agent.recording.serialize import Handles, fill
+from agent.sampling import NodeTick, Sampler
+from gpuledger.clock import Clock
+from gpuledger.codec import encode
+from gpuledger.errors import UserError
+from gpuledger.records import NodeSample, ProcessRecord
+from simulator.clock import ManualClock
+from simulator.scenario import load_scenario
+from simulator.simulation import Simulation
+from tests.ticks import tick_of
+
+QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
+EPOCH_NS = 1_795_000_000_000_000_000
+LATER_NS = EPOCH_NS + 86_400_000_000_123_456
+
+
+@dataclass
+class Node:
+    nvml: Any
+    procfs: Procfs
+    clock: Clock
+    hand: ManualClock
+
+    def ticks(self, waits: list[float]) -> list[NodeTick]:
+        """Sample as the agent does, after each wait."""
+        nvml = NvmlSession(self.nvml, monotonic_ns=self.clock.monotonic_ns)
+        gpus = nvml.open()
+        sampler = Sampler(node="node", procfs=self.procfs)
+        made = []
+        for wait in [0.0, *waits]:
+            self.hand.advance(wait)
+            tick = tick_of(sampler, gpus, self.clock)
+            made.extend([tick] if tick else [])
+        nvml.close()
+        return made
+
+
+def simulated(name: str) -> Node:
+    hand = ManualClock(start_ns=EPOCH_NS + 7_000_000_000)
+    simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=hand)
+    node = simulation.node(name)
+    return Node(node.nvml, node.procfs, node.clock, hand)
+
+
+def record(node: Node, file: Path, waits: list[float], *, tick_seconds: float) -> list[NodeTick]:
+    header = RecordingHeader(
+        time_ns=node.clock.time_ns(),
+        monotonic_ns=node.clock.monotonic_ns(),
+        boottime_ns=node.clock.boottime_ns(),
+        tick_seconds=tick_seconds,
+        is_simulated=True,
+        is_redacted=False,
+    )
+    tape = Tape(file, header)
+    recorder = Recorder(tape, node.clock, began_monotonic_ns=header.monotonic_ns)
+    recording = Node(
+        RecordingLibrary(node.nvml, recorder),
+        RecordingProcfs(node.procfs, recorder),
+        node.clock,
+        node.hand,
+    )
+    ticks = recording.ticks(waits)
+    tape.close()
+    return ticks
+
+
+def played(file: Path) -> Node:
+    header, lines = read_tape(file)
+    hand = ManualClock(start_ns=LATER_NS)
+    clock = ReplayClock(header, hand)
+    library = ReplayLibrary(header, lines, clock)
+    return Node(library, ReplayProcfs(header, lines, clock), clock, hand)
+
+
+def encoded(ticks: list[NodeTick], *, moved_ns: int = 0) -> list[bytes]:
+    """Return the ticks as they are published, at times that are earlier by so much."""
+    published: list[NodeSample | ProcessRecord] = []
+    for tick in ticks:
+        published += [tick.sample, *tick.processes]
+    return [encode(replace(one, time_ns=one.time_ns - moved_ns)) for one in published]
+
+
+@given(
+    name=st.sampled_from(["gpu-node-1", "gpu-node-2"]),
+    waits=st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=6),
+)
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
+    tmp_path: Path, name: str, waits: list[float]
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    recorded = record(simulated(name), file, waits, tick_seconds=0.25)
+    node = played(file)
+    again = node.ticks(waits)
+    assert len(recorded) == len(waits)
+    assert any(gpu.utilization_ratio for gpu in recorded[-1].sample.gpus)
+    moved_ns = node.clock.time_ns() - node.clock.monotonic_ns() - (EPOCH_NS + 7_000_000_000)
+    assert encoded(again, moved_ns=moved_ns) == encoded(recorded)
+
+
+def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
+    record(simulated("gpu-node-1"), packed, [1.0], tick_seconds=1)
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert packed.stat().st_size < plain.stat().st_size / 4
+    assert read_tape(packed) == read_tape(plain)
+
+
+def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0, 1.0], tick_seconds=1)
+    node = played(file)
+    node.ticks([1.0, 1.0])
+    node.hand.advance(2)
+    with pytest.raises(Exception, match="Driver Not Loaded"):
+        node.nvml.nvmlDeviceGetCount()
+
+
+def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Return a copy of a recording whose lines but the header are changed."""
+    header, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    changed = file.with_name("changed.jsonl")
+    changed.write_text("\n".join(map(json.dumps, [header, *lines])))
+    return changed
+
+
+@pytest.mark.parametrize("name", ["nvmlShutdown", "sys", "NVMLError", "no_such_name", 7, None])
+def test_a_recording_names_no_function_of_the_library_as_a_struct(
+    tmp_path: Path, name: object
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=1)
+    changed = rewritten(file, lambda line: line.update(result={"struct": name, "fields": {}}))
+    with pytest.raises(UserError, match=r"line 2: .* is no struct"):
+        read_tape(changed)
+
+
+@pytest.mark.parametrize("tick_seconds", [0, -1, 1e300])
+def test_a_recording_whose_ticks_have_no_length_is_refused(
+    tmp_path: Path, tick_seconds: float
+) -> None:
+    file = tmp_path / "recording.jsonl"
+    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=tick_seconds)
+
+    with pytest.raises(UserError, match=r"line 1: .*tick_seconds"):
+        read_tape(file)
+
+
+def test_a_struct_is_filled_in_its_own_fields_alone() -> None:
+    struct = pynvml.c_nvmlMemory_t()
+    fill(struct, {"total": 7, "__class__": {"fields": {"total": 8}}}, Handles(), keep)
+    assert struct.total == 7
+    assert not isinstance(type(struct).__dict__["total"], int)
+
+
+def test_a_union_takes_its_bits_and_no_more() -> None:
+    value = pynvml.c_nvmlFieldValue_t()
+    fill(value, {"value": {"bits": 2**64 - 1}}, Handles(), keep)
+    assert value.value.ullVal == 2**64 - 1
+    with pytest.raises(OverflowError):
+        fill(value, {"value": {"bits": 2**64}}, Handles(), keep)
+
+
+def keep(_name: str, value: int) -> int:
+    return value

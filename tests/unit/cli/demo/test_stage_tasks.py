@@ -1,0 +1,95 @@
+"""The tasks of a run: watched, told of where they failed, ended without a word left for asyncio."""
+
+import asyncio
+import gc
+
+import pytest
+
+from cli.demo.stage_tasks import Stages
+from gpuledger.errors import BusError, BusUnavailableError
+
+
+async def fails(error: Exception, *, once: asyncio.Event) -> None:
+    """Fail when told to."""
+    await once.wait()
+    raise error
+
+
+async def lasts() -> None:
+    """Go on until cancelled."""
+    await asyncio.Event().wait()
+
+
+async def test_a_stage_that_fails_ends_the_wait_with_its_error() -> None:
+    stages, now = Stages(), asyncio.Event()
+    now.set()
+    stages.start("store", fails(RuntimeError("no room"), once=now))
+    with pytest.raises(RuntimeError, match="no room"):
+        await stages.wait(asyncio.Event())
+
+
+async def test_a_stage_that_fails_after_the_run_was_told_to_stop_is_told_of() -> None:
+    stages, stop, draining = Stages(), asyncio.Event(), asyncio.Event()
+    stages.start("store", fails(RuntimeError("no room"), once=draining))
+    stages.start("join", lasts())
+    stages.start_agent("the agent", lasts())
+    stop.set()
+    await stages.wait(stop)
+    draining.set()
+    await asyncio.sleep(0)
+    await stages.end()
+    assert stages.failures() == ["store has failed: RuntimeError('no room')"]
+
+
+async def test_what_is_said_of_the_brokers_is_not_said_again_of_each_stage() -> None:
+    """The join's errors come as a group."""
+    now = asyncio.Event()
+    now.set()
+    group = ExceptionGroup("both", [BusUnavailableError("brokers away"), ValueError("a defect")])
+    stages = Stages()
+    stages.start("join", fails(group, once=now))
+    await asyncio.sleep(0)
+    await stages.end()
+    assert stages.failures() == [
+        "join has failed: brokers away",
+        "join has failed: ValueError('a defect')",
+    ]
+    assert stages.failures(known=BusError) == ["join has failed: ValueError('a defect')"]
+
+
+async def test_a_stage_that_goes_on_is_told_of() -> None:
+    stages = Stages()
+    stages.start("store", lasts())
+    assert stages.failures() == ["store has not ended within 8 s"]
+    assert stages.failures(known=BusError) == []
+    await stages.end()
+    assert stages.failures() == []
+
+
+async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(context["message"])
+    )
+    stages, now = Stages(), asyncio.Event()
+    now.set()
+    stages.start_agent("the agent", lasts())
+    stages.start("store", fails(ValueError("a stage failed"), once=now))
+    await asyncio.sleep(0)
+
+    await stages.end_agents()
+    await stages.end()
+
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    del stages
+    gc.collect()
+    assert told == []
+
+
+async def test_waiting_that_is_cancelled_leaves_no_task_behind() -> None:
+    stages = Stages()
+    waiting = asyncio.create_task(stages.wait(asyncio.Event()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,108 @@
+"""The sums of a run."""
+
+from dataclasses import replace
+
+import pytest
+
+from cli.demo.totals import Tally
+from gpuledger.records import Account, GpuBooks, GpuReading, Settlement
+from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
+
+
+def tally_of(*events: object) -> Tally:
+    """Return the tally of some events."""
+    tally = Tally()
+    for each in events:
+        tally.add(each)  # type: ignore[arg-type]  # only events are given
+    return tally
+
+
+def test_what_is_booked_on_a_pod_adds_up() -> None:
+    """Over ticks, for each quantity."""
+    total = tally_of(event(second=1), event(second=2)).pods["uid-1"]
+    assert total.gpu_seconds == pytest.approx(0.5)
+    assert total.memory_byte_seconds == pytest.approx(40 * GIB)
+    assert total.joules == pytest.approx(100.0)
+
+
+def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
+    settled = Settlement(
+        gpu=0,
+        pid=7,
+        started_boottime_ns=0,
+        from_seq=1,
+        from_time_ns=0,
+        until_seq=1,
+        until_time_ns=SECOND_NS,
+        entries=[entry(Account.POD, 0.125), entry(Account.UNATTRIBUTED, -0.125)],
+    )
+    total = tally_of(replace(event(second=1), settlements=[settled])).pods["uid-1"]
+    assert total.gpu_seconds == pytest.approx(0.375)
+
+
+def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
+    """What was booked before the name came stays with it."""
+    total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["uid-1"]
+    assert (total.namespace, total.pod, total.owner) == ("research", "train-0", "Job/train")
+    assert total.gpu_seconds == pytest.approx(0.5)
+
+
+def test_other_accounts_are_nobodys_pod() -> None:
+    """Host, unattributed and idle are counted as entries only."""
+    accounts = [Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
+    tally = tally_of(event(entries=[entry(account, 0.1) for account in accounts]))
+    assert tally.pods == {}
+    assert tally.without_pod_gpu_seconds == pytest.approx(0.2)
+    assert tally.entries == len(accounts)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stretches"),
+    [
+        ([1, 2, 3], [(0, 3)]),
+        ([1, 2.005], [(0, 2.005)]),
+        ([1, 5], [(0, 1), (4, 5)]),
+    ],
+)
+def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
+    seconds: list[float], stretches: list[tuple[float, float]]
+) -> None:
+    """The truth is asked for what was covered, and for nothing else."""
+    tally = tally_of(*(event(second=second) for second in seconds))
+    covered = [(start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["node-a"]]
+    assert covered == stretches
+
+
+def test_a_gpu_balances_with_its_instances() -> None:
+    """What no instance has stands on the GPU's own row, and the board's energy."""
+    one = event()
+    board = GpuReading(uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_joules=200.0)
+    part = GpuReading(uuid="MIG-1", index=0, parent_uuid="GPU-a", memory_total_bytes=20 * GIB)
+    left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
+    own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]
+    rows = [
+        GpuBooks(reading=board, entries=[replace(left, busy_seconds=None)]),
+        GpuBooks(reading=part, entries=own),
+    ]
+    assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
+    assert tally_of(replace(one, gpus=rows[:1])).conservation_error_max_ratio == 0.25
+
+
+def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
+    """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
+    idle = [entry(Account.IDLE, 0.375, gib=30, joules=75.0, allocation=one) for one in (0, None)]
+    booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
+    tally = tally_of(event(entries=booked, allocations=[HELD]))
+    assert tally.unused_gpu_seconds == {("research", "notebook-0"): 0.375}
+    assert tally.conservation_error_max_ratio == 0.0
+    assert [total.gpu_seconds for total in tally.pods.values()] == [0.25]
+
+
+def test_books_that_do_not_balance_show() -> None:
+    """A quarter of a GPU's second is missing here."""
+    entries = [
+        entry(Account.POD, 0.25, gib=20, joules=50.0),
+        entry(Account.IDLE, 0.5, gib=60, joules=150.0),
+    ]
+    assert tally_of(event()).conservation_error_max_ratio == 0.0
+    assert tally_of(event(entries=entries)).conservation_error_max_ratio == pytest.approx(0.25)

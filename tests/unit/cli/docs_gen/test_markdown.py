@@ -1,0 +1,35 @@
+"""Tables whose rows hold together, and text that is put between marks."""
+
+import pytest
+
+from cli.docs_gen.markdown import code, put_between_marks, table
+from gpuledger.errors import UserError
+
+PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"
+
+
+def test_a_table_has_a_line_a_row_under_its_columns() -> None:
+    assert list(table(("name", "labels"), [(code("a"), code("b", "c"))])) == [
+        "| name | labels |",
+        "| --- | --- |",
+        "| `a` | `b` `c` |",
+    ]
+
+
+@pytest.mark.parametrize("cell", ["one | two", "one\ntwo"])
+def test_a_cell_that_would_break_its_row_is_named_by_row_and_column(cell: str) -> None:
+    with pytest.raises(UserError, match=r"^`a`, meaning: 'one"):
+        list(table(("name", "meaning"), [("`b`", "well"), ("`a`", cell)]))
+
+
+def test_only_what_stands_between_the_marks_is_replaced() -> None:
+    made = put_between_marks(PAGE, "it", ["new", "lines"])
+
+    assert made == "# A\n\n<!-- it: begin -->\n\nnew\nlines\n\n<!-- it: end -->\n\nrest\n"
+    assert put_between_marks(made, "it", ["new", "lines"]) == made
+
+
+@pytest.mark.parametrize("mark", ["<!-- it: begin -->", "<!-- it: end -->"])
+def test_a_mark_that_is_missing_is_named(mark: str) -> None:
+    with pytest.raises(UserError, match=mark):
+        put_between_marks(PAGE.replace(mark, ""), "it", ["new"])

@@ -1,0 +1,219 @@
+"""Who a pod is, by the version of it that was in force at the tick's time."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from enricher.join.pods.describe import DescriptionCache
+from enricher.join.pods.pods import MAX_FORMER_CONTAINERS, MAX_PAST_VERSIONS, PodCache
+from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
+from tests.unit.enricher.join.given import T_NS, Given
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
+
+HASH = "a" * 32
+FIRST = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
+BY_ID = [ContainerRef(container_id=CONTAINER_IDS[0])]
+BY_HASH = [ContainerRef(pod_uid=HASH)]
+
+
+@pytest.fixture
+def given() -> Given:
+    """Return a stage that has read nothing."""
+    return Given()
+
+
+def described(given: Given, containers: list[ContainerRef], at_seconds: float) -> PodDescription:
+    """Return who the one pod of a tick is that ends so long after `T_NS`."""
+    time_ns = T_NS + round(at_seconds * SECOND_NS)
+    event = given.take(containers=containers, processes=[process(container=0)], time_ns=time_ns)
+    (pod,) = event.pods
+    return pod
+
+
+def labelled(value: str) -> PodRecord:
+    """Return the first pod with a label."""
+    return pod(labels={"team": value})
+
+
+VERSIONS = [("first", 0), ("second", 10), ("third", 20)]
+IN_FORCE = [(-5, "first"), (5, "first"), (10, "second"), (19, "second"), (20, "third")]
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+@pytest.mark.parametrize(("at_seconds", "value"), IN_FORCE)
+def test_a_tick_is_described_by_the_version_of_its_time(
+    given: Given, at_seconds: int, value: str, again: int
+) -> None:
+    """Whether it comes in time or late, and however often the topic was read."""
+    for _ in range(again + 1):
+        for label, seen_seconds in VERSIONS:
+            seen_ns = T_NS + seen_seconds * SECOND_NS
+            given.read_pod(labelled(label), seen_time_ns=seen_ns)
+    assert described(given, FIRST, at_seconds).labels == {"team": value}
+
+
+def test_a_late_tick_between_others_is_described_by_its_own_time(given: Given) -> None:
+    """What is remembered of a node holds for the time that it was said of."""
+    for label, seen_seconds in VERSIONS:
+        given.read_pod(labelled(label), seen_time_ns=T_NS + seen_seconds * SECOND_NS)
+    labels = [described(given, FIRST, at).labels for at in (30, 12, 31, 3, 32)]
+    assert [each and each["team"] for each in labels] == [
+        "third",
+        "second",
+        "third",
+        "first",
+        "third",
+    ]
+
+
+def test_a_process_that_outlives_its_pods_deletion_stays_on_that_pod(given: Given) -> None:
+    """The description says since when the pod is gone; ticks before that do not know it."""
+    given.read_pod(pod())
+    given.read_pod(pod(deleted_time_ns=T_NS + 10 * SECOND_NS))
+    after, before = described(given, FIRST, 12), described(given, FIRST, 8)
+    assert (after.uid, after.name) == (before.uid, before.name) == (UIDS[0], "train-0")
+    assert after.deleted_time_ns == T_NS + 10 * SECOND_NS
+    assert before.deleted_time_ns is None
+
+
+def restarted(number: int) -> PodRecord:
+    """Return the first pod after that many restarts, as a status that forgets what was before."""
+    return pod(
+        containers=[PodContainer(name="main", container_id=f"{number:064}", restarts=number)]
+    )
+
+
+def test_a_late_tick_of_a_container_that_started_again_finds_its_pod(given: Given) -> None:
+    """By the id alone, with the container's name; whether an earlier record named it or this."""
+    given.read_pod(pod())
+    given.read_pod(restarted(1))
+    found = described(given, BY_ID, 0)
+    assert (found.uid, found.state) == (UIDS[0], PodState.KNOWN)
+    assert found.container_names == {CONTAINER_IDS[0]: "main"}
+    again = PodContainer(
+        name="main", container_id="e" * 64, previous_container_id="f" * 64, restarts=2
+    )
+    given.read_pod(pod(containers=[again]))
+    assert described(given, [ContainerRef(container_id="f" * 64)], 0).name == "train-0"
+
+
+def test_of_a_container_that_starts_again_and_again_only_the_last_ids_are_kept() -> None:
+    """Memory is bounded also for a pod that crashes for ever."""
+    cache = PodCache()
+    for number in range(300):
+        cache.put(restarted(number), partition=0)
+    kept = [number for number in range(300) if cache.find(None, f"{number:064}", node="node-a")]
+    assert kept == list(range(299 - MAX_FORMER_CONTAINERS, 300))
+
+
+def test_of_a_pod_that_changes_and_changes_only_the_last_versions_are_kept() -> None:
+    """Before them, the oldest one that is kept describes it."""
+    cache = PodCache()
+    for number in range(100):
+        cache.put(labelled(str(number)), partition=0, seen_time_ns=number)
+    found = cache.find(UIDS[0], None, node="node-a")
+    assert found is not None
+    assert len(found.past) == MAX_PAST_VERSIONS
+    assert found.at(0).labels == {"team": str(99 - MAX_PAST_VERSIONS)}
+
+
+def test_a_version_that_says_the_same_of_a_pod_costs_no_memory() -> None:
+    """Most changes of a pod are of its status."""
+    cache = PodCache()
+    for phase in ("Pending", "Running", "Succeeded"):
+        cache.put(pod(phase=phase), partition=0, seen_time_ns=1)
+    found = cache.find(UIDS[0], None, node="node-a")
+    assert found is not None
+    assert found.past == ()
+    assert found.record.phase == "Succeeded"
+
+
+OLD = pod(0, config_hash=HASH, created_time_ns=5)
+GONE = pod(0, config_hash=HASH, created_time_ns=5, deleted_time_ns=8, resource_version="8")
+NEW = pod(1, config_hash=HASH, created_time_ns=9)
+NEW_GONE = pod(1, config_hash=HASH, created_time_ns=9, deleted_time_ns=11, resource_version="8")
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ([GONE, NEW], NEW),
+        ([NEW, GONE], NEW),
+        ([OLD, NEW, GONE], NEW),
+        ([OLD, NEW, GONE, OLD], NEW),
+        ([GONE, NEW_GONE], NEW),
+        ([NEW_GONE, GONE], NEW),
+    ],
+)
+def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_gone(
+    given: Given, order: Sequence[PodRecord], expected: PodRecord
+) -> None:
+    """Its cgroup keeps the hash when its object in the API server is made anew."""
+    for each in order:
+        given.read_pod(each)
+    assert described(given, BY_HASH, 0).uid == expected.uid
+
+
+@pytest.mark.parametrize("order", [[OLD, NEW], [NEW, OLD], [OLD, NEW, OLD], [NEW, OLD, NEW]])
+def test_no_younger_pod_takes_the_name_of_one_that_lives(
+    given: Given, order: Sequence[PodRecord]
+) -> None:
+    """In whatever order their records come: who makes a pod later gets nobody's use by it."""
+    for each in order:
+        given.read_pod(each)
+    assert described(given, BY_HASH, 0).uid == OLD.uid
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_name_that_two_pods_claim_is_the_others_when_one_is_forgotten(
+    given: Given, gone: int
+) -> None:
+    """And with the last of them it is nobody's."""
+    for each in (OLD, NEW):
+        given.read_pod(each)
+    given.stage.pods.remove(UIDS[gone], partition=3)
+    assert described(given, BY_HASH, 0).uid == UIDS[1 - gone]
+    given.stage.pods.remove(UIDS[1 - gone], partition=3)
+    assert described(given, BY_HASH, 0).state is PodState.PENDING
+
+
+def test_nodes_that_share_a_static_pods_hash_have_each_their_own(given: Given) -> None:
+    """As where all take their manifests from one address."""
+    given.read_pod(pod(0, config_hash=HASH))
+    given.read_pod(pod(1, config_hash=HASH, node="node-b"))
+    for node, uid in (("node-a", UIDS[0]), ("node-b", UIDS[1])):
+        (found,) = given.take(node=node, containers=BY_HASH).pods
+        assert found.uid == uid
+
+
+def test_pods_of_the_same_name_are_told_apart_by_their_uid(given: Given) -> None:
+    """As those of a StatefulSet, one after the other."""
+    given.read_pod(pod(0, name="db-0", owner_name="old"))
+    given.read_pod(pod(1, name="db-0", owner_name="new"))
+    assert described(given, FIRST, 0).owner_name == "old"
+
+
+def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> None:
+    """A node's descriptions depend on its own pods alone."""
+    cache = PodCache()
+    cache.put(pod(0), partition=0)
+    before = cache.version_of("node-a")
+    cache.put(pod(1, node="node-b"), partition=0)
+    cache.remove(UIDS[1], partition=0)
+    assert cache.version_of("node-a") == before
+    cache.put(pod(0), partition=0)
+    assert cache.version_of("node-a") != before
+
+
+def test_what_is_remembered_is_bounded_by_bytes_and_of_nodes_that_are_there_it_stays() -> None:
+    """Names of nodes that are made up come once each."""
+    cache = DescriptionCache(PodCache(), max_bytes=200_000)
+    honest = sample(processes=[process(container=0)])
+    said = cache.describe(honest)
+
+    for number in range(500):
+        made_up = [ContainerRef(pod_uid="u" * 250, container_id=f"{each}") for each in range(50)]
+        cache.describe(sample(node=f"made-up-{number}", containers=made_up))
+        assert cache.describe(honest) is said
+
+    assert len(cache) < 10

@@ -1,0 +1,297 @@
+"""How ticks stand in time: gaps, lateness, and clocks that disagree."""
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from enricher.join.progress.passage import partition_watermark
+from enricher.join.progress.recent import WindowedMin
+from gpuledger.topics import PODS
+from tests.unit.enricher.join.given import T_NS, Given, value_of
+from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
+
+HOUR_NS = 3600 * SECOND_NS
+DAY_NS = 24 * HOUR_NS
+
+
+@pytest.fixture
+def given() -> Given:
+    """Return a stage that has read nothing."""
+    return Given()
+
+
+GAPS = [
+    ("the ticks meet", {"seq": 2000}, None),
+    ("the clocks are read one after the other", {"seq": 2040}, None),
+    ("one tick is missing", {"seq": 3000}, 1.0),
+    ("the clock was set forward meanwhile", {"seq": 2000, "time_ns": T_NS + 9 * SECOND_NS}, None),
+    ("the clock was set back meanwhile", {"seq": 3000, "time_ns": T_NS - SECOND_NS}, 1.0),
+    ("the node was down", {"boot_id": "b", "seq": 5, "time_ns": T_NS + 90 * SECOND_NS}, 89.0),
+    ("the node was down, its clock is behind", {"boot_id": "b", "seq": 5, "time_ns": T_NS}, None),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "seconds"), GAPS)
+def test_time_that_no_tick_covers_stands_in_the_next_event(
+    given: Given, case: str, changes: dict[str, object], seconds: float | None
+) -> None:
+    """It is said, not filled: a tick of one second is booked as one second."""
+    assert given.take(seq=1000, time_ns=T_NS).uncovered_seconds is None
+    event = given.take(**changes)
+    assert event.uncovered_seconds == seconds, case
+    assert event.interval_ns == SECOND_NS
+
+
+def test_a_gap_shows_across_workers(given: Given) -> None:
+    """The mark that the one before left is where the gap begins."""
+    given.take(seq=1000)
+    heir = Given()
+    heir.stage.restore_progress(
+        [record(one.value, topic="marks") for one in given.stage.drain_progress(3)]
+    )
+    assert heir.take(seq=4000).uncovered_seconds == 2.0
+
+
+def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
+    """Whose time it is nobody knows."""
+    given.take(seq=1000)
+    assert given.stage.take_samples([record(sample(seq=2000, interval_ns=0), offset=9)]) == []
+    assert given.take(seq=3000).uncovered_seconds == 1.0
+
+
+def test_gaps_are_counted_with_their_time(given: Given) -> None:
+    """How often, and how much."""
+    before = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    for seq in (1000, 2000, 4500, 7000):
+        given.take(seq=seq)
+    after = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "uncovered_seconds")]
+    assert [after[0] - before[0], after[1] - before[1]] == [2, 3.0]
+
+
+def clock_steps() -> list[float]:
+    name = "gpuledger_join_clock_steps_total"
+    ways = ("ahead", "back")
+    return [REGISTRY.get_sample_value(name, {"direction": way}) or 0.0 for way in ways]
+
+
+DAYS = 20
+STEPS = [
+    ("nothing", {"seq": 2000, "time_ns": T_NS + SECOND_NS}, None),
+    ("four minutes ahead", {"seq": 2000, "time_ns": T_NS + 241 * SECOND_NS}, ("ahead", 240)),
+    ("an hour back", {"seq": 2000, "time_ns": T_NS + SECOND_NS - HOUR_NS}, ("back", -3600)),
+    ("half a second of NTP", {"seq": 2000, "time_ns": T_NS + 3 * SECOND_NS // 2}, None),
+    (
+        "drift while the agent was away",
+        {"seq": 1000 + DAYS * 86_400_000, "time_ns": T_NS + DAYS * DAY_NS + 60 * SECOND_NS},
+        None,
+    ),
+    ("a reboot", {"boot_id": "b", "seq": 5000, "time_ns": T_NS + 90 * SECOND_NS}, None),
+    ("a reboot into 1970", {"boot_id": "b", "seq": 5000, "time_ns": 5 * SECOND_NS}, ("back", None)),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "step"), STEPS)
+def test_a_clock_that_was_set_is_counted_and_said(
+    given: Given, case: str, changes: dict[str, object], step: tuple[str, float | None] | None
+) -> None:
+    """What it stamps from then on is of another timeline; the books follow `seq`."""
+    given.take(seq=1000, time_ns=T_NS)
+    before = clock_steps()
+    given.wait(30 * 86_400)
+    with capture_logs() as logs:
+        given.take(**changes)
+    after = clock_steps()
+    told = [line for line in logs if line["event"] == "node_clock_set"]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [
+        step is not None and step[0] == way for way in ("ahead", "back")
+    ], case
+    assert [line["node"] for line in told] == (["node-a"] if step else [])
+    if step and step[1]:
+        assert told[0]["by_seconds"] == step[1]
+
+
+def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick(
+    given: Given,
+) -> None:
+    """Though no tick may follow that would tell of it later."""
+    with capture_logs() as logs:
+        for seq in range(1000, 10_000, 1000):
+            ahead_ns = 600 * SECOND_NS if seq // 1000 % 2 else 0
+            for node in ("node-a", "node-b"):
+                given.take(node=node, seq=seq, time_ns=T_NS + seq * 10**6 + ahead_ns)
+
+    told = [line for line in logs if line["event"] == "node_clock_set"]
+    assert [(line["node"], line["by_seconds"], line["count"]) for line in told] == [
+        ("node-a", -600, 1),
+        ("node-b", -600, 1),
+        ("node-a", 600, 1),
+        ("node-b", 600, 1),
+    ]
+
+
+DAY_MS = DAY_NS // 10**6
+TWO_DAYS = 2 * 86_400.0
+# What `seq` is, how long after the first tick it is read, and how much later its record is stamped.
+AHEAD: list[tuple[str, dict[str, object], tuple[int, int], float | None]] = [
+    ("the next tick", {"seq": 2000}, (1000, 1000), None),
+    ("the agent was away for twenty days", {"seq": 20 * DAY_MS}, (20 * DAY_MS, 20 * DAY_MS), None),
+    ("away, and the clock set back for years", {"seq": 20 * DAY_MS}, (20 * DAY_MS, -999_999), None),
+    ("a backlog of twenty days read at once", {"seq": 20 * DAY_MS}, (0, 20 * DAY_MS), None),
+    ("a day ahead", {"seq": 1000 + DAY_MS}, (0, 0), None),
+    ("more than a day ahead", {"seq": 2000 + DAY_MS}, (0, 0), 86_401.0),
+    ("two days ahead", {"seq": 1000 + 2 * DAY_MS}, (0, 0), TWO_DAYS),
+    ("more than two days ahead", {"seq": 2000 + 2 * DAY_MS}, (0, 0), TWO_DAYS + 1),
+    ("three days, stamped a day ahead", {"seq": 1000 + 3 * DAY_MS}, (0, DAY_MS), TWO_DAYS),
+    ("ten years", {"seq": 3660 * DAY_MS, "time_ns": 2**62}, (0, DAY_MS), 316_137_599.0),
+    ("another boot", {"boot_id": "b", "seq": 3660 * DAY_MS}, (0, 0), None),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "times_ms", "ahead_seconds"), AHEAD)
+async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
+    given: Given,
+    case: str,
+    changes: dict[str, object],
+    times_ms: tuple[int, int],
+    ahead_seconds: float | None,
+) -> None:
+    """A refused tick moves no mark: what comes behind it is booked."""
+    given.take(seq=1000, time_ns=T_NS)
+    before = value_of("gpuledger_join_seq_ahead_total")
+    read_ms, stamped_ms = times_ms
+    given.wait(read_ms / 1000)
+    tick = record(sample(**changes), offset=2)
+    with capture_logs() as logs:
+        stamped = tick._replace(timestamp_ms=T_NS // 10**6 + stamped_ms)
+        events = given.stage.take_samples([stamped])
+    told = [line["by_seconds"] for line in logs if line["event"] == "node_seq_leapt"]
+    assert told == ([] if ahead_seconds is None else [ahead_seconds]), case
+    assert value_of("gpuledger_join_seq_ahead_total") - before == len(told)
+    is_refused = (ahead_seconds or 0.0) > TWO_DAYS
+    assert len(events) == (0 if is_refused else 1), case
+    letters = await given.letters()
+    assert [(letter.reason, "node-a" in letter.detail) for letter in letters] == (
+        [("seq_ahead", True)] * is_refused
+    )
+    if is_refused:
+        assert given.take(seq=2000).seq == 2000
+
+
+async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
+    """Nor where another boot came between, nor by what the next worker reads of it."""
+    given.take(boot_id="one", seq=1000)
+    given.take(boot_id="two", seq=1000)
+    marks = given.stage.drain_progress(3)
+    given.read_marks(marks)
+    assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
+    given.stage.forget(3)
+    given.read_marks(marks)
+    assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
+    assert given.offer(boot_id="two", seq=5 * DAY_MS) == []
+    assert given.take(boot_id="one", seq=2000).seq == 2000
+    assert [letter.reason for letter in await given.letters()] == ["seq_ahead"] * 3
+
+
+def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:
+    """The node's own word is passed on."""
+    assert given.take(late=True).late is True
+    assert given.take(seq=2000).late is None
+
+
+LATE = [(0, None), (29, None), (31, True), (3000, True), (-3000, None)]
+
+
+@pytest.mark.parametrize(("behind_seconds", "late"), LATE)
+def test_a_tick_far_behind_the_others_of_its_partition_is_late(
+    given: Given, behind_seconds: int, late: object
+) -> None:
+    """As one that lay on its node's disk while Kafka could not be reached from there."""
+    given.take(node="node-a")
+    behind = T_NS - behind_seconds * SECOND_NS
+    assert given.take(node="node-b", time_ns=behind).late is late
+    assert given.take(node="node-b", time_ns=behind).late is late
+
+
+def test_a_clock_that_runs_ahead_makes_nobody_late(given: Given) -> None:
+    """Nothing is newer than now; the others stay what they are."""
+    given.take(node="ahead", time_ns=T_NS + DAY_NS)
+    assert given.take(node="node-b").late is None
+    assert given.take(node="node-c").late is None
+
+
+def test_some_clocks_ahead_make_nobody_late_in_a_backlog() -> None:
+    """There, they are before now like all others; one node in ten may run ahead."""
+    newest = [T_NS] * 18 + [T_NS + HOUR_NS // 2] * 2
+    assert partition_watermark(newest, now_ns=T_NS + HOUR_NS) == T_NS
+
+
+def test_a_node_that_is_gone_holds_nothing_back() -> None:
+    """Of many that are silent for more than an hour none counts."""
+    assert partition_watermark([T_NS - 2 * HOUR_NS] * 99 + [T_NS], now_ns=T_NS) == T_NS
+
+
+def test_most_of_a_partition_can_be_late() -> None:
+    """Those that were cut off for ten minutes are measured by those that were not."""
+    newest = [T_NS - 600 * SECOND_NS] * 80 + [T_NS] * 20
+    assert partition_watermark(newest, now_ns=T_NS) == T_NS
+
+
+def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> None:
+    """Its mark is taken back from the topic too; one that still speaks keeps its own."""
+    given.take(node="gone")
+    given.take(node="stays")
+    given.stage.drain_progress(3)
+    given.now_ns += DAY_NS + SECOND_NS
+    for _ in range(3):
+        given.take(node="stays", time_ns=T_NS + DAY_NS)
+    left = {message.key: message.value for message in given.stage.drain_progress(3)}
+    assert left[b"gone"] is None
+    assert left[b"stays"] is not None
+
+
+def test_a_node_whose_clock_is_years_behind_keeps_its_mark(given: Given) -> None:
+    """How long a node was silent is told by the worker's clock."""
+    for number in range(1, 4):
+        given.take(node="old", seq=1000 * number, time_ns=SECOND_NS)
+    assert given.stage.take_samples([record(sample(node="old", seq=3000), offset=99)]) == []
+
+
+def test_a_tick_from_the_future_shows_a_clock_that_is_ahead(given: Given) -> None:
+    """The least age is below zero by at least that; it is forgotten after ten minutes."""
+    given.take(seq=1000, time_ns=T_NS + 5 * SECOND_NS)
+    assert value_of("gpuledger_join_min_tick_age_seconds") == -5.0
+    for minutes in (6, 12):
+        given.now_ns = T_NS + minutes * 60 * SECOND_NS
+        given.take(seq=minutes * 60_000, time_ns=given.now_ns - SECOND_NS)
+    assert value_of("gpuledger_join_min_tick_age_seconds") == 1.0
+
+
+STARTED = [(0, None, 0.0), (-4, None, 4.0), (-4, "a" * 32, 0.0)]
+
+
+@pytest.mark.parametrize(("lead_seconds", "config_hash", "shown"), STARTED)
+def test_a_pod_that_ran_before_it_was_made_shows_a_node_behind_the_api_server(
+    given: Given, lead_seconds: int, config_hash: str | None, shown: float
+) -> None:
+    """A static pod does run before the API server knows of it."""
+    given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
+    given.now_ns += HOUR_NS
+    given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
+    started_ns = pod().created_time_ns + lead_seconds * SECOND_NS
+    odd = pod(1, started_time_ns=started_ns, config_hash=config_hash)
+    given.stage.take_pods([record(odd, topic=PODS.name)])
+    assert value_of("gpuledger_join_node_behind_api_server_seconds") == shown
+
+
+def test_the_least_of_two_windows_is_kept_and_no_more() -> None:
+    """A clock that is set back begins a window anew instead of stopping it."""
+    least = WindowedMin()
+    least.add(1, now_ns=T_NS)
+    least.add(2, now_ns=T_NS + 301 * SECOND_NS)
+    assert least.least == 1
+    least.add(3, now_ns=T_NS + 602 * SECOND_NS)
+    assert least.least == 2
+    least.add(9, now_ns=T_NS - DAY_NS)
+    least.add(8, now_ns=T_NS - DAY_NS + 301 * SECOND_NS)
+    least.add(8, now_ns=T_NS - DAY_NS + 602 * SECOND_NS)
+    assert least.least == 8

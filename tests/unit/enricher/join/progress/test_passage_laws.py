@@ -1,0 +1,107 @@
+"""For any loss, repetition and handing over: each tick once, and all time accounted for."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given as for_any
+from hypothesis import strategies as st
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.records import GpuEvent, NodeSample
+from gpuledger.topics import EVENTS, PROGRESS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.given import T_NS
+from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, record, sample
+
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+PARTITION = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one tick, and of the worker behind it."""
+
+    is_lost: bool
+    copies: int
+    hands_over: bool
+    reads_again: int
+    """How many records come again: to the next worker, or sent by the agent a second time."""
+    reboots: bool
+    """Whether the node boots before it."""
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        is_lost=st.booleans(),
+        copies=st.integers(1, 3),
+        hands_over=st.booleans(),
+        reads_again=st.integers(0, 5),
+        reboots=st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+def worker(marks: list[Record]) -> JoinStage:
+    """Return a worker that begins where these marks end."""
+    office = DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
+    stage = JoinStage(office=office, is_placed=anywhere, time_ns=lambda: T_NS)
+    stage.restore_progress(marks)
+    return stage
+
+
+def ticks_of(steps: list[Step], *, clock_runs: int = 1) -> list[NodeSample]:
+    """Return the node's ticks of one second; at each boot they are numbered anew."""
+    made, boot = [], 0
+    for number, step in enumerate(steps, start=1):
+        boot = number if step.reboots else boot
+        seq = (number - boot + 1) * 1000
+        time_ns = T_NS + clock_runs * number * SECOND_NS
+        made.append(sample(boot_id=f"boot-{boot}", seq=seq, time_ns=time_ns))
+    return made
+
+
+def live_through(steps: list[Step], ticks: list[NodeSample]) -> list[GpuEvent]:
+    """Return the events that all workers together wrote of the ticks."""
+    log: list[Record] = []
+    marks: list[Record] = []
+    events: list[GpuEvent] = []
+    stage = worker(marks)
+    for tick, step in zip(ticks, steps, strict=True):
+        if not step.is_lost:
+            log += [record(tick, offset=len(log) + copy) for copy in range(step.copies)]
+            events += _book(stage, log[-step.copies :])
+        if step.hands_over:
+            told = stage.drain_progress(PARTITION)
+            marks += [record(one.value, topic=PROGRESS.name) for one in told]
+            stage = worker(marks)
+        events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
+    return events
+
+
+def _book(stage: JoinStage, records: list[Record]) -> list[GpuEvent]:
+    return [EVENT.decode(message.value) for message in stage.take_samples(records)]
+
+
+@for_any(STEPS, st.sampled_from([1, -1]))
+def test_each_tick_is_booked_once_in_its_order(steps: list[Step], clock_runs: int) -> None:
+    """However often it comes, to whomever, of whichever boot, and whatever the clock does."""
+    ticks = ticks_of(steps, clock_runs=clock_runs)
+    arrived = [tick for tick, step in zip(ticks, steps, strict=True) if not step.is_lost]
+    booked = live_through(steps, ticks)
+    assert [(one.boot_id, one.seq) for one in booked] == [(one.boot_id, one.seq) for one in arrived]
+
+
+@for_any(STEPS)
+def test_what_is_covered_and_what_is_not_make_up_the_time(steps: list[Step]) -> None:
+    """From the begin of the first tick to the end of the last."""
+    events = live_through(steps, ticks_of(steps))
+    if events:
+        covered = sum(event.interval_ns for event in events) / 1e9
+        uncovered = sum(event.uncovered_seconds or 0.0 for event in events)
+        lived = (events[-1].time_ns - events[0].time_ns + events[0].interval_ns) / 1e9
+        assert covered + uncovered == pytest.approx(lived)

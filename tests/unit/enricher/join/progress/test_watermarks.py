@@ -1,0 +1,208 @@
+"""How far a node is booked: told by one worker, known to the next."""
+
+from itertools import product
+
+import pytest
+
+from enricher.join.progress.watermarks import MAX_NODES, NodeMarks
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.records import BootProgress, GpuEvent, NodeProgress, NodeSample
+from gpuledger.topics import EVENTS, PROGRESS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record, sample
+
+PARTITION = 3
+NOW_NS = 1_795_000_000 * SECOND_NS
+USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
+MARK = Decoder(topic=PROGRESS.name, record=NodeProgress)
+EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+
+
+@pytest.fixture
+def office() -> DeadLetterQueue:
+    """Return an office whose letters can be counted."""
+    return DeadLetterQueue(consumer="test", producer=KeepingProducer(), partitions=1)
+
+
+@pytest.fixture
+def stage(office: DeadLetterQueue) -> JoinStage:
+    """Return a worker's stage."""
+    return JoinStage(office=office, is_placed=anywhere, time_ns=lambda: NOW_NS)
+
+
+def written(messages: list[Message]) -> list[Record]:
+    """Return marks as the next worker reads them."""
+    return [
+        record(each.value, topic=PROGRESS.name, offset=place, key=(each.key or b"").decode())
+        for place, each in enumerate(messages)
+    ]
+
+
+def test_the_next_worker_books_nothing_that_the_one_before_booked(
+    stage: JoinStage, office: DeadLetterQueue
+) -> None:
+    """The marks are all that it needs; what came after them is booked."""
+    stage.take_samples([record(USED, offset=4)])
+    heir = JoinStage(office=office, is_placed=anywhere)
+    heir.restore_progress(written(stage.drain_progress(PARTITION)))
+    assert heir.take_samples([record(USED, offset=4)]) == []
+    assert len(heir.take_samples([record(sample(seq=2000), offset=5)])) == 1
+
+
+def test_a_mark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
+    """One mark a node, the newest, keyed by it."""
+    stage.take_samples([record(USED, offset=4), record(sample(seq=2000), offset=5)])
+    (message,) = stage.drain_progress(PARTITION)
+    assert message.key == b"node-a"
+    assert MARK.decode(message.value) == NodeProgress(
+        node="node-a",
+        boot_id="boot",
+        seq=2000,
+        time_ns=USED.time_ns,
+        offset=5,
+        begun_time_ns=USED.time_ns - SECOND_NS,
+        first_booked_time_ns=NOW_NS,
+    )
+
+
+def test_a_mark_is_given_once_and_only_where_something_was_booked(stage: JoinStage) -> None:
+    """Neither a mark that was read, nor a duplicate, nor another partition has anything to tell."""
+    stage.take_samples([record(USED)])
+    assert stage.drain_progress(PARTITION + 1) == []
+    marks = stage.drain_progress(PARTITION)
+    stage.restore_progress(written(marks))
+    stage.take_samples([record(USED, offset=1)])
+    assert stage.drain_progress(PARTITION) == []
+
+
+def test_a_tick_that_could_not_be_booked_leaves_no_mark(stage: JoinStage) -> None:
+    """It was put aside; that its time is not covered must show in the next."""
+    stage.take_samples([record(sample(interval_ns=0))])
+    assert stage.drain_progress(PARTITION) == []
+
+
+OF_A_NEW_BOOT = [
+    ("its clock goes on", 5, 1),
+    ("its clock was set back", 5, -1),
+    ("in a topic made anew", 0, 1),
+    ("in a topic made anew, its clock set back", 0, -1),
+]
+
+
+@pytest.mark.parametrize(("case", "offset", "later_seconds"), OF_A_NEW_BOOT)
+def test_a_tick_of_a_boot_that_was_never_booked_is_new(
+    stage: JoinStage, case: str, offset: int, later_seconds: int
+) -> None:
+    """Wherever it lies, and whatever its clock says; then it is booked as any other."""
+    stage.take_samples([record(USED, offset=4)])
+    time_ns = USED.time_ns + later_seconds * SECOND_NS
+    of_new_boot = record(sample(boot_id="new", seq=1, time_ns=time_ns), offset=offset)
+    assert len(stage.take_samples([of_new_boot])) == 1, case
+    assert stage.take_samples([of_new_boot]) == [], case
+
+
+def boots(*names: str, clock_runs: int = 1) -> list[Record]:
+    """Return two ticks of each boot, in their order."""
+    return [
+        record(
+            sample(boot_id=name, seq=seq, time_ns=USED.time_ns + clock_runs * place * SECOND_NS),
+            offset=place,
+        )
+        for place, (name, seq) in enumerate(product(names, (1000, 2000)))
+    ]
+
+
+def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
+    stage: JoinStage, office: DeadLetterQueue
+) -> None:
+    """As in a batch that is sent twice, in which a node rebooted; by the next worker neither."""
+    ticks = boots("one", "two", "three")
+    assert len(stage.take_samples(ticks)) == 6
+    assert stage.take_samples(ticks) == []
+    heir = JoinStage(office=office, is_placed=anywhere)
+    heir.restore_progress(written(stage.drain_progress(PARTITION)))
+    assert heir.take_samples(ticks) == []
+
+
+def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinStage) -> None:
+    """Its boot goes on from where it was; the newest stays the newest."""
+    stage.take_samples(boots("one", "two"))
+    late = record(sample(boot_id="one", seq=4000), offset=4)
+    (event,) = stage.take_samples([late])
+    assert EVENT.decode(event.value).uncovered_seconds == 1.0
+    assert stage.take_samples([late, *boots("one", "two")]) == []
+    (mark,) = stage.drain_progress(PARTITION)
+    assert MARK.decode(mark.value).boot_id == "two"
+
+
+def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
+    """Or a node that boots for ever would need ever more: the newest, and those booked longest."""
+    stage.take_samples(boots(*(f"boot-{number}" for number in range(13))))
+    (message,) = stage.drain_progress(PARTITION)
+    mark = MARK.decode(message.value)
+    assert mark.boot_id == "boot-12"
+    assert mark.boots_before == [
+        BootProgress(
+            boot_id=f"boot-{number}",
+            seq=2000,
+            begun_time_ns=USED.time_ns - SECOND_NS,
+            first_booked_time_ns=NOW_NS,
+            last_booked_time_ns=NOW_NS,
+        )
+        for number in (11, 10, 9, 8, 3, 2, 1, 0)
+    ]
+
+
+def test_marks_that_are_read_twice_say_what_they_say_once(
+    stage: JoinStage, office: DeadLetterQueue
+) -> None:
+    """As where reading is begun anew half-way, and the clock went back at each boot."""
+    marks: list[Record] = []
+    for tick in boots("one", "two", "three", clock_runs=-1):
+        stage.take_samples([tick])
+        marks += written(stage.drain_progress(PARTITION))
+    heir = JoinStage(office=office, is_placed=anywhere)
+    for read in (marks[:5], marks):
+        heir.restore_progress(read)
+    assert heir.take_samples(boots("one", "two", "three")) == []
+
+
+def test_a_mark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> None:
+    """What this worker has booked since stays booked."""
+    stage.take_samples([record(USED, offset=4)])
+    old = written(stage.drain_progress(PARTITION))
+    newer: NodeSample = sample(seq=2000)
+    stage.take_samples([record(newer, offset=5)])
+    stage.restore_progress(old)
+    assert stage.take_samples([record(newer, offset=5)]) == []
+
+
+def test_a_node_whose_mark_was_taken_back_begins_anew(stage: JoinStage) -> None:
+    """A tombstone forgets it."""
+    stage.take_samples([record(USED)])
+    stage.restore_progress([record(None, topic=PROGRESS.name, key="node-a")])
+    assert len(stage.take_samples([record(USED)])) == 1
+
+
+def test_a_mark_that_cannot_be_read_is_put_aside(stage: JoinStage, office: DeadLetterQueue) -> None:
+    """As any record."""
+    stage.restore_progress([record(b"{", topic=PROGRESS.name)])
+    assert office.buried == 1
+
+
+def test_more_nodes_than_a_partition_has_are_forgotten_the_longest_silent_first() -> None:
+    """Names are anybody's; who ticks is there still, and what he has booked stays booked."""
+    marks = NodeMarks()
+    honest = sample(node="honest", seq=1000)
+    for number in range(3 * MAX_NODES):
+        made_up = sample(node=f"made-up-{number}")
+        marks.advance(made_up, offset=number, written_ms=0, now_ns=number)
+        if number % 1000 == 0:
+            marks.advance(honest, offset=0, written_ms=0, now_ns=number)
+    assert len(marks) <= MAX_NODES
+    assert marks.of("honest") is not None
+    forgotten = [node for node, mark in marks.drain() if mark is None]
+    assert len(forgotten) >= 2 * MAX_NODES

@@ -1,0 +1,23 @@
+"""A replay over batches that cannot be unpacked: counted, and the others joined."""
+
+from enricher.join.replay.replay import Replay, TimeRange
+from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
+from gpuledger.topics import PODS, SAMPLES
+from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample
+
+WHY = Unreadable(0, UnreadableReason.TOO_LARGE, "too many bytes")
+
+
+def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -> None:
+    replay = Replay(TimeRange(0, 2**63), is_placed=anywhere)
+    known = record(pod(), topic=PODS.name, key=UIDS[0])
+    tombstone = record(None, topic=PODS.name, key=UIDS[0])
+
+    replay.take_pods([known, tombstone, Record(PODS.name, 3, 9, 0, None, None, WHY)])
+    events = replay.take_samples([Record(SAMPLES.name, 3, 9, 0, None, None, WHY), record(sample())])
+
+    assert len(events) == 1
+    assert replay.unusable.buried == 2
+    assert "offsets 0 to 9 are in a batch that cannot be unpacked" in (
+        replay.unusable.first_detail or ""
+    )

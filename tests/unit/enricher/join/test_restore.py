@@ -1,0 +1,407 @@
+"""What a read-back says and leaves behind when a rebalance or an outage comes in between."""
+
+import asyncio
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import pytest
+from typing_extensions import override
+
+from enricher.join.delivery import Delivery
+from enricher.join.restore import StalledError, StateRestorer
+from enricher.join.retry import UntilDone
+from enricher.join.settings import JoinTuning
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
+from gpuledger.errors import BusUnavailableError
+from gpuledger.service import Backoff, Check
+from gpuledger.topics import PODS, SAMPLES
+from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.ticks import pod, record
+
+
+class FailingDelivery:
+    """Cannot take partitions over, and says so while the worker polls."""
+
+    def __init__(self) -> None:
+        self.failed = asyncio.Event()
+        self.polled = asyncio.Event()
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Fail during a poll."""
+        await self.polled.wait()
+        self.failed.set()
+        raise BusUnavailableError(f"the coordinator of {sorted(numbers)} is away")
+
+
+class RebalancingConsumer:
+    """Loses its partition at the end of its first poll, after the take-over has failed."""
+
+    rebuilding: StateRestorer
+
+    def __init__(self, delivery: FailingDelivery) -> None:
+        self._delivery = delivery
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Hold nothing."""
+        return frozenset()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Do nothing."""
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Give up the partition."""
+        self._delivery.polled.set()
+        await self._delivery.failed.wait()
+        await asyncio.sleep(0)
+        await self.rebuilding.need_not([0])
+        return {}
+
+
+async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for_asyncio() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(context["message"])
+    )
+    delivery, check, backoff = FailingDelivery(), Check(), Backoff()
+    consumer = RebalancingConsumer(delivery)
+    consumer.rebuilding = StateRestorer(
+        stage=Given().stage,
+        delivery=cast("Delivery", delivery),
+        insist=UntilDone(check=check, backoff=backoff),
+        tuning=JoinTuning(poll_timeout_seconds=0.01),
+        check=check,
+        backoff=backoff,
+        history=MemoryBus(),
+    )
+    consumer.rebuilding.need([0])
+
+    async with asyncio.timeout(5):
+        done = await consumer.rebuilding.run(cast("Consumer", consumer))
+
+    gc.collect()
+    assert done == frozenset()
+    assert told == []
+
+
+class ReadyDelivery:
+    """Takes partitions over, after so many failures."""
+
+    def __init__(self, *, failures: int = 0) -> None:
+        self._failures = failures
+
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        """Fail, or do nothing."""
+        if self._failures:
+            self._failures -= 1
+            raise BusUnavailableError(f"the coordinator of {sorted(numbers)} is away")
+
+
+class TwoPartitions:
+    """Has two partitions of pods to be read; its first poll may lose one of them."""
+
+    rebuilding: StateRestorer
+
+    def __init__(self, *, loses: int | None = None) -> None:
+        self._loses = loses
+        self._held = {TopicPartition(PODS.name, number) for number in (0, 1)}
+        self._polls = 0
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return what is left."""
+        return frozenset(self._held)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Do nothing."""
+
+    resume = pause
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Do nothing."""
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """Return that there are some records."""
+        return dict.fromkeys(partitions, 3)
+
+    async def position(self, partition: TopicPartition) -> int:
+        """Return one more after each poll."""
+        return self._polls
+
+    async def poll(
+        self, *, timeout_seconds: float, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Go on by one record, which is left out; a rebalance may come with it."""
+        self._polls += 1
+        if self._loses is not None:
+            self._held -= {TopicPartition(PODS.name, self._loses)}
+            number, self._loses = self._loses, None
+            await self.rebuilding.need_not([number])
+        await asyncio.sleep(0)
+        return {}
+
+
+def rebuilding(
+    consumer: TwoPartitions, *, check: Check, delivery: ReadyDelivery | None = None
+) -> StateRestorer:
+    made = StateRestorer(
+        stage=Given().stage,
+        delivery=cast("Delivery", delivery or ReadyDelivery()),
+        insist=UntilDone(check=Check(), backoff=Backoff()),
+        tuning=JoinTuning(poll_timeout_seconds=0.01),
+        check=check,
+        backoff=Backoff(first_seconds=0.001, max_seconds=0.001),
+        history=MemoryBus(),
+    )
+    consumer.rebuilding = made
+    made.need([0, 1])
+    return made
+
+
+async def test_a_partition_that_is_given_up_while_it_is_read_back_was_not_read_back() -> None:
+    consumer, check = TwoPartitions(loses=0), Check()
+
+    async with asyncio.timeout(5):
+        done = await rebuilding(consumer, check=check).run(cast("Consumer", consumer))
+
+    assert done == frozenset({1})
+    assert check.is_ok
+
+
+async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_check() -> None:
+    told: list[bool] = []
+    check = Check(on_change=lambda each: told.append(each.is_ok))
+    consumer, delivery = TwoPartitions(), ReadyDelivery(failures=3)
+
+    async with asyncio.timeout(5):
+        await rebuilding(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
+
+    assert told == [False, True]
+
+
+async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back() -> None:
+    told: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    check.ok("9 pods")
+    consumer = TwoPartitions()
+
+    async with asyncio.timeout(5):
+        await rebuilding(consumer, check=check).run(cast("Consumer", consumer))
+
+    assert told == [(True, False), (False, False), (True, False)]
+
+
+POD_PLACE, TICK_PLACE = (TopicPartition(topic.name, 3) for topic in (PODS, SAMPLES))
+PODS_POLLED: Polled = {POD_PLACE: [record(pod(), topic=PODS.name)]}
+
+
+class Clock:
+    """Moved by whoever polls."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class OnePartition(TwoPartitions):
+    """Holds one partition of each topic; each poll is a step of the test's, and takes a while."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        poll_seconds: float = 1.0,
+        per_poll: float = 1.0,
+        brings: Polled | None = None,
+    ) -> None:
+        super().__init__()
+        self._held = {POD_PLACE, TICK_PLACE}
+        self.paused: set[TopicPartition] = set()
+        self.polls = 0
+        self.is_mute = False
+        self._clock, self._poll_seconds, self._per_poll = clock, poll_seconds, per_poll
+        self._brings = brings or {}
+
+    @override
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self.paused |= set(partitions)
+
+    @override
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self.paused -= set(partitions)
+
+    async def committed(self, partition: TopicPartition) -> int:
+        """Return that some ticks were booked."""
+        return 7
+
+    @override
+    async def position(self, partition: TopicPartition) -> int:
+        if self.is_mute:
+            await asyncio.Event().wait()
+        return int(self.polls * self._per_poll)
+
+    @override
+    async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
+        await asyncio.sleep(0)
+        self.polls += 1
+        self._clock.seconds += self._poll_seconds
+        return self.on_poll()
+
+    def on_poll(self) -> Polled:
+        """Return what comes."""
+        return self._brings
+
+
+class SlowDelivery(ReadyDelivery):
+    """Takes partitions over only when its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        self.was_cut = False
+
+    @override
+    async def take_over(self, numbers: Iterable[int]) -> None:
+        self.begun.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.was_cut = True
+            raise
+
+
+class Reading:
+    """A read-back of one partition with its parts."""
+
+    def __init__(
+        self, consumer: OnePartition, *, clock: Clock, delivery: ReadyDelivery | None = None
+    ) -> None:
+        self.given, self.check, self.consumer = Given(), Check(), consumer
+        self.rebuilding = StateRestorer(
+            stage=self.given.stage,
+            delivery=cast("Delivery", delivery or ReadyDelivery()),
+            insist=UntilDone(check=Check(), backoff=Backoff()),
+            tuning=JoinTuning(poll_timeout_seconds=0.01),
+            check=self.check,
+            backoff=Backoff(first_seconds=10, max_seconds=10, jitter=lambda: 1.0),
+            seconds=clock,
+            history=MemoryBus(),
+        )
+        self.rebuilding.need([3])
+        consumer.rebuilding = self.rebuilding
+
+    async def run(self) -> frozenset[int]:
+        async with asyncio.timeout(5):
+            return await self.rebuilding.run(cast("Consumer", self.consumer))
+
+
+async def test_what_is_not_known_to_be_read_is_not_taken_for_read() -> None:
+    class MuteAtFirst(OnePartition):
+        @override
+        def on_poll(self) -> Polled:
+            self.is_mute = self.polls < 2
+            return {}
+
+    consumer = MuteAtFirst(clock=(clock := Clock()))
+    consumer.is_mute = True
+
+    assert await Reading(consumer, clock=clock).run() == {3}
+    assert consumer.polls >= 3
+
+
+async def test_a_read_back_that_stands_still_for_a_minute_is_stalled() -> None:
+    consumer = OnePartition(clock=(clock := Clock()), poll_seconds=25, per_poll=0)
+    reading = Reading(consumer, clock=clock)
+
+    with pytest.raises(StalledError, match="nothing came for 60 s, 3 are left"):
+        await reading.run()
+    assert reading.check.has_failed
+    assert clock.seconds == 75
+
+
+async def test_a_read_back_that_moves_is_not_stalled_however_long_it_takes() -> None:
+    consumer = OnePartition(clock=(clock := Clock()), poll_seconds=50, per_poll=0.5)
+
+    assert await Reading(consumer, clock=clock).run() == {3}
+    assert clock.seconds > 200
+
+
+async def test_pods_that_a_poll_brings_while_partitions_are_taken_over_are_kept() -> None:
+    delivery = SlowDelivery()
+
+    class BringsOnce(OnePartition):
+        @override
+        def on_poll(self) -> Polled:
+            if delivery.gate.is_set():
+                return {}
+            delivery.gate.set()
+            return PODS_POLLED
+
+    reading = Reading(BringsOnce(clock=(clock := Clock())), clock=clock, delivery=delivery)
+    await reading.run()
+
+    assert len(reading.given.stage.pods) == 1
+
+
+@pytest.mark.parametrize("loses_at", [1, 2])
+async def test_pods_that_come_with_the_loss_of_their_partition_are_left_to_its_next_owner(
+    loses_at: int,
+) -> None:
+    class Loses(OnePartition):
+        @override
+        async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
+            polled = await super().poll(timeout_seconds=timeout_seconds, max_records=max_records)
+            if self.polls == loses_at:
+                await self.rebuilding.need_not([3])
+                return PODS_POLLED
+            return polled
+
+    reading = Reading(Loses(clock=(clock := Clock())), clock=clock)
+
+    assert await reading.run() == frozenset()
+    assert len(reading.given.stage.pods) == 0
+
+
+async def test_after_a_read_back_all_is_handed_out() -> None:
+    consumer = OnePartition(clock=(clock := Clock()))
+    await Reading(consumer, clock=clock).run()
+
+    assert consumer.paused == set()
+
+
+async def test_while_it_is_read_back_no_tick_of_a_partition_is_handed_out() -> None:
+    paused: list[set[TopicPartition]] = []
+
+    class Watched(OnePartition):
+        @override
+        def on_poll(self) -> Polled:
+            paused.append(set(self.paused))
+            return {}
+
+    await Reading(Watched(clock=(clock := Clock())), clock=clock).run()
+
+    assert paused == [{TICK_PLACE}] * 3
+
+
+async def test_a_partition_that_is_given_up_is_taken_over_no_further() -> None:
+    delivery = SlowDelivery()
+    reading = Reading(OnePartition(clock=(clock := Clock())), clock=clock, delivery=delivery)
+    running = asyncio.create_task(reading.run())
+    await delivery.begun.wait()
+
+    await reading.rebuilding.need_not([3])
+    assert delivery.was_cut
+    assert await running == frozenset()
+
+
+async def test_between_two_attempts_polls_go_on_for_as_long_as_the_backoff() -> None:
+    consumer = OnePartition(clock=(clock := Clock()))
+    reading = Reading(consumer, clock=clock, delivery=ReadyDelivery(failures=2))
+    await reading.run()
+
+    assert clock.seconds >= 20

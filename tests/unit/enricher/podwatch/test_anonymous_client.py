@@ -1,0 +1,95 @@
+"""An API server without credentials, asked without the Kubernetes client library."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.settings import KubernetesSettings
+from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, encoded, pod
+from tests.unit.enricher.podwatch.misbehaving import (
+    MisbehavingServer,
+    event,
+    events,
+    misbehaving_server,
+    page,
+    silence,
+    status,
+)
+
+WATCH = {"watch": "true"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MisbehavingServer]:
+    async with misbehaving_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def api(server: MisbehavingServer) -> AsyncIterator[Api]:
+    # A setting of people's ends with a slash as often as not.
+    async with open_api(KubernetesSettings(url=f"{server.url}/")) as api:
+        yield api
+
+
+async def read(
+    api: Api, query: Mapping[str, str] | None = None, *, idle_timeout_seconds: float = 60.0
+) -> bytes:
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api.get(
+            "/api/v1/pods",
+            query=query or {},
+            idle_timeout_seconds=idle_timeout_seconds,
+            total_seconds=60.0,
+        ) as answer,
+    ):
+        return b"".join([chunk async for chunk in answer.chunks()])
+
+
+async def test_bodies_come_as_they_are(server: MisbehavingServer, api: Api) -> None:
+    line = event("ADDED", pod())
+    server.watches += [events(line)]
+    assert await read(api, WATCH) == encoded(line) + b"\n"
+    assert server.tokens == [""]
+
+
+@pytest.mark.parametrize("code", [400, 403, 410, 500])
+async def test_a_refusal_is_an_error_with_its_status(
+    server: MisbehavingServer, api: Api, code: int
+) -> None:
+    server.lists += [status(code, reason="Because")]
+    with pytest.raises(KubernetesError, match=f"answered {code}: says {code}") as caught:
+        await read(api)
+    assert (caught.value.status, caught.value.reason) == (code, "Because")
+
+
+async def test_silence_is_an_error(server: MisbehavingServer, api: Api) -> None:
+    server.watches += [silence()]
+    with pytest.raises(KubernetesError, match="silent for too long"):
+        await read(api, WATCH, idle_timeout_seconds=0.02)
+
+
+async def test_a_cut_connection_is_an_error(server: MisbehavingServer, api: Api) -> None:
+    server.watches += [events(tail=b"half a line", cut=True)]
+    with pytest.raises(KubernetesError, match="cannot be read"):
+        await read(api, WATCH)
+
+
+async def test_the_next_request_is_not_harmed(server: MisbehavingServer, api: Api) -> None:
+    server.lists += [status(500), page(pod())]
+    with pytest.raises(KubernetesError):
+        await read(api)
+    assert b"u1" in await read(api)
+
+
+def test_the_client_library_is_not_loaded_for_it() -> None:
+    program = (
+        "import sys, enricher.podwatch.service, enricher.podwatch.anonymous_client;"
+        "sys.exit('kubernetes_asyncio' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,48 @@
+"""Lines out of chunks."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from enricher.podwatch.api import KubernetesError
+from enricher.podwatch.line_splitter import HEAD_BYTES, split_lines
+
+
+async def given(chunks: list[bytes]) -> AsyncGenerator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def lines(chunks: list[bytes], *, max_bytes: int = 100) -> list[bytes]:
+    return [line async for line in split_lines(given(chunks), max_bytes=max_bytes)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([], []),
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a", b"b\nc", b"\n"], [b"ab", b"c"]),
+        ([b"a\n", b"", b"\n\nb", b"", b"\n"], [b"a", b"b"]),
+        ([bytes([byte]) for byte in b"one\ntwo\n"], [b"one", b"two"]),
+    ],
+)
+async def test_lines_are_whole_however_they_were_cut(
+    chunks: list[bytes], expected: list[bytes]
+) -> None:
+    assert await lines(chunks) == expected
+
+
+async def test_a_body_that_ends_within_a_line_is_a_failure() -> None:
+    with pytest.raises(KubernetesError, match="within a line, after 3 bytes"):
+        await lines([b"a\nb", b"cd"])
+
+
+async def test_of_a_line_that_is_too_long_the_begin_is_given_and_the_next_lines_are_whole() -> None:
+    long = [b"a\n", *[b"x" * HEAD_BYTES] * 3, b"yz\nb\n"]
+    assert await lines(long, max_bytes=10) == [b"a", b"x" * HEAD_BYTES, b"b"]
+
+
+async def test_a_line_without_end_does_not_fill_the_memory() -> None:
+    with pytest.raises(KubernetesError, match="within a line, after 140000 bytes"):
+        await lines([b"0123456" * 10_000] * 2, max_bytes=10)

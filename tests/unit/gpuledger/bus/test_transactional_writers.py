@@ -1,0 +1,270 @@
+"""Who holds partitions' writers, on a bus that tells what is opened, committed and closed when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from typing_extensions import override
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Subscription, TopicPartition, Transactions
+from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
+from gpuledger.errors import BusUnavailableError, FencedError
+from gpuledger.topics import EVENTS, ROWS
+
+GROUP = "gpuledger-test"
+
+
+class WatchedBus(MemoryBus):
+    """Tells of its transactions; commits wait until they may, some ids are taken while opened."""
+
+    def __init__(self, *, taken: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.story: list[str] = []
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
+        self.may_open = asyncio.Event()
+        self.may_open.set()
+        self._taken = taken
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        if transactional_id in self._taken:
+            raise FencedError("another producer has it")
+        await self.may_open.wait()
+        async with super().transactions(transactional_id) as inner:
+            watched = WatchedTransactions(inner, bus=self, name=transactional_id)
+            await turn()  # so that who is refused is refused before
+            self.story.append(f"opened {transactional_id}")
+            try:
+                yield watched
+            finally:
+                watched.is_closed = True
+                self.story.append(f"closed {transactional_id}")
+
+
+class WatchedTransactions:
+    """Refuses what comes after it was closed, as Kafka's do."""
+
+    def __init__(self, inner: Transactions, *, bus: WatchedBus, name: str) -> None:
+        self._inner, self._bus, self._name = inner, bus, name
+        self.is_closed = False
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        if self.is_closed:
+            raise BusUnavailableError(f"{self._name} is not open")
+        self._bus.story.append(f"began {self._name}")
+        await self._bus.may_commit.wait()
+        await self._inner.commit(messages, offsets=offsets, group=group)
+        self._bus.story.append(f"committed {self._name}")
+
+
+def writers_of(bus: MemoryBus, *, finish_seconds: float = 30.0) -> TransactionalWriters:
+    return TransactionalWriters(bus=bus, group=GROUP, finish_seconds=finish_seconds)
+
+
+async def commit(writers: TransactionalWriters, number: int, *, next_offset: int = 1) -> None:
+    """Publish a row of a partition, with how far its events are read."""
+    await writers.commit(
+        number,
+        {TopicPartition(ROWS.name, number): [Message(None, b"row", 0)]},
+        offsets={TopicPartition(EVENTS.name, number): next_offset},
+    )
+
+
+async def committed(bus: MemoryBus, number: int) -> int | None:
+    async with bus.consumer(Subscription(group=GROUP, topics=[])) as consumer:
+        return await consumer.committed(TopicPartition(EVENTS.name, number))
+
+
+async def turn() -> None:
+    """Let whatever can go on go on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_messages_and_the_groups_offsets_are_committed_under_the_partitions_id() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([3])
+        await commit(writers, 3, next_offset=7)
+
+    assert await committed(bus, 3) == 7
+    assert bus._logs[TopicPartition(ROWS.name, 3)].end_offset == 1
+    assert bus.story == [f"{what} {GROUP}-3" for what in ("opened", "began", "committed", "closed")]
+
+
+async def test_of_two_owners_of_a_partition_the_last_to_open_it_alone_can_commit() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as first, writers_of(bus) as second:
+        await first.open([1, 2])
+        await second.open([1])
+        with pytest.raises(FencedError):
+            await commit(first, 1, next_offset=5)
+        await commit(first, 2, next_offset=2)
+        assert [await committed(bus, number) for number in (1, 2)] == [None, 2]
+
+        await first.open([1])
+        await commit(first, 1, next_offset=9)
+        with pytest.raises(FencedError):
+            await commit(second, 1, next_offset=5)
+        assert await committed(bus, 1) == 9
+
+
+async def test_a_partition_that_two_open_at_once_is_to_be_opened_later() -> None:
+    bus = WatchedBus(taken=[f"{GROUP}-1"])
+    async with writers_of(bus) as writers:
+        with pytest.raises(BusUnavailableError, match=f"{GROUP}-1: two writers open it at once"):
+            await writers.open([0, 1, 2])
+        assert [number in writers for number in (0, 1, 2)] == [True, False, True]
+
+
+async def test_what_is_open_is_closed_before_it_is_opened_anew() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([1])
+        await writers.open([1])
+        await commit(writers, 1)
+        opened, closed = f"opened {GROUP}-1", f"closed {GROUP}-1"
+        assert bus.story[:3] == [opened, closed, opened]
+
+
+async def test_partitions_are_committed_at_the_same_time() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([1, 2])
+        bus.may_commit.clear()
+        commits = asyncio.gather(commit(writers, 1), commit(writers, 2))
+        await turn()
+        assert bus.story[-2:] == [f"began {GROUP}-1", f"began {GROUP}-2"]
+        bus.may_commit.set()
+        await commits
+
+
+async def test_only_what_is_given_up_is_closed_and_the_rest_at_the_end() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([1, 2])
+        await writers.close([1, 5])
+        assert [number in writers for number in (1, 2)] == [False, True]
+        assert bus.story[2:] == [f"closed {GROUP}-1"]
+    assert bus.story[2:] == [f"closed {GROUP}-1", f"closed {GROUP}-2"]
+
+
+async def test_a_commit_under_way_ends_before_its_writer_is_closed() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([1])
+        bus.may_commit.clear()
+        committing = asyncio.create_task(commit(writers, 1))
+        await turn()
+        closing = asyncio.create_task(writers.close([1]))
+        await turn()
+        assert not closing.done()
+        assert 1 not in writers
+        bus.may_commit.set()
+        await asyncio.gather(committing, closing)
+    assert bus.story[-2:] == [f"committed {GROUP}-1", f"closed {GROUP}-1"]
+
+
+@pytest.mark.parametrize("finish_seconds", [0.0, 0.01])
+async def test_a_commit_that_does_not_end_in_time_keeps_no_writer_open(
+    finish_seconds: float,
+) -> None:
+    bus = WatchedBus()
+    async with writers_of(bus, finish_seconds=finish_seconds) as writers:
+        await writers.open([1])
+        bus.may_commit.clear()
+        committing = asyncio.create_task(commit(writers, 1))
+        await turn()
+        async with asyncio.timeout(5):
+            await writers.close([1])
+        assert bus.story[-1] == f"closed {GROUP}-1"
+        assert not committing.done()
+        bus.may_commit.set()
+        await committing
+
+
+async def test_commits_of_a_partition_go_one_after_the_other_and_all_before_it_is_closed() -> None:
+    bus = WatchedBus()
+    async with writers_of(bus) as writers:
+        await writers.open([1])
+        bus.may_commit.clear()
+        commits = asyncio.gather(*(commit(writers, 1, next_offset=at) for at in (1, 2)))
+        await turn()
+        assert bus.story.count(f"began {GROUP}-1") == 1
+        closing = asyncio.create_task(writers.close([1]))
+        await turn()
+        bus.may_commit.set()
+        await asyncio.gather(commits, closing)
+    assert await committed(bus, 1) == 2
+    told = [f"{what} {GROUP}-1" for what in ("began", "committed")]
+    assert bus.story[1:] == [*told, *told, f"closed {GROUP}-1"]
+
+
+async def test_what_is_given_up_while_it_is_opened_takes_no_id_from_its_next_owner() -> None:
+    bus, slow = WatchedBus(), WatchedBus()
+    slow._owners = bus._owners
+    slow.may_open.clear()
+    async with writers_of(slow) as before, writers_of(bus) as after:
+        opening = asyncio.create_task(before.open([1, 2]))
+        await turn()
+        await before.close([1])
+        await after.open([1])
+        slow.may_open.set()
+        await opening
+        assert [number in before for number in (1, 2)] == [False, True]
+        await commit(after, 1)
+    assert f"opened {GROUP}-1" not in slow.story
+
+
+async def test_what_is_opened_once_more_while_it_is_opened_has_one_writer() -> None:
+    bus = WatchedBus()
+    bus.may_open.clear()
+    async with writers_of(bus) as writers:
+        both = asyncio.gather(writers.open([1]), writers.open([1]))
+        await turn()
+        bus.may_open.set()
+        await both
+        await commit(writers, 1)
+    assert [line for line in bus.story if "opened" in line] == [f"opened {GROUP}-1"]
+
+
+async def test_an_end_while_partitions_are_opened_leaves_none_of_them_open() -> None:
+    bus = WatchedBus()
+    bus.may_open.clear()
+    async with writers_of(bus) as writers:
+        opening = asyncio.create_task(writers.open([1, 2]))
+        await turn()
+    bus.may_open.set()
+    await opening
+    assert bus.story == []
+
+
+FENCED, AWAY = FencedError("another has it"), BusUnavailableError("no broker answers")
+
+
+@pytest.mark.parametrize(
+    ("undone", "backoff_seconds", "expected"),
+    [
+        ([AWAY], 0.5, 0.5),
+        ([AWAY], 20.0, 20.0),
+        ([FENCED], 0.5, 3.0),
+        ([AWAY, FENCED, AWAY], 0.5, 3.0),
+        ([FENCED], 20.0, 20.0),
+    ],
+)
+def test_who_was_shut_out_waits_until_the_group_can_have_said_who_has_the_partition(
+    undone: list[Exception], backoff_seconds: float, expected: float
+) -> None:
+    assert expected == pause_seconds_after(
+        undone, backoff_seconds=backoff_seconds, fenced_seconds=3.0
+    )

@@ -1,0 +1,330 @@
+"""Ticks to series: values, labels, repetition, and the ends of series."""
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
+from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
+from sinks.remote_write.families import FAMILIES
+from sinks.remote_write.requests import WrittenTick, cut
+from sinks.remote_write.values import MAX_GROUPS
+from sinks.remote_write.wire import STALE_VALUE
+from tests.unit.sinks.given import GPU, SECOND_NS, START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.remote_write.oracle import Series, parse
+
+STALE = 0x7FF0000000000002
+
+
+def encode(series: ActiveSeries, of: GpuEvent) -> list[Series]:
+    encoded = series.encode(of)
+    parsed = parse(encoded.body)
+    assert encoded.samples == len(parsed)
+    return parsed
+
+
+def named(series: list[Series], name: str, **labels: str) -> Series:
+    (found,) = [
+        one
+        for one in series
+        if one.name == name and all(one.label(key) == value for key, value in labels.items())
+    ]
+    return found
+
+
+def is_stale(series: Series) -> bool:
+    return bool(struct.unpack("<Q", struct.pack("<d", series.value)) == (STALE,))
+
+
+def stale_names(series: list[Series]) -> set[str]:
+    return {one.name for one in series if is_stale(one)}
+
+
+def test_device_readings_become_gauges_and_absent_ones_nothing() -> None:
+    series = encode(ActiveSeries(), event())
+
+    used = named(series, "gpuledger_gpu_memory_used_bytes")
+    assert used == Series(
+        (
+            ("__name__", "gpuledger_gpu_memory_used_bytes"),
+            ("gpu_index", "0"),
+            ("gpu_uuid", GPU),
+            ("model", "NVIDIA H100 80GB HBM3"),
+            ("node", "node-a"),
+        ),
+        20 * 2**30,
+        START_NS // 1_000_000,
+    )
+    assert not [one for one in series if one.name == "gpuledger_gpu_memory_clock_hertz"]
+
+
+def test_entries_become_ratios_of_the_tick() -> None:
+    booked = [entry(busy_seconds=0.5, memory_byte_seconds=2e9, joules=700.0)]
+    series = encode(ActiveSeries(), event(entries=booked, interval_ns=2 * SECOND_NS))
+
+    busy = named(series, "gpuledger_pod_gpu_busy_ratio")
+    assert dict(busy.labels) == {
+        "__name__": "gpuledger_pod_gpu_busy_ratio",
+        "node": "node-a",
+        "gpu_uuid": GPU,
+        "gpu_index": "0",
+        "namespace": "research",
+        "pod": "train-0",
+        "pod_uid": "uid-train",
+        "container": "trainer",
+        "owner_kind": "StatefulSet",
+        "owner_name": "train",
+        "method": "process_utilization",
+    }
+    assert busy.value == 0.25
+    assert named(series, "gpuledger_pod_gpu_memory_bytes").value == 1e9
+    assert named(series, "gpuledger_pod_gpu_power_watts").value == 350.0
+
+
+def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
+    booked = [entry(account) for account in Account]
+    series = encode(ActiveSeries(), event(entries=booked))
+
+    accounts = [
+        one.label("account") for one in series if one.name == "gpuledger_account_gpu_busy_ratio"
+    ]
+    assert sorted(filter(None, accounts)) == ["host", "idle", "unattributed"]
+
+
+def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
+    pending = PodDescription(uid="u", container_ids=["a", "b"], state=PodState.PENDING)
+    booked = [entry(pod_uid="u", container_id=one, busy_seconds=0.25) for one in ("a", "b")]
+
+    series = encode(ActiveSeries(), event(entries=booked, pods=[pending]))
+
+    assert named(series, "gpuledger_pod_gpu_busy_ratio").value == 0.5
+
+
+def without(**gone: Any) -> dict[str, Any]:  # noqa: ANN401  # as GpuReading takes them
+    books = GpuBooks(reading=reading(**gone), entries=[entry()])
+    return {"gpus": [books]}
+
+
+@pytest.mark.parametrize(
+    ("then", "ended"),
+    [
+        (
+            {"entries": [entry(Account.IDLE)]},
+            {
+                "gpuledger_pod_gpu_busy_ratio",
+                "gpuledger_pod_gpu_memory_bytes",
+                "gpuledger_pod_gpu_power_watts",
+            },
+        ),
+        (without(power_watts=None), {"gpuledger_gpu_power_watts"}),
+        ({"entries": [entry()]}, set()),
+    ],
+)
+def test_a_series_that_the_next_tick_does_not_have_ends_at_that_tick(
+    then: dict[str, Any], ended: set[str]
+) -> None:
+    series = ActiveSeries()
+    encode(series, event(0, entries=[entry()]))
+
+    second = encode(series, event(1, **then))
+    third = encode(series, event(2, **then))
+
+    assert stale_names(second) == ended
+    assert {one.time_ms for one in second} == {(START_NS + SECOND_NS) // 1_000_000}
+    assert stale_names(third) == set()
+
+
+def test_a_pod_whose_name_becomes_known_ends_its_nameless_series_at_the_same_tick() -> None:
+    series = ActiveSeries()
+    pending = PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.PENDING)
+    encode(series, event(0, entries=[entry()], pods=[pending]))
+
+    second = encode(series, event(1, entries=[entry()], pods=[pod()]))
+
+    busy = [one for one in second if one.name == "gpuledger_pod_gpu_busy_ratio"]
+    assert {(one.label("namespace"), is_stale(one)) for one in busy} == {
+        (None, True),
+        ("research", False),
+    }
+
+
+def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
+    series = ActiveSeries()
+    alive = len(encode(series, event(0)))
+    encode(series, event(0, node="node-b"))
+
+    last = encode(series, event(1, gpus=[]))
+
+    assert len(last) == alive
+    assert all(is_stale(one) for one in last)
+    assert len(series) == alive
+
+
+def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
+    series = ActiveSeries()
+    first = series.encode(event(0), now_ns=100)
+    series.encode(event(0, node="node-b"), now_ns=200)
+
+    (ended,) = series.end_silent(before_ns=200)
+
+    assert ended.samples == first.samples
+    assert {(one.label("node"), one.time_ms) for one in parse(ended.body)} == {
+        ("node-a", START_NS // 1_000_000 + 1)
+    }
+    assert all(is_stale(one) for one in parse(ended.body))
+    assert list(series.end_silent(before_ns=200)) == []
+    again = series.encode(event(1), now_ns=300)
+    assert again.samples == first.samples
+
+
+@pytest.mark.parametrize("tick", [0, -1])
+def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(tick: int) -> None:
+    """As after a clock was set back; the receiver may refuse it, so it is marked."""
+    series = ActiveSeries()
+    assert not series.encode(event(0)).is_behind
+
+    ended = series.encode(event(tick, entries=[]))
+    assert ended.is_behind
+    assert stale_names(parse(ended.body))
+    assert not series.encode(event(1)).is_behind
+
+
+def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
+    series = ActiveSeries()
+    now = encode(series, event(9))
+
+    past = series.encode_past(event(0, entries=[entry(pod_uid="uid-gone")]))
+    assert past.is_behind
+    assert stale_names(parse(past.body)) == set()
+    assert {one.time_ms for one in parse(past.body)} == {START_NS // 1_000_000}
+    assert stale_names(encode(series, event(10))) == set()
+    assert len(series) == len(now)
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=8))
+def test_what_is_alive_is_what_the_last_tick_had(ticks: list[set[int]]) -> None:
+    series, alive = ActiveSeries(), set[tuple[tuple[str, str], ...]]()
+    for number, pods in enumerate(ticks):
+        booked = [entry(pod_uid=f"uid-{pod}", container_id=None) for pod in sorted(pods)]
+        for one in encode(series, event(number, entries=booked)):
+            if is_stale(one):
+                alive.remove(one.labels)
+            else:
+                alive.add(one.labels)
+        assert {dict(labels).get("pod_uid") for labels in alive} - {None} == {
+            f"uid-{pod}" for pod in pods
+        }
+        assert len(series) == len(alive)
+
+
+def test_no_series_comes_twice_in_a_tick() -> None:
+    gpus = [
+        GpuBooks(
+            reading=reading(uuid=f"GPU-{number}", index=number),
+            entries=[
+                *(entry(), entry(method=Method.EQUAL_SHARE), *map(entry, Account)),
+                *(entry(Account.IDLE, allocation=holder) for holder in (0, 1)),
+            ],
+        )
+        for number in range(3)
+    ]
+    series = encode(
+        ActiveSeries(), event(gpus=gpus, allocations=[allocation(), allocation(pod="chat-0")])
+    )
+
+    assert len({one.labels for one in series}) == len(series)
+
+
+def test_every_metric_name_ends_in_its_base_unit() -> None:
+    units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_seconds", "_joules_total")
+    named_metrics = [metric.name for family in FAMILIES for metric in family.metrics]
+
+    assert [name for name in named_metrics if not name.endswith(units)] == []
+    assert len(set(named_metrics)) == len(named_metrics)
+
+
+def ticks(*nodes: str, samples: int = 10) -> list[WrittenTick]:
+    return [
+        WrittenTick(
+            node=node,
+            time_ns=START_NS,
+            record=Record("t", 0, offset, 0, None, b""),
+            encoded=EncodedTick(body=b"", samples=samples),
+        )
+        for offset, node in enumerate(nodes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "most", "repeated_before", "cuts"),
+    [
+        ("abc", 1000, 0, ["abc"]),
+        ("abab", 1000, 0, ["ab", "ab"]),
+        ("aab", 1000, 0, ["a", "ab"]),
+        ("abcd", 20, 0, ["ab", "cd"]),
+        ("abc", 5, 0, ["a", "b", "c"]),
+        ("abcd", 1000, 2, ["a", "b", "cd"]),
+        ("abc", 1000, 9, ["a", "b", "c"]),
+        ("", 1000, 0, []),
+    ],
+)
+def test_a_request_holds_a_node_once_and_what_may_be_repeated_stands_alone(
+    nodes: str, most: int, repeated_before: int, cuts: list[str]
+) -> None:
+    requests = cut(ticks(*nodes), max_samples=most, repeated_before=repeated_before)
+
+    assert ["".join(tick.node for tick in request.ticks) for request in requests] == cuts
+
+
+def test_parts_put_together_are_one_request() -> None:
+    series = ActiveSeries()
+    bodies = [series.encode(event(0, node=node)) for node in ("node-a", "node-b")]
+    body = b"".join(one.body for one in bodies)
+
+    assert {one.label("node") for one in parse(body)} == {"node-a", "node-b"}
+
+
+def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_are_kept() -> None:
+    """Partitions share what there is."""
+    budget = series_budget(100_000)
+    here, there = ActiveSeries(budget=budget), ActiveSeries(budget=budget)
+    encode(here, event(node="node-a"))
+
+    for number in range(300):
+        here.encode(event(node=f"made-up-{number}"))
+        there.encode(event(node=f"others-{number}"))
+        here.encode(event(number + 1, node="node-a", entries=[entry(Account.HOST)]))
+        assert budget.held_bytes <= 2 * budget.max_bytes
+
+    ended = here.encode(event(400, node="node-a", entries=[]))
+    assert STALE_VALUE in ended.body
+    assert here.forgotten > 0
+    for series in (here, there):
+        series.clear()
+    assert budget.held_bytes == 0
+
+
+def test_the_bytes_of_series_that_ended_are_given_back() -> None:
+    budget = series_budget()
+    series = ActiveSeries(budget=budget)
+    series.encode(event(node="node-a"), now_ns=1)
+
+    list(series.end_silent(before_ns=2))
+
+    assert (len(series), budget.held_bytes) == (0, 0)
+
+
+def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
+    """What a node says in a few bytes is a hundred times as much in labels."""
+    entries = [entry(Account.HOST), entry(Account.IDLE)]
+    gpus = [
+        GpuBooks(reading=reading(uuid=f"GPU-{number}"), entries=entries)
+        for number in range(MAX_GROUPS // 3 + 1)
+    ]
+
+    with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices and accounts"):
+        ActiveSeries().encode(event(gpus=gpus))

@@ -1,0 +1,442 @@
+"""The shell of the sinks that write to Kafka: each event's values there once, whatever happens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Record, Subscription, TopicPartition, Transactions
+from gpuledger.codec import encode
+from gpuledger.errors import BusUnavailableError
+from gpuledger.records import GpuEvent
+from gpuledger.service import Readiness
+from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
+from sinks.kafka_sink import MAX_TRANSACTION_BYTES, Republishing, run_republishing
+from tests.unit.sinks.given import (
+    BUS_TOPICS,
+    NODE,
+    SECOND_NS,
+    START_NS,
+    ManualClock,
+    bus,
+    committed,
+    dead_letters,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+
+GROUP = "gpuledger-test"
+AT, TO = place_of(NODE), place_of(NODE, ROWS.name)
+NODES = [f"node-{number}" for number in range(6)]
+
+
+def two_of(given: GpuEvent) -> list[bytes]:
+    """Make two values of an event, so that half of one would be seen."""
+    if given.node == "node-broken":
+        raise ValueError("allocation: position 9 is not one of the event's allocations")
+    if given.node == "node-large":
+        return [b"small", b"x" * MAX_MESSAGE_BYTES]
+    return [f"{given.node} {given.seq} {part}".encode() for part in "ab"]
+
+
+def republishing(on: MemoryBus, **changes: Any) -> asyncio.Future[None]:  # noqa: ANN401  # as Republishing takes them
+    clock, readiness = changes.pop("clock", ManualClock()), changes.pop("readiness", Readiness())
+    values: dict[str, Any] = {
+        "name": "rows",
+        "group": GROUP,
+        "topic": ROWS.name,
+        "values_of": two_of,
+        "commit_interval_seconds": 0.0,
+        "max_future_seconds": 300.0,
+        "max_poll_records": 7,
+    }
+    how = Republishing(**values | changes)
+    return asyncio.ensure_future(
+        run_republishing(bus=on, how=how, readiness=readiness, clock=clock)
+    )
+
+
+def written(on: MemoryBus, topic: str = ROWS.name) -> list[Record]:
+    return [
+        record
+        for place in sorted(on._logs)
+        if place.topic == topic
+        for record in on._logs[place].read(0, max_records=10_000)
+    ]
+
+
+def texts(on: MemoryBus, topic: str = ROWS.name) -> list[str]:
+    return [(record.value or b"").decode() for record in written(on, topic)]
+
+
+def expected(events: Sequence[GpuEvent]) -> list[str]:
+    return [value.decode() for one in events for value in two_of(one)]
+
+
+def ticks(count: int, *, first: int = 0) -> list[GpuEvent]:
+    return [event(tick, node=node) for tick in range(first, first + count) for node in NODES]
+
+
+async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_time() -> None:
+    on = bus()
+    await publish(on, event(0, node="node-1"), event(1, node="node-1"))
+    async with running(republishing(on)):
+        await eventually(lambda: len(written(on)) == 4)
+
+    place = place_of("node-1", ROWS.name)
+    assert {(record.topic, record.partition) for record in written(on)} == {place}
+    assert {record.key for record in written(on)} == {b"node-1"}
+    assert [record.timestamp_ms for record in written(on)] == [
+        (START_NS + tick * SECOND_NS) // 1_000_000 for tick in (0, 0, 1, 1)
+    ]
+    assert texts(on) == expected([event(0, node="node-1"), event(1, node="node-1")])
+
+
+async def test_offsets_are_committed_with_the_values_and_a_restart_repeats_nothing() -> None:
+    on = bus()
+    await publish(on, event(0), event(1))
+    async with running(republishing(on)):
+        await eventually(lambda: written(on))
+        assert committed(on, GROUP, AT) == 2
+    await publish(on, event(2))
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, AT) == 3)
+
+    assert texts(on) == expected([event(tick) for tick in range(3)])
+
+
+async def test_a_tick_that_was_published_twice_is_written_once() -> None:
+    on = bus()
+    await publish(on, event(0), event(1), event(1), event(0), event(2))
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, AT) == 5)
+
+    assert texts(on) == expected([event(tick) for tick in range(3)])
+
+
+AHEAD_NS = START_NS + 400 * SECOND_NS
+UNFIT: list[tuple[str, GpuEvent | bytes, str]] = [
+    ("undecodable", b"no event", "not JSON"),
+    ("invalid", event(node="node-broken"), "allocation: position 9"),
+    ("too_large", event(node="node-large"), "node-large"),
+    ("future", event(node="node-ahead", time_ns=AHEAD_NS), "100 s further in the future"),
+]
+
+
+@pytest.mark.parametrize(("reason", "unfit", "detail"), UNFIT, ids=[row[0] for row in UNFIT])
+async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
+    reason: str, unfit: GpuEvent | bytes, detail: str
+) -> None:
+    on = bus()
+    node = NODE if isinstance(unfit, bytes) else unfit.node
+    await publish(on, unfit, node=node)
+    at = place_of(node)
+    async with running(republishing(on)):
+        await eventually(lambda: committed(on, GROUP, at) == 1)
+        await publish(on, event(1, node="node-1"))
+        await eventually(lambda: written(on))
+
+    (letter,) = await dead_letters(on)
+    assert (letter.reason, letter.offset, letter.consumer) == (reason, 0, GROUP)
+    assert detail in letter.detail
+    assert texts(on) == expected([event(1, node="node-1")])
+
+
+class Shaken(MemoryBus):
+    """A bus whose commits fail by a plan: before anything is done, or after all of it was."""
+
+    plan: list[str]
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            yield ShakenTransactions(inner, self.plan)
+
+
+class ShakenTransactions:
+    def __init__(self, inner: Transactions, plan: list[str]) -> None:
+        self._inner, self._plan, self._is_over = inner, plan, False
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        assert not self._is_over, "a writer that failed is not to be used again"
+        step = self._plan.pop(0) if self._plan else "well"
+        self._is_over = step != "well"
+        if step != "before":
+            await self._inner.commit(messages, offsets=offsets, group=group)
+        if self._is_over:
+            raise BusUnavailableError(f"failed {step} the commit")
+
+
+def shaken(*plan: str) -> Shaken:
+    made = Shaken()
+    made.plan = list(plan)
+    made.create(BUS_TOPICS)
+    return made
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [("before",), ("after",), ("before", "before", "after"), ("well", "after", "before", "well")],
+    ids=" ".join,
+)
+async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
+    plan: tuple[str, ...],
+) -> None:
+    on, clock, readiness = shaken(*plan), ManualClock(), Readiness()
+    events = ticks(4)
+    await publish(on, *events, b"no event")
+    async with running(republishing(on, clock=clock, readiness=readiness)):
+        await eventually(lambda: len(texts(on)) >= 2 * len(events) and not on.plan)
+        await eventually(readiness.is_ready)
+
+    assert sorted(texts(on)) == sorted(expected(events))
+    assert [letter.value_base64 for letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
+    assert sum(clock.slept) > 0
+
+
+def counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again() -> None:
+    def so_far() -> tuple[float, float]:
+        letters = counted("gpuledger_dead_letters_total", topic=EVENTS.name, reason="future")
+        return letters, counted("gpuledger_sink_dropped_total", sink="rows", reason="future")
+
+    on, clock, readiness, before = shaken("before", "before"), Held(), Readiness(), so_far()
+    check = readiness.check("rows.receiver")
+    await publish(on, event(0, time_ns=AHEAD_NS))
+    async with running(republishing(on, clock=clock, readiness=readiness)):
+        for _ in range(2):
+            await eventually(lambda: clock.waiting)
+            assert check.detail.startswith("1 dead letter waits to be published: failed before")
+            assert so_far() == before
+            clock.go_on()
+        await eventually(lambda: committed(on, GROUP, AT) == 1)
+
+    assert so_far() == (before[0] + 1, before[1] + 1)
+
+
+class Held(ManualClock):
+    """A clock whose waits end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._goes_on = asyncio.Event()
+        self.waiting = False
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        if seconds:
+            self.waiting = True
+            await self._goes_on.wait()
+
+    def go_on(self) -> None:
+        """End the wait that is under way."""
+        self.waiting = False
+        self._goes_on.set()
+        self._goes_on = asyncio.Event()
+
+
+class Deaf(MemoryBus):
+    """A bus that commits nothing of one partition."""
+
+    number: int | None
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        plan = ["before"] if transactional_id.endswith(f"-{self.number}") else []
+        async with super().transactions(transactional_id) as inner:
+            yield ShakenTransactions(inner, plan)
+
+
+async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_delivered() -> None:
+    on, readiness = Deaf(), Readiness()
+    on.number = AT.partition
+    on.create(BUS_TOPICS)
+    other = next(node for node in NODES if place_of(node) != AT)
+    check = readiness.check("rows.receiver")
+    with capture_logs() as logged:
+        async with running(republishing(on, readiness=readiness)):
+            await publish(on, event(0))
+            await eventually(lambda: check.has_failed)
+            for tick in range(1, 8):
+                await publish(on, event(tick, node=other))
+                await eventually(lambda: len(texts(on)) == 2 * tick)  # noqa: B023  # called at once
+                assert check.has_failed
+            on.number = None
+            await eventually(lambda: check.is_ok and committed(on, GROUP, AT) == 1)
+
+    changes = [line["event"] for line in logged if line["event"].startswith("check_")]
+    assert changes.count("check_failed") == 1
+
+
+class Endless(MemoryBus):
+    """A bus that commits nothing of one partition, and says so once its writer is closed."""
+
+    number: int
+
+    @override
+    @asynccontextmanager
+    async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
+        async with super().transactions(transactional_id) as inner:
+            if not transactional_id.endswith(f"-{self.number}"):
+                yield inner
+                return
+            endless = EndlessTransactions()
+            yield endless
+            await endless.close()
+
+
+class EndlessTransactions:
+    def __init__(self) -> None:
+        self._closing, self._ended = asyncio.Event(), asyncio.Event()
+
+    async def commit(
+        self,
+        messages: Mapping[TopicPartition, Sequence[Message]],
+        *,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+    ) -> None:
+        await self._closing.wait()
+        self._ended.set()
+        raise BusUnavailableError("closed while it was committed")
+
+    async def close(self) -> None:
+        self._closing.set()
+        await self._ended.wait()
+
+
+async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None:
+    on, readiness = Endless(), Readiness()
+    on.create(BUS_TOPICS)
+    stays, goes = (next(node for node in NODES if place_of(node)[1] == at) for at in (0, 1))
+    on.number = place_of(goes).partition
+    await publish(on, event(0, node=goes))
+
+    async def polls() -> None:
+        async with on.consumer(Subscription(group=GROUP, topics=[EVENTS.name])) as consumer:
+            while True:
+                await consumer.poll(timeout_seconds=0.01, max_records=1)
+
+    with capture_logs() as logged:
+        async with running(republishing(on, readiness=readiness)):
+            await eventually(lambda: "partitions_assigned" in {line["event"] for line in logged})
+            async with running(polls()):
+                await publish(on, event(0, node=stays))
+                await eventually(lambda: committed(on, GROUP, place_of(stays)) == 1)
+                assert readiness.check("rows.receiver").is_ok
+
+
+async def test_who_was_shut_out_waits_and_then_goes_on_from_what_is_committed() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0))
+    async with running(republishing(on, clock=clock)):
+        await eventually(lambda: committed(on, GROUP, AT) == 1)
+        async with on.transactions(f"{GROUP}-{AT.partition}") as other:
+            # Another owner does the next event of the partition, before it is ours again.
+            await other.commit(
+                {TO: [Message(None, b"the other's", 0)]}, offsets={AT: 2}, group=GROUP
+            )
+        await publish(on, event(1), event(2))
+        await eventually(lambda: committed(on, GROUP, AT) == 3)
+
+    assert texts(on) == [*expected([event(0)]), "the other's", *expected([event(2)])]
+    assert max(clock.slept) >= 3
+
+
+async def test_two_sinks_share_the_partitions_and_write_each_event_once() -> None:
+    on = bus()
+    events = [*ticks(3), *ticks(6, first=3)]
+    await publish(on, *events[:12])
+    async with running(republishing(on)):
+        await eventually(lambda: texts(on))
+        async with running(republishing(on)):
+            await publish(on, *events[12:40])
+            await eventually(lambda: len(texts(on)) >= 80)
+        await publish(on, *events[40:])
+        await eventually(lambda: len(texts(on)) >= 2 * len(events))
+
+    assert sorted(texts(on)) == sorted(expected(events))
+
+
+@pytest.mark.parametrize(
+    ("topic", "remedy"),
+    [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("otlp_metrics", "kafka-topics.sh --create")],
+)
+async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
+    topic: str, remedy: str
+) -> None:
+    on, readiness = MemoryBus([EVENTS, DEAD_LETTERS]), Readiness()
+    await publish(on, *ticks(3))
+    async with running(republishing(on, topic=topic, readiness=readiness)):
+        await eventually(lambda: remedy in str(readiness.report()))
+        assert not readiness.is_ready()
+        on.create([Topic(name=topic, record=GpuEvent, key="node", partitions=EVENTS.partitions)])
+        await eventually(readiness.is_ready)
+
+
+async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> None:
+    narrow = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)
+    on, events = MemoryBus([EVENTS, DEAD_LETTERS, narrow]), ticks(3)
+    async with on.producer() as producer:
+        for one in events:
+            at = partition_of_node(one.node, partitions=EVENTS.partitions)
+            await producer.publish(EVENTS.name, at, [Message(None, encode(one), 0)])
+    async with running(republishing(on, topic=narrow.name)):
+        await eventually(lambda: len(written(on, narrow.name)) == 2 * len(events))
+
+    for node in NODES:
+        of_node = [one for one in written(on, narrow.name) if one.key == node.encode()]
+        assert [(one.value or b"").decode() for one in of_node] == expected(
+            [one for one in events if one.node == node]
+        )
+        (place,) = {one.partition for one in of_node}
+        assert place == partition_of_node(node, partitions=EVENTS.partitions) % 3
+
+
+async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, *(event(tick) for tick in range(14)))
+    async with running(republishing(on, clock=clock, commit_interval_seconds=0.25)):
+        await eventually(lambda: committed(on, GROUP, AT) == 14)
+        assert clock.slept == []
+        await publish(on, event(14))
+        await eventually(lambda: clock.slept)
+
+    assert clock.slept == [0.25]
+
+
+async def test_what_is_much_is_written_in_several_transactions_each_with_its_offset() -> None:
+    """Nothing is held of what comes behind it."""
+    on = bus()
+    events = [event(tick) for tick in range(5)]
+    value = b"x" * 900_000
+    each = MAX_TRANSACTION_BYTES // len(value) + 1
+    sent = REGISTRY.get_sample_value("gpuledger_sink_sent_total", {"sink": "rows"}) or 0.0
+    await publish(on, *events[:3], b"{", *events[3:])
+    async with running(republishing(on, values_of=lambda _: [value] * each)):
+        await eventually(lambda: committed(on, GROUP, AT) == 6)
+
+    now = REGISTRY.get_sample_value("gpuledger_sink_sent_total", {"sink": "rows"})
+    assert now == sent + 5 * each
+    assert [letter.offset for letter in await dead_letters(on)] == [3]
