@@ -18,8 +18,8 @@ from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation, NodeSample
-from gpuledger.service import Check
-from gpuledger.service.repeats import Repeats
+from gpuledger.runtime import Check
+from gpuledger.runtime.repeats import Repeats
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()

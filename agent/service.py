@@ -30,8 +30,8 @@ from agent.settings import AgentSettings
 from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation
-from gpuledger.service import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks
 
 _CLOSING_SECONDS = 2.0
 

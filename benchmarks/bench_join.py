@@ -18,7 +18,7 @@ from benchmarks.join_load import cache_pods, publish_one_by_one, publish_pods
 from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.service import run_join
@@ -29,10 +29,10 @@ from gpuledger.bus.log_reader import WholeBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
-from gpuledger.service import Check, Readiness
-from gpuledger.service.readiness import Detail
+from gpuledger.runtime import Check, Readiness
+from gpuledger.runtime.readiness import Detail
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
-from gpuledger.tasks import end_tasks
 from gpuledger.topics import EVENTS, SAMPLES
 from gpuledger.twins import encode_twin, twin_of
 

@@ -19,7 +19,7 @@ from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts.kafka import Kafka
+from tests.real.services.kafka import Kafka
 
 NAME = "republishing"
 _NODES: Final = 50

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuledger.errors import UnavailableError
 from gpuledger.topics import SAMPLES
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts.kafka import Kafka
+from tests.real.services.kafka import Kafka
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
 

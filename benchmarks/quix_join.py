@@ -16,7 +16,7 @@ from quixstreams import Application
 
 from benchmarks.join_load import cache_pods
 from benchmarks.ticks import Fleet
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.settings import Guarantee

@@ -19,7 +19,7 @@ from enricher.join.settings import JoinTuning
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import encode
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS, SAMPLES, partition_of_node
 

@@ -27,9 +27,9 @@ from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.nvml_probes import probe_all
 from gpuledger.errors import UserError
-from gpuledger.service import Readiness, configure_logs
+from gpuledger.runtime import Readiness, configure_logs
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
-from gpuledger.tasks import end_tasks
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"

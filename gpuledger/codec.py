@@ -2,7 +2,7 @@
 
 Here live encoding and decoding. Unknown fields are ignored, so that old readers follow new writers.
 What an error says is made in `gpuledger.decode_errors`; what happens to a bad record is decided
-elsewhere (`gpuledger.dead_letters`).
+elsewhere (`gpuledger.dead_letter_queue`).
 """
 
 from dataclasses import is_dataclass

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from gpuledger.errors import UserError
-from gpuledger.service import configure_logs, run_until_signalled
+from gpuledger.runtime import configure_logs, run_until_signalled
 from gpuledger.settings import LogSettings
 from simulator.kube import serve_kube_api, write_kubeconfig
 from simulator.opening import open_simulation

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Final
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.runtime import Readiness, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
 from sinks.metrics import count_sink_from_zero
 from sinks.settings import KINDS, SinkSettings

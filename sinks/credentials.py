@@ -18,9 +18,9 @@ import structlog
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
-from gpuledger.file_watch import FileWatch
-from gpuledger.service import Check, CheckSeverity, Readiness
-from gpuledger.service.files_in_force import FilesInForce
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.file_watch import FileWatch
+from gpuledger.runtime.files_in_force import FilesInForce
 from gpuledger.settings import Secret
 from sinks.login import LoginSettings
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gpuledger.bus.protocol import Consumer, TopicPartition
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.lag import Lag
 from sinks.offsets import Epochs, Progress
 

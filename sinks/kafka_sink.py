@@ -24,7 +24,7 @@ from gpuledger.errors import (
     TopicsError,
 )
 from gpuledger.records import GpuEvent
-from gpuledger.service import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.topics import BY_NAME, EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume

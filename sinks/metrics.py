@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from gpuledger import dead_letters, topics
+from gpuledger import dead_letter_queue, topics
 from gpuledger.counters import count_from_zero
 
 LAG_SECONDS: Final = Gauge(
@@ -78,5 +78,5 @@ def count_sink_from_zero(sink: str) -> None:
     read = (topics.EVENTS, topics.ATTRIBUTED_INCIDENTS) if sink == "alerts" else (topics.EVENTS,)
     put_aside = {"undecodable", "unreadable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
     count_from_zero(
-        dead_letters.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
+        dead_letter_queue.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
     )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gpuledger.bus.protocol import Consumer, GapCallback, Record, TopicPartition, ignore_gap
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 
 Partitions = frozenset[TopicPartition]
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TypeVar
 
 from gpuledger.clock import Clock
-from gpuledger.service import Backoff, Check, until_done
+from gpuledger.runtime import Backoff, Check, until_done
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import RETRIES_TOTAL
 

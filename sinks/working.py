@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 _GRACE_SECONDS: Final = 1.5
 """How long work may go on when whoever waits for it is cancelled."""

@@ -33,7 +33,7 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
 from gpuledger.codec import decoder_of
 from gpuledger.records import PodRecord
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
 
 DEADLINE_SECONDS = 30.0

@@ -12,7 +12,7 @@ import pytest
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Upserted
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from tests.podwatch_cluster import DEADLINE_SECONDS, Cluster, following, running, versions
 
 

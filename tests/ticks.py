@@ -6,7 +6,7 @@ from agent.nvml.gpu import Gpu
 from agent.nvml.library import NvmlSession
 from agent.nvml.raw import SampleCursor
 from agent.sampling import ClockReading, NodeTick, Sampler
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent, NodeSample
 from simulator.clock import ManualClock

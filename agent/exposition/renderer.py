@@ -18,7 +18,7 @@ from agent.exposition.processes import write_processes
 from agent.exposition.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
-from gpuledger.file_watch import FileWatch
+from gpuledger.runtime.file_watch import FileWatch
 
 _log = structlog.get_logger(__name__)
 _KEEP_NS: Final = 1_000_000_000

@@ -18,7 +18,7 @@ from agent.incidents.event_set import DriverEvents, EventDevice
 from agent.metrics import EVENT_SET_FAILURES
 from agent.nvml.calls import UnsupportedError
 from gpuledger.clock import Clock
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 _WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)

@@ -15,7 +15,7 @@ from agent.incidents.detection import Detection
 from agent.incidents.xid_parser import XidLine, read_bus, read_xid_line, write_bus
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.clock import Clock
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 
 SOURCE: Final = "kmsg"
 _MARK: Final = b"NVRM: Xid"

@@ -24,7 +24,7 @@ from agent.incidents.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 
 SOURCE: Final = "agent"
 _MAX_WAITING: Final = 4096

@@ -18,8 +18,8 @@ from agent.metrics import ALLOCATIONS, ALLOCATIONS_UNRESOLVED, KUBELET_ANSWERS, 
 from agent.settings import KubeletSettings
 from gpuledger.clock import Clock
 from gpuledger.records import DeviceAllocation
-from gpuledger.service import Backoff, Check
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.tasks import end_tasks
 
 MIN_SECONDS: Final = 1.0
 """Between two questions, however many reasons there are to ask."""

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final
 
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 MAX_FAILURES: Final = 3
 """Failures one after the other after which a breaker opens."""

@@ -29,7 +29,7 @@ from agent.nvml.raw import NodeFacts, RawGpuSample, SampleCursor
 from agent.nvml.unbind import DriverEvent, capability_of
 from gpuledger.clock import Clock
 from gpuledger.records import GpuFacts
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 
 _log = structlog.get_logger(__name__)
 # How long an unbinding gets before the driver is asked for again.

@@ -18,7 +18,7 @@ from agent.nvml.gpu import Gpu
 from agent.nvml.poll import PollCycle, Question
 from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.nvml.worker import Worker
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from agent.nvml.gpu import Gpu
 from agent.nvml.library import NvmlSession
 from agent.nvml.unbind import DriverEvent, DriverEvents
 from agent.nvml.worker import Worker
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
 _CALM_NS: Final = 60_000_000_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 
 class Attempts:

@@ -20,7 +20,7 @@ from agent.publishing.io_thread import DiskHungError, IoThread
 from agent.publishing.message_bundle import Parcel
 from agent.publishing.queue import QueuedMessage, TickQueue
 from agent.publishing.spool import Spool, SpoolPosition, count_failure
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 
 T = TypeVar("T")
 _FRAME_TICKS: Final = 60

@@ -34,7 +34,7 @@ from cli.demo.view import Draw, can_be_live, leave_out_of_logs, live, show, widt
 from gpuledger.codec import encode
 from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
-from gpuledger.service import configure_logs
+from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
 from sinks.store.query import count_rows
 

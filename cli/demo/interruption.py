@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from cli.demo.run_bus import Offsets, RunBus
 from cli.demo.source import DemoBus
 from cli.demo.stage_tasks import Stages
 from gpuledger.errors import BusUnavailableError
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import SAMPLES
 
 _JOINING_SECONDS: Final = 30.0

@@ -27,7 +27,7 @@ from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
 from gpuledger.addresses import shown_url
 from gpuledger.errors import BusError, TopicsError
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import TOPICS
 from sinks.alerts.receivers import NAME as ALERTS
 from sinks.alerts.service import GROUP as ALERTS_GROUP

@@ -13,7 +13,7 @@ from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartitio
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError, UndecodableError
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, SAMPLES
 
 _EVENT: Final = Decoder(topic=EVENTS.name, record=GpuEvent)

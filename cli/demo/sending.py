@@ -10,7 +10,7 @@ from cli.demo.run_bus import RunBus
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records.base import record
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 
 Work = Callable[..., Coroutine[Any, Any, None]]

@@ -24,7 +24,7 @@ from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from simulator.kube import serve_kube_api
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 from gpuledger.errors import GpuledgerError
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 _STOP_SECONDS: Final = 8.0
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from cli.demo.screen import ScreenLine
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25

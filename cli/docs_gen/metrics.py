@@ -14,8 +14,8 @@ import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
-import gpuledger.dead_letters
-import gpuledger.service.metrics
+import gpuledger.dead_letter_queue
+import gpuledger.runtime.process_metrics
 import sinks.metrics
 from cli.docs_gen.markdown import code, table
 from sinks.remote_write.families import FAMILIES
@@ -25,9 +25,9 @@ DEPLOYABLES: Final = {
     "podwatch": enricher.podwatch.metrics,
     "join": enricher.join.metrics,
     "sinks": sinks.metrics,
-    "join and sinks": gpuledger.dead_letters,
+    "join and sinks": gpuledger.dead_letter_queue,
     "every consumer of a topic": gpuledger.bus.metrics,
-    "every deployable": gpuledger.service.metrics,
+    "every deployable": gpuledger.runtime.process_metrics,
 }
 _HEAD: Final = """\
 # Metrics

@@ -25,7 +25,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
-from gpuledger.service import configure_logs
+from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
 
 OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]

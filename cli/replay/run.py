@@ -17,7 +17,7 @@ from enricher.join.replay.comparison import Comparison
 from enricher.join.replay.replay import Replay, TimeRange
 from gpuledger.bus.log_reader import History, HistoryReader
 from gpuledger.bus.protocol import Record, TopicPartition
-from gpuledger.dead_letters import describe_unreadable
+from gpuledger.dead_letter_queue import describe_unreadable
 from gpuledger.errors import UserError
 from gpuledger.topics import EVENTS, PODS, SAMPLES
 

@@ -3,7 +3,7 @@
 from enricher.join.service import run_join
 from enricher.join.settings import JoinSettings
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.service import Readiness, explain_user_errors, run_service
+from gpuledger.runtime import Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 
 

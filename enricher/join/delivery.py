@@ -15,9 +15,9 @@ from enricher.join.commit_batch import CommitBatch
 from enricher.join.retry import UntilDone
 from gpuledger.bus.protocol import Consumer, Message, Producer, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import EVENTS
 
 _NOBODY: Final[frozenset[int]] = frozenset()

@@ -4,7 +4,7 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from gpuledger import dead_letters, topics
+from gpuledger import dead_letter_queue, topics
 from gpuledger.counters import count_from_zero
 from gpuledger.records import ProcessChange
 from gpuledger.records.incidents import INCIDENT_KINDS
@@ -126,7 +126,7 @@ NODE_BEHIND_SECONDS: Final = Gauge(
     " server's. Whole seconds; 0 where none was.",
 )
 count_from_zero(
-    dead_letters.DEAD_LETTERS_TOTAL,
+    dead_letter_queue.DEAD_LETTERS_TOTAL,
     topic=(
         topics.SAMPLES.name,
         topics.PROCESSES.name,

@@ -10,8 +10,8 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.accounting.conservation import conservation_error
-from enricher.join.accounting.settlement import settled_seconds
+from enricher.join.booking.conservation import conservation_error
+from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
@@ -21,7 +21,7 @@ from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
-from gpuledger.service.repeats import Repeats
+from gpuledger.runtime.repeats import Repeats
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200

@@ -31,8 +31,8 @@ from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Consumer, Polled, TopicPartition
 from gpuledger.collector import settle_collector
 from gpuledger.errors import BusError, GpuledgerError, NotAssignedError
-from gpuledger.service import Backoff, Check
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
 
 INPUTS: Final = (SAMPLES.name, PROCESSES.name, INCIDENTS.name)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from enricher.join import metrics
 from gpuledger.errors import BusError
-from gpuledger.service import Backoff, Check, until_done
+from gpuledger.runtime import Backoff, Check, until_done
 
 T = TypeVar("T")
 

@@ -37,10 +37,10 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import NotAssignedError, TopicsError
 from gpuledger.lag import Lag
-from gpuledger.service import Backoff, Check, CheckSeverity, Readiness, end_where_stalled
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness, end_where_stalled
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,

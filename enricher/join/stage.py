@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from enricher.join import metrics
-from enricher.join.accounting.holders import TooManyEntriesError
+from enricher.join.booking.holders import TooManyEntriesError
 from enricher.join.event import make_event
 from enricher.join.observer import JoinObserver
 from enricher.join.placing import IsPlaced, explain_misplaced
@@ -32,7 +32,7 @@ from enricher.join.validation import InvalidTickError, book_valid_tick, settle_v
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterQueue, show_key
+from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.records import (
     AttributedIncident,
     GpuEvent,

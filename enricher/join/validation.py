@@ -4,8 +4,8 @@ Types are checked by decoding; here stand the rules between fields. Nothing is r
 on positions cost nothing where they hold: booking a tick that breaks one runs into it.
 """
 
-from enricher.join.accounting.books import book_tick
-from enricher.join.accounting.settlement import settle_ends
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.settlement import settle_ends
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import GpuBooks, NodeSample, Settlement
 

@@ -12,7 +12,7 @@ from enricher.podwatch.api import Answer, Api, Method
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
-from gpuledger.service.readiness import Check
+from gpuledger.runtime.readiness import Check
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ from typing import Final, Literal, Protocol
 
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
-from gpuledger.service.readiness import Check
-from gpuledger.threads import in_daemon_thread
+from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.threads import in_daemon_thread
 
 Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"

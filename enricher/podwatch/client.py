@@ -27,8 +27,8 @@ from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger import __version__
 from gpuledger.errors import UserError
-from gpuledger.file_watch import FileWatch
-from gpuledger.service.readiness import Check
+from gpuledger.runtime.file_watch import FileWatch
+from gpuledger.runtime.readiness import Check
 
 _TOKEN_LIFE_SECONDS: Final = 60.0
 _TLS_END_SECONDS: Final = 0.1

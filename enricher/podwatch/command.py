@@ -6,7 +6,7 @@ from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.addresses import shown_url
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.clock import SystemClock
-from gpuledger.service import CheckSeverity, Readiness, explain_user_errors, run_service
+from gpuledger.runtime import CheckSeverity, Readiness, explain_user_errors, run_service
 from gpuledger.settings import load_settings
 
 

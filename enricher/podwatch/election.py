@@ -21,8 +21,8 @@ from enricher.podwatch.lease import Lease, LeaseClient, LeaseSpec
 from enricher.podwatch.settings import RETRY_MOST_FACTOR, LeaseSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
-from gpuledger.service.readiness import Check
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.tasks import end_tasks
 
 _NS: Final = 1_000_000_000
 _RELEASE_SECONDS: Final = 2.0

@@ -15,7 +15,7 @@ from enricher.podwatch.identity import identity_of
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
 from gpuledger.errors import UndecodableError
-from gpuledger.service.repeats import Repeats
+from gpuledger.runtime.repeats import Repeats
 
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode

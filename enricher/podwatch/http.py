@@ -1,6 +1,6 @@
 """Answers over HTTP: bodies as they come, and every way not to get one as a `KubernetesError`.
 
-What a refusal says is read as any server's answer is, in `gpuledger.service.http.client`. Who is
+What a refusal says is read as any server's answer is, in `gpuledger.runtime.http.client`. Who is
 asked, and with which credentials, is known elsewhere.
 """
 
@@ -18,10 +18,10 @@ import msgspec
 from enricher.podwatch.api import Answer, AnswerTooLargeError, KubernetesError, SilentError
 from enricher.podwatch.depth import decode_cut
 from enricher.podwatch.objects import Status
-from gpuledger.service.http.client import read_begin, translating
-from gpuledger.service.http.credentials import BasicCredentials
-from gpuledger.service.http.readable import readable
-from gpuledger.service.http.retry_after import retry_after_seconds
+from gpuledger.runtime.http.client import read_begin, translating
+from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.runtime.http.readable import readable
+from gpuledger.runtime.http.retry_after import retry_after_seconds
 
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})

@@ -16,13 +16,13 @@ from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Producer, Record, TopicDescription
 from gpuledger.clock import Clock
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import count_unreadable, describe_unreadable
+from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.service.backoff import Backoff
-from gpuledger.service.readiness import Check
-from gpuledger.service.repeats import Repeats
-from gpuledger.service.retrying import until_done
+from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.retry import until_done
 from gpuledger.topics import PODS
 from gpuledger.twins import twin_of
 

@@ -25,7 +25,7 @@ from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from enricher.podwatch.watch_list import INITIAL_EVENTS, NoEndMarkError, WatchLists
 from gpuledger.clock import Clock
-from gpuledger.service.backoff import Backoff
+from gpuledger.runtime.backoff import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}

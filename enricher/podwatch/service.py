@@ -20,7 +20,7 @@ from enricher.podwatch.table import PodTable
 from enricher.podwatch.unreadable import UnreadablePods
 from enricher.podwatch.watch_events import Deleted, Interrupted, Phase, Skipped, Step, Upserted
 from gpuledger.clock import Clock
-from gpuledger.service.readiness import Check, CheckSeverity, Readiness
+from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 
 _BURIAL_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)

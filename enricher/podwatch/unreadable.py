@@ -3,7 +3,7 @@
 from typing import Final
 
 from enricher.podwatch.watch_events import Skipped
-from gpuledger.service.readiness import Check
+from gpuledger.runtime.readiness import Check
 
 MAX_NAMED: Final = 1000
 

@@ -13,7 +13,7 @@ import structlog
 
 from gpuledger.bus.metrics import GAPS_TOTAL, RECORDS_MISSED_TOTAL
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from gpuledger.service import Check
+from gpuledger.runtime import Check
 
 _LAST_MS: Final = (2**63 - 1) // 1_000_000
 _log = structlog.get_logger(__name__)

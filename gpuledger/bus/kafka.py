@@ -16,7 +16,7 @@ from gpuledger.bus.protocol import (
     TopicDescription,
     Transactions,
 )
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 
 

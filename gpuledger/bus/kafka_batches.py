@@ -13,7 +13,7 @@ from gpuledger.bus.kafka_internals import pack_at_least_cost, send_batch, stop_p
 from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.errors import TopicsError
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 _CHECK_SECONDS: Final = 2.0
 """How often it is asked whether topics are still there, while what was sent is not acknowledged."""

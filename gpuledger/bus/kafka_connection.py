@@ -20,7 +20,7 @@ from gpuledger.bus.kafka_logs import RefusedConnections, demote_logs, rememberin
 from gpuledger.bus.kafka_topic_ids import fetch_topic_ids
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.errors import BusUnavailableError, TopicsError
-from gpuledger.service import Check, CheckSeverity, Readiness
+from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings
 
 ABSENT_ANSWERS: Final = 2

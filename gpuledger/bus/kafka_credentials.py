@@ -13,9 +13,9 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
-from gpuledger.file_watch import LOOK_SECONDS, FileWatch
-from gpuledger.service import Check
-from gpuledger.service.files_in_force import FilesInForce
+from gpuledger.runtime import Check
+from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
+from gpuledger.runtime.files_in_force import FilesInForce
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.settings.secret import MASK
 

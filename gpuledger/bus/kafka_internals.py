@@ -23,7 +23,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.record import default_records
 
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 STOP_SECONDS: Final = 1.5
 CANCEL_SECONDS: Final = 0.5

@@ -12,7 +12,7 @@ from typing import Self
 
 from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus, Transactions
 from gpuledger.errors import BusUnavailableError, FencedError
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 
 
 @dataclass(kw_only=True)

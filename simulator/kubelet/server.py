@@ -14,7 +14,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.server import Server, Stream
 from typing_extensions import override
 
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks
 from simulator.kubelet.node import SimulatedKubelet
 
 _METHOD = "/v1.PodResourcesLister/List"

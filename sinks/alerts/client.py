@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from gpuledger import __version__
-from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError
+from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError
 from sinks.credentials import CredentialsInForce, ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 

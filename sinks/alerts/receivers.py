@@ -14,9 +14,9 @@ import structlog
 
 from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
-from gpuledger.service import Check
-from gpuledger.service.repeats import Repeats
-from gpuledger.tasks import end_tasks
+from gpuledger.runtime import Check
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.tasks import end_tasks
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.standing import (
     SECOND_NS,

@@ -16,8 +16,8 @@ from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.service import Check, CheckSeverity, Readiness
-from gpuledger.service.http.client import open_http
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from gpuledger.twins import twin_of
 from sinks.alerts.client import HEADERS, AlertmanagerClient

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.kafka_sink import Republishing, run_republishing
 from sinks.otlp.requests import ExportRequests
 from sinks.otlp.settings import OtlpSettings

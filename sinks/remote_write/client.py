@@ -12,8 +12,8 @@ from typing import Final
 import cramjam
 
 from gpuledger import __version__
-from gpuledger.service import Readiness
-from gpuledger.service.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
 from sinks.credentials import ReceiverCredentials, watch_credentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.remote_write.settings import RemoteWriteSettings

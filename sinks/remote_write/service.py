@@ -17,8 +17,8 @@ from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, CheckSeverity, Readiness
-from gpuledger.service.repeats import Repeats
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.repeats import Repeats
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.kafka_sink import Republishing, run_republishing
 from sinks.rows.rows import encoded_rows_of
 from sinks.rows.settings import RowsSettings

@@ -11,7 +11,7 @@ import structlog
 
 from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
-from gpuledger.threads import in_daemon_thread
+from gpuledger.runtime.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.store.settings import StoreSettings

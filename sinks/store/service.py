@@ -16,7 +16,7 @@ from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, CheckSeverity, Readiness
+from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.topics import EVENTS
 from gpuledger.twins import twin_of
 from sinks.consuming import consume

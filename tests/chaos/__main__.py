@@ -21,7 +21,7 @@ from gpuledger.errors import UnavailableError
 from tests.chaos.chaos_run import ChaosRun, Plan
 from tests.chaos.tally import MODES, Mode, Verdict
 from tests.compiled import describe_compiled
-from tests.real.parts.process import PartError
+from tests.real.services.process import PartError
 from tests.tools.report import say
 
 if TYPE_CHECKING:

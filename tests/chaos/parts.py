@@ -14,8 +14,8 @@ from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
 from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts.kafka import Kafka
-from tests.real.parts.kubernetes import KubeApi
+from tests.real.services.kafka import Kafka
+from tests.real.services.kubernetes import KubeApi
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
 

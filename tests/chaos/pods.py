@@ -11,12 +11,12 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.real.parts.kube_client import KubeApiError
+from tests.real.services.kube_client import KubeApiError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.services.kube_client import KubeApiClient
 
 NAMESPACE: Final = "research"
 _PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -16,7 +16,7 @@ from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
 from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.errors import UserError
-from gpuledger.service.web_config import read_web_config
+from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.fields import settings_of
 from simulator.scenario import load_scenario

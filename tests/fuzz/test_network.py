@@ -14,11 +14,11 @@ from enricher.podwatch.events import WatchReader
 from enricher.podwatch.watch_events import Deleted, Upserted
 from gpuledger.codec import decoder_of, encode
 from gpuledger.records import PodRecord
-from gpuledger.service.http.messages import HttpRequest, Response
-from gpuledger.service.http.server import serve_pages
+from gpuledger.runtime.http.messages import HttpRequest, Response
+from gpuledger.runtime.http.server import serve_pages
 from gpuledger.topics import PODS
 from tests.fuzz.mutations import changed_bytes, changed_json
-from tests.unit.enricher.podwatch.given import encoded, owned_by, pod
+from tests.unit.enricher.podwatch.builders import encoded, owned_by, pod
 
 REQUESTS = [
     b"GET /metrics HTTP/1.1\r\nHost: a:9400\r\nAccept: text/plain\r\nAccept-Encoding: gzip\r\n\r\n",

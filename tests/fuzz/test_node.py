@@ -26,8 +26,8 @@ from agent.publishing.frames import (
 )
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
-from gpuledger.service import Backoff
-from gpuledger.service.readiness import Check
+from gpuledger.runtime import Backoff
+from gpuledger.runtime.readiness import Check
 from tests.fuzz.mutations import changed_bytes
 
 DATA = Path(__file__).parents[1] / "data"

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.accounting.conservation import conservation_error
+from enricher.join.booking.conservation import conservation_error
 from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import (

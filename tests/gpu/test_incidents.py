@@ -21,7 +21,7 @@ from agent.nvml.calls import NvmlLostError
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import NvmlSession
 from gpuledger.clock import SystemClock
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 ROOT = Path(__file__).parents[2]
 APPLICATION_XIDS = {13, 31, 43, 45}

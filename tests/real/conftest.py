@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from tests.real.parts.alertmanager import Alertmanager, AlertmanagerApi
-from tests.real.parts.authorizing_kafka import AuthorizingKafka
-from tests.real.parts.kafka import Kafka, KafkaBroker, KafkaDistribution
-from tests.real.parts.kafka_cluster import KafkaCluster
-from tests.real.parts.kcat import Kcat
-from tests.real.parts.kube_client import KubeApiClient
-from tests.real.parts.kubeconfig import read_kubeconfig
-from tests.real.parts.kubelet import KubeletServer
-from tests.real.parts.kubernetes import KubeApi
-from tests.real.parts.kustomize import Kubectl, Kustomize
-from tests.real.parts.prometheus import (
+from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
+from tests.real.services.authorizing_kafka import AuthorizingKafka
+from tests.real.services.kafka import Kafka, KafkaBroker, KafkaDistribution
+from tests.real.services.kafka_cluster import KafkaCluster
+from tests.real.services.kcat import Kcat
+from tests.real.services.kube_client import KubeApiClient
+from tests.real.services.kubeconfig import read_kubeconfig
+from tests.real.services.kubelet import KubeletServer
+from tests.real.services.kubernetes import KubeApi
+from tests.real.services.kustomize import Kubectl, Kustomize
+from tests.real.services.prometheus import (
     Prometheus,
     PrometheusApi,
     VictoriaMetrics,
     VictoriaMetricsApi,
 )
-from tests.real.parts.secure_kafka import SecureKafka
-from tests.real.parts.starter import Starter, running
+from tests.real.services.secure_kafka import SecureKafka
+from tests.real.services.starter import Starter, running
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
 

@@ -17,7 +17,7 @@ from tests.raw_batches import GZIP, LZ4, NONE, SNAPPY, ZSTD, Raw
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 GIBIBYTE = 1 << 30
 NOTHING = Raw(b"k", None)

@@ -23,7 +23,7 @@ from tests.real.end_to_end.deployables import Deployable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-2"

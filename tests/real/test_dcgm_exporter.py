@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exposition.fields import all_fields
 from tests.real.end_to_end.deployables import BIN
-from tests.real.parts import web
-from tests.real.parts.ports import free_ports
-from tests.real.parts.process import Process
+from tests.real.services import web
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
 
 LOOK_SECONDS = 60.0
 LETTERS = "gpuledger_dead_letters_total"

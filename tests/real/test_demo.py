@@ -25,13 +25,13 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from sinks.store.query import entries_sql
 from tests.real.changed_topics import delete
-from tests.real.parts.kcat import KcatError
+from tests.real.services.kcat import KcatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
 
 FEW_EVENTS = 8
 """Of two nodes, a tick a second."""

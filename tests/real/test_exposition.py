@@ -18,9 +18,9 @@ import pytest
 
 from simulator.opening import open_simulation
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts import web
-from tests.real.parts.prometheus import Prometheus
-from tests.real.parts.starter import running
+from tests.real.services import web
+from tests.real.services.prometheus import Prometheus
+from tests.real.services.starter import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

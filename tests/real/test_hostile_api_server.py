@@ -13,7 +13,7 @@ from tests.real.sinks.running_sinks import make_topics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 NESTED = page(b'{"metadata":' + b"[" * 50_000, b"Content-Type: application/json")
 ENDLESS = Raw(begin=b"HTTP/1.1 200 OK\r\n\r\n", again=b" " * MIB, times=10_000)

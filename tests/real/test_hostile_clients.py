@@ -16,8 +16,8 @@ import bcrypt
 import pytest
 
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts import web
-from tests.real.parts.certificates import Authority
+from tests.real.services import web
+from tests.real.services.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.end_to_end.deployables import Deployable
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 NODES = 2
 TICKS = 800

@@ -21,7 +21,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Severity
-from gpuledger.service import Check
+from gpuledger.runtime import Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import (
     DEAD_LETTERS,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
 
 NODE, OTHER = node_name(0), node_name(1)
 GROUP = "gpuledger-join"

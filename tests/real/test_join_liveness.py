@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.end_to_end.deployables import Deployable
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kafka_cluster import KafkaCluster
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kafka_cluster import KafkaCluster
 
 NODES = 24
 PODS_PER_NODE = 500

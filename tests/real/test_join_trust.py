@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
 
 NODES: Final = ("node-a", "node-b")
 LOOK_SECONDS: Final = 40.0

@@ -9,7 +9,7 @@ import pytest
 from agent.kubelet.client import MAX_ANSWER_BYTES, SocketKubelet
 from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import ClaimedDevice, PodResources, parse_answer
-from tests.real.parts.kubelet import KubeletServer
+from tests.real.services.kubelet import KubeletServer
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
 TRAINING: dict[str, Any] = {

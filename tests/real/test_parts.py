@@ -14,20 +14,20 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 
-from tests.real.parts import web
-from tests.real.parts.kcat import Kcat
-from tests.real.parts.kube_client import KubeApiClient
-from tests.real.parts.kubeconfig import read_kubeconfig
+from tests.real.services import web
+from tests.real.services.kcat import Kcat
+from tests.real.services.kube_client import KubeApiClient
+from tests.real.services.kubeconfig import read_kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.parts.alertmanager import Alertmanager, AlertmanagerApi
-    from tests.real.parts.kafka import Kafka, KafkaBroker
-    from tests.real.parts.kubernetes import KubeApi
-    from tests.real.parts.prometheus import Prometheus, PrometheusApi, VictoriaMetrics
-    from tests.real.parts.secure_kafka import SecureKafka
+    from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
+    from tests.real.services.kafka import Kafka, KafkaBroker
+    from tests.real.services.kubernetes import KubeApi
+    from tests.real.services.prometheus import Prometheus, PrometheusApi, VictoriaMetrics
+    from tests.real.services.secure_kafka import SecureKafka
 
 POD = {
     "apiVersion": "v1",

@@ -11,8 +11,8 @@ from typing_extensions import override
 from enricher.podwatch.watch_events import Interrupted, Phase
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
-from tests.real.parts.kube_client import KubeApiClient
-from tests.real.parts.kubernetes import KubeApi
+from tests.real.services.kube_client import KubeApiClient
+from tests.real.services.kubernetes import KubeApi
 
 ROLE = {
     "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -11,11 +11,11 @@ from enricher.podwatch.api import Api, KubernetesError
 from enricher.podwatch.client import Client
 from enricher.podwatch.line_splitter import split_lines
 from enricher.podwatch.settings import KubernetesSettings
-from gpuledger.service.readiness import Check
+from gpuledger.runtime.readiness import Check
 from tests.fakes.seconds import Seconds
 from tests.podwatch_cluster import following, published
-from tests.real.parts.kube_client import KubeApiClient
-from tests.real.parts.kubernetes import KubeApi
+from tests.real.services.kube_client import KubeApiClient
+from tests.real.services.kubernetes import KubeApi
 from tests.real.test_podwatch import RealCluster
 from tests.real.test_podwatch_stream import bind, role
 

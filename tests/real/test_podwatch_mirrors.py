@@ -13,7 +13,7 @@ from tests.real.test_podwatch import RealCluster
 
 if TYPE_CHECKING:
     from gpuledger.records import PodRecord
-    from tests.real.parts.kube_client import KubeApiClient
+    from tests.real.services.kube_client import KubeApiClient
 
 HASH = "0123456789abcdef0123456789abcdef"
 NODE = "node-a"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
-    from tests.real.parts.kubernetes import KubeApi
-    from tests.real.parts.kustomize import Kustomize
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
+    from tests.real.services.kubernetes import KubeApi
+    from tests.real.services.kustomize import Kustomize
 
 NAMESPACE = "gpuledger"
 PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"

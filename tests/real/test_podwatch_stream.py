@@ -11,9 +11,9 @@ import pytest
 from enricher.podwatch.watch_events import Interrupted, Phase
 from tests.podwatch_cluster import Following, following, published
 from tests.real.deployment.rendering import render
-from tests.real.parts.kube_client import KubeApiClient
-from tests.real.parts.kubernetes import KubeApi
-from tests.real.parts.kustomize import Kustomize
+from tests.real.services.kube_client import KubeApiClient
+from tests.real.services.kubernetes import KubeApi
+from tests.real.services.kustomize import Kustomize
 from tests.real.test_podwatch import RealCluster
 
 OLD = ["--feature-gates=WatchList=false"]

@@ -27,7 +27,7 @@ from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 ROOT = Path(__file__).parents[2]
 NODES = 12

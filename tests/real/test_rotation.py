@@ -15,26 +15,26 @@ from typing_extensions import override
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import BusUnavailableError
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import ROWS, SAMPLES
 from tests.real.bus.test_kafka_security import secured
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts.certificates import Authority
-from tests.real.parts.kafka import KafkaBroker
-from tests.real.parts.process import Process
-from tests.real.parts.secure_kafka import SecureKafka
-from tests.real.parts.starter import running
+from tests.real.services.certificates import Authority
+from tests.real.services.kafka import KafkaBroker
+from tests.real.services.process import Process
+from tests.real.services.secure_kafka import SecureKafka
+from tests.real.services.starter import running
 from tests.real.sinks.running_sinks import publish, ticks
 from tests.real.test_agent import NODE, QUICKSTART
-from tests.unit.sinks.given import eventually
+from tests.unit.sinks.builders import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
-    from tests.real.parts.kafka import KafkaDistribution
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import KafkaDistribution
+    from tests.real.services.kcat import Kcat
 
 DEADLINE_SECONDS = 60.0
 NEW_PASSWORD = "another-horse-another-battery"

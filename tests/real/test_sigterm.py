@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.parts.ports import free_ports
+from tests.real.services.ports import free_ports
 
 BIN = Path(sys.executable).parent
 PATIENCE_SECONDS = 30.0

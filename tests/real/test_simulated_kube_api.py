@@ -13,7 +13,7 @@ from simulator.clock import ManualClock
 from simulator.kube import KubeApi, serve_kube_api
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
-from tests.real.parts.kube_client import KubeApiClient
+from tests.real.services.kube_client import KubeApiClient
 
 NAMESPACE = "manners"
 OURS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -10,7 +10,7 @@ from simulator.clock import ManualClock
 from simulator.kube.driver import drive
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
-from tests.real.parts.kube_client import KubeApiClient
+from tests.real.services.kube_client import KubeApiClient
 
 EPOCH_NS = 1_790_000_000_000_000_000
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.end_to_end.deployables import Deployable
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 TICK_SECONDS = 0.25
 AFTER_SECONDS = 0.5

@@ -15,17 +15,17 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic
 from tests.real.changed_topics import delete
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
-from tests.real.parts import web
+from tests.real.services import web
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from tests.real.parts.alertmanager import AlertmanagerApi
-    from tests.real.parts.authorizing_kafka import AuthorizingKafka
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kube_client import KubeApiClient
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.authorizing_kafka import AuthorizingKafka
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.prometheus import PrometheusApi
 
 LOOK_SECONDS = 90.0
 OTLP = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=12)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import bcrypt
 
 from tests.real.end_to_end.deployables import Deployable
-from tests.real.parts.certificates import Authority
-from tests.real.parts.web import await_some
+from tests.real.services.certificates import Authority
+from tests.real.services.web import await_some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.parts.prometheus import Prometheus
+    from tests.real.services.prometheus import Prometheus
 
 WEB_CONFIG = """
 tls_server_config:

@@ -10,8 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.real.parts.kafka import Kafka, KafkaDistribution
-from tests.real.parts.process import PartError
+from tests.real.services.kafka import Kafka, KafkaDistribution
+from tests.real.services.process import PartError
 from tests.tools import cache, commands, debian, report
 from tests.tools.errors import MissingToolError
 

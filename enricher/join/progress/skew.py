@@ -9,7 +9,7 @@ import structlog
 from enricher.join import metrics
 from enricher.join.progress.recent import WindowedMin
 from gpuledger.records import PodRecord
-from gpuledger.service.repeats import Repeats
+from gpuledger.runtime.repeats import Repeats
 
 _log = structlog.get_logger(__name__)
 

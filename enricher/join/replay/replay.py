@@ -12,7 +12,7 @@ from typing_extensions import override
 from enricher.join.placing import IsPlaced
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 
 CONSUMER: Final = "gpuledger-replay"
 

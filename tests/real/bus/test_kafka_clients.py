@@ -24,14 +24,14 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until, texts
-from tests.real.bus.given import numbered, settings_of
+from tests.real.bus.builders import numbered, settings_of
 from tests.real.changed_topics import recreate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kafka_cluster import KafkaCluster
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kafka_cluster import KafkaCluster
 
 
 def _inside(client: KafkaProducer | KafkaConsumer) -> Any:  # noqa: ANN401  # aiokafka is untyped

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpuledger.bus.protocol import Message, Record, TopicPartition
-    from tests.real.parts.kafka import KafkaBroker
+    from tests.real.services.kafka import KafkaBroker
 
 COMPACTED_AT_ONCE = {
     "segment.ms": "500",

@@ -16,14 +16,14 @@ from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until
 from tests.raw_batches import Raw
-from tests.real.bus.given import numbered, settings_of
+from tests.real.bus.builders import numbered, settings_of
 from tests.real.hostile_batches import HOSTILE, LEGAL, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuledger.bus.protocol import Record
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 Shown = int | tuple[int, int]
 

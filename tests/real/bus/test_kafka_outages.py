@@ -13,14 +13,14 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, UnavailableError
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until
-from tests.real.bus.given import TOPIC, numbered, settings_of
-from tests.real.parts.ports import free_ports
+from tests.real.bus.builders import TOPIC, numbered, settings_of
+from tests.real.services.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuledger.bus.protocol import Consumer, Producer, Record
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 
 async def publish_numbers(

@@ -16,13 +16,13 @@ from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Secret
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import poll_until, texts
-from tests.real.bus.given import numbered, settings_of
+from tests.real.bus.builders import numbered, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tests.real.parts.secure_kafka import SecureKafka
+    from tests.real.services.secure_kafka import SecureKafka
 
 
 @pytest.fixture(autouse=True)

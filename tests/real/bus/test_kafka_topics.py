@@ -17,11 +17,11 @@ from gpuledger.errors import BusError, BusUnavailableError, TopicsError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until, texts
-from tests.real.bus.given import numbered, settings_of
+from tests.real.bus.builders import numbered, settings_of
 
 if TYPE_CHECKING:
     from gpuledger.bus.protocol import Record
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 
 async def _delete(servers: str, topic: Topic) -> None:

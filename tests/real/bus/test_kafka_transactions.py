@@ -23,13 +23,13 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import Topic
 from tests.bus_contract.harness import DEADLINE_SECONDS, poll_once, poll_until, texts
-from tests.real.bus.given import numbered, settings_of
+from tests.real.bus.builders import numbered, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gpuledger.settings import KafkaSettings
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 GROUP = "writers"
 

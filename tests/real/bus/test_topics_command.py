@@ -18,8 +18,8 @@ from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
 
 
 @pytest.fixture

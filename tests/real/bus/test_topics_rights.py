@@ -17,8 +17,8 @@ from gpuledger.topics import TOPICS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.authorizing_kafka import AuthorizingKafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.authorizing_kafka import AuthorizingKafka
+    from tests.real.services.kcat import Kcat
 
 GRANT_ATTEMPTS = 50
 PREFIX = ("--topic", "gpuledger.", "--resource-pattern-type", "prefixed")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from tests.real.parts import web
+from tests.real.services import web
 from tests.unit.deployment import dashboard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.prometheus import PrometheusApi
     from tests.unit.deployment.dashboard import Target
 
 

@@ -13,7 +13,7 @@ from tests.real.compose.asking import Grafana, Shown
 from tests.real.compose.expected import OF_THE_DEPLOYABLES
 from tests.real.compose.topology import SERVICES, Topology
 from tests.real.compose.truth import Truth
-from tests.real.parts.prometheus import PrometheusApi
+from tests.real.services.prometheus import PrometheusApi
 from tests.unit.deployment import dashboard
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
 from tests.real.compose.played import WAIT_SECONDS, Played, play
 from tests.real.compose.topology import ALWAYS, BIN, SERVICES, Topology
 from tests.real.end_to_end.deployables import refuse_stray_settings
-from tests.real.parts.alertmanager import AlertmanagerApi
-from tests.real.parts.web import await_some
+from tests.real.services.alertmanager import AlertmanagerApi
+from tests.real.services.web import await_some
 from tests.unit.deployment import dashboard
 from tests.unit.deployment.deployables import ROOT
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.real.parts.kafka import KafkaDistribution
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import KafkaDistribution
+    from tests.real.services.kcat import Kcat
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 REMOTE_WRITE = (ROOT / "docs" / "remote-write.md").read_text()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.parts.alertmanager import Alertmanager
+    from tests.real.services.alertmanager import Alertmanager
 
 COMPOSE = ROOT / "deploy" / "compose"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gpuledger.records import GpuEvent
-    from tests.real.parts.prometheus import Prometheus
+    from tests.real.services.prometheus import Prometheus
 
 SCENARIO = load_scenario(ROOT / "scenarios" / "sharing.yaml")
 SECONDS = 30

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from gpuledger.settings.fields import variable_of
-from tests.real.parts import web
-from tests.real.parts.kafka import Kafka, KafkaDistribution, count_brokers
-from tests.real.parts.ports import free_ports
-from tests.real.parts.process import Process
+from tests.real.services import web
+from tests.real.services.kafka import Kafka, KafkaDistribution, count_brokers
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Process
 from tests.unit.deployment import compose_file, deployables
 from tests.unit.deployment.compose_file import Mount, Service
 from tests.unit.deployment.deployables import ROOT

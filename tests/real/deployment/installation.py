@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.real.end_to_end.deployables import BIN, Deployable
-from tests.real.parts.secure_kafka import WORKLOADS
+from tests.real.services.secure_kafka import WORKLOADS
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tests.real.parts.kubernetes import KubeApi
-    from tests.real.parts.kustomize import Kubectl
-    from tests.real.parts.secure_kafka import SecureKafka
+    from tests.real.services.kubernetes import KubeApi
+    from tests.real.services.kustomize import Kubectl
+    from tests.real.services.secure_kafka import SecureKafka
 
 OVERLAY: Final = "overlays/sasl-ssl"
 COPY: Final = "overlays/my-cluster"

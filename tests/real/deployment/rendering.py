@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tests.real.parts.kustomize import Kustomize
+from tests.real.services.kustomize import Kustomize
 from tests.tools import catalogue
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT, Stage

@@ -27,20 +27,20 @@ from tests.real.deployment.installation import (
 )
 from tests.real.deployment.rendering import kustomizations
 from tests.real.end_to_end.deployables import refuse_stray_settings
-from tests.real.parts import web
-from tests.real.parts.kafka import Kafka
-from tests.real.parts.kubernetes import KubeApi
-from tests.real.parts.kustomize import Kubectl, KustomizeError
-from tests.real.parts.secure_kafka import SecureKafka
-from tests.real.parts.starter import running
+from tests.real.services import web
+from tests.real.services.kafka import Kafka
+from tests.real.services.kubernetes import KubeApi
+from tests.real.services.kustomize import Kubectl, KustomizeError
+from tests.real.services.secure_kafka import SecureKafka
+from tests.real.services.starter import running
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.real.end_to_end.deployables import Deployable
-    from tests.real.parts.kafka import KafkaDistribution
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import KafkaDistribution
+    from tests.real.services.kcat import Kcat
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:gpuledger-podwatch"
 DEFAULT_ACCOUNTS = [

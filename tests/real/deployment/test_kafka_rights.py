@@ -28,7 +28,7 @@ from sinks.otlp.settings import OtlpSettings
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
-from tests.real.parts.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
+from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
 from tests.unit.repository.test_security_page import GROUPS, named, rows
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.deployment.rendering import Workload
-    from tests.real.parts.kcat import Kcat
-    from tests.real.parts.kube_client import KubeApiClient
-    from tests.real.parts.kustomize import Kustomize
+    from tests.real.services.kcat import Kcat
+    from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.kustomize import Kustomize
 
 USERS: Final = {
     "topics Job, `gpuledger topics create`": "topics",

@@ -14,8 +14,8 @@ import yaml
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
-from tests.real.parts import web
-from tests.real.parts.certificates import Authority
+from tests.real.services import web
+from tests.real.services.certificates import Authority
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.real.deployment.rendering import Workload
-    from tests.real.parts.kustomize import Kustomize
-    from tests.real.parts.prometheus import Prometheus
+    from tests.real.services.kustomize import Kustomize
+    from tests.real.services.prometheus import Prometheus
 
 PAGES: Final = "overlays/pages-tls"
 PASSWORD: Final = "right"

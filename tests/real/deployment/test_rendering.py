@@ -20,12 +20,12 @@ from tests.real.deployment.rendering import (
     render,
     strings,
 )
-from tests.real.parts.kustomize import KustomizeError
+from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
-    from tests.real.parts.kustomize import Kubectl, Kustomize
+    from tests.real.services.kustomize import Kubectl, Kustomize
 
 AGENT = "gpuledger-agent"
 PODWATCH = "gpuledger-podwatch"

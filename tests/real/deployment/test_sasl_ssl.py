@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from tests.real.parts.kustomize import Kustomize
-    from tests.real.parts.secure_kafka import SecureKafka
+    from tests.real.services.kustomize import Kustomize
+    from tests.real.services.secure_kafka import SecureKafka
 
 MODELS: Final[dict[str, type[msgspec.Struct]]] = {
     "agent": AgentSettings,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from tests.real.parts import web
-from tests.real.parts.ports import free_ports
-from tests.real.parts.process import Process
+from tests.real.services import web
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

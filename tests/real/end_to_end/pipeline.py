@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import BIN, Deployable
-from tests.real.parts.process import Process
+from tests.real.services.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from simulator.simulation import Simulation
-    from tests.real.parts.alertmanager import AlertmanagerApi
-    from tests.real.parts.kafka import KafkaBroker
-    from tests.real.parts.kube_client import KubeApiClient
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.kafka import KafkaBroker
+    from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.prometheus import PrometheusApi
 
 NAMESPACE: Final = "gpuledger"
 JOINS: Final = 2

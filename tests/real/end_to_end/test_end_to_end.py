@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from simulator.simulation import Simulation
-    from tests.real.parts.alertmanager import AlertmanagerApi
-    from tests.real.parts.kafka import KafkaBroker
-    from tests.real.parts.kcat import Kcat, KcatMessage
-    from tests.real.parts.kube_client import KubeApiClient
-    from tests.real.parts.kustomize import Kustomize
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.kafka import KafkaBroker
+    from tests.real.services.kcat import Kcat, KcatMessage
+    from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.kustomize import Kustomize
+    from tests.real.services.prometheus import PrometheusApi
 
 ROOT = Path(__file__).parents[3]
 SCENARIO = ROOT / "scenarios" / "e2e.yaml"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tests.real.end_to_end.deployables import Deployable
-    from tests.real.parts.alertmanager import AlertmanagerApi
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kube_client import KubeApiClient
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kube_client import KubeApiClient
+    from tests.real.services.prometheus import PrometheusApi
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 AHEAD_SECONDS = 15

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 
 @pytest.fixture

@@ -13,16 +13,16 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, TOPICS, Topic, partition_of_node
-from tests.real.parts import web
-from tests.real.parts.ports import free_ports
-from tests.real.parts.process import Process
-from tests.unit.sinks.given import SECOND_NS, entry, event
+from tests.real.services import web
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Process
+from tests.unit.sinks.builders import SECOND_NS, entry, event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuledger.records import GpuEvent
-    from tests.real.parts.kafka import Kafka, KafkaBroker
+    from tests.real.services.kafka import Kafka, KafkaBroker
 
 NODES = [f"node-{number}" for number in range(8)]
 SINK = Path(sys.executable).with_name("gpuledger-sink")

@@ -12,21 +12,21 @@ import pytest
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import AttributedIncident, Incident, Severity
-from gpuledger.service import CheckSeverity, Readiness
+from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings
-from tests.real.parts.alertmanager import SecuredAlertmanager
-from tests.real.parts.certificates import Authority
-from tests.real.parts.web import await_some
-from tests.unit.sinks.given import GPU, bus, eventually, place_of, running
+from tests.real.services.alertmanager import SecuredAlertmanager
+from tests.real.services.certificates import Authority
+from tests.real.services.web import await_some
+from tests.unit.sinks.builders import GPU, bus, eventually, place_of, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuledger.bus.memory import MemoryBus
-    from tests.real.parts.starter import Starter
+    from tests.real.services.starter import Starter
 
 WITHIN_SECONDS = 30
 

@@ -11,15 +11,15 @@ import pytest
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
-from gpuledger.service import Readiness
-from gpuledger.service.http.client import open_http
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.service import GROUP, run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import rfc3339
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     GPU,
     NODE,
     SECOND_NS,
@@ -35,7 +35,7 @@ from tests.unit.sinks.given import (
 )
 
 if TYPE_CHECKING:
-    from tests.real.parts.alertmanager import AlertmanagerApi
+    from tests.real.services.alertmanager import AlertmanagerApi
 
 
 def posted(node: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  # what is wrong with it

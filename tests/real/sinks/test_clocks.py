@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.records import Account
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.alerts.service import GROUP as ALERTS_GROUP
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.remote_write.service import GROUP, run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.real.parts.prometheus import CONFIG
-from tests.unit.sinks.clocks import CASES, COUNT
-from tests.unit.sinks.given import (
+from tests.real.services.prometheus import CONFIG
+from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,
     committed,
@@ -29,14 +28,15 @@ from tests.unit.sinks.given import (
     publish,
     running,
 )
+from tests.unit.sinks.clocks import CASES, COUNT
 from tests.unit.sinks.test_clocks import WITHOUT_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuledger.records import GpuEvent
-    from tests.real.parts.alertmanager import AlertmanagerApi
-    from tests.real.parts.prometheus import Prometheus, PrometheusApi
+    from tests.real.services.alertmanager import AlertmanagerApi
+    from tests.real.services.prometheus import Prometheus, PrometheusApi
 
 WINDOW = CONFIG + "storage: {tsdb: {out_of_order_time_window: 2h}}\n"
 # Beside other series Prometheus takes nothing that is an hour behind them, also not of a new one.

@@ -17,14 +17,14 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, partition_of_node
 from sinks.store.query import count_rows, entries_sql, gaps_sql
 from tests.real.changed_topics import recreate, remove_before, spans
-from tests.real.parts import web
+from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
     from tests.real.sinks.running_sinks import Sink
 
     Begin = Callable[..., Awaitable[Sink]]

@@ -16,7 +16,7 @@ from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, partition_of_node
 from sinks.store.query import count_rows, entries_sql, gaps_sql
 from tests.raw_batches import Raw
 from tests.real.hostile_batches import HOSTILE, LEGAL, committed, max_memory_bytes, write
-from tests.real.parts import web
+from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuledger.records import GpuEvent
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
     from tests.real.sinks.running_sinks import Sink
 
 NODE = NODES[0]

@@ -11,12 +11,12 @@ import pytest
 from gpuledger.records import Account
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, answering, page
 from tests.real.sinks.running_sinks import Sink, make_topics, publish
-from tests.unit.sinks.given import entry, event
+from tests.unit.sinks.builders import entry, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 ANSWERS = [
     ODD_PAGES["Latin-1 said to be UTF-8"],

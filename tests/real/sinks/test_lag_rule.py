@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
 
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.errors import ReceiverUnavailableError
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.unit.sinks.given import ManualClock, bus, event, eventually, publish, running
+from tests.unit.sinks.builders import ManualClock, bus, event, eventually, publish, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

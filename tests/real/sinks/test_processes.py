@@ -10,18 +10,18 @@ import pytest
 
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.store.query import count_rows, entries_sql
-from tests.real.parts import web
-from tests.real.parts.ports import free_ports
-from tests.real.parts.process import Process
+from tests.real.services import web
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Process
 from tests.real.sinks.running_sinks import NODES, SINK, Sink, make_topics, publish, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat
-    from tests.real.parts.prometheus import PrometheusApi
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat
+    from tests.real.services.prometheus import PrometheusApi
 
 
 def metric(sink: Sink, name: str) -> float:

@@ -8,18 +8,18 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING
 
-from gpuledger.service import CheckSeverity, Readiness
+from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.real.parts.certificates import Authority
-from tests.real.parts.prometheus import SecuredPrometheus
-from tests.unit.sinks.given import bus, event, eventually, publish, running
+from tests.real.services.certificates import Authority
+from tests.real.services.prometheus import SecuredPrometheus
+from tests.unit.sinks.builders import bus, event, eventually, publish, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.real.parts.starter import Starter
+    from tests.real.services.starter import Starter
 
 READING = "gpuledger_gpu_memory_total_bytes"
 WITHIN_SECONDS = 30

@@ -13,17 +13,17 @@ from gpuledger.errors import GpuledgerError
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.client import open_client
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.real.parts.prometheus import Prometheus
+from tests.real.services.prometheus import Prometheus
 from tests.unit.deployment import compose_file
 from tests.unit.deployment.deployables import ROOT
-from tests.unit.sinks.given import SECOND_NS, event
+from tests.unit.sinks.builders import SECOND_NS, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.parts.prometheus import PrometheusApi, VictoriaMetrics
-    from tests.real.parts.starter import Starter
+    from tests.real.services.prometheus import PrometheusApi, VictoriaMetrics
+    from tests.real.services.starter import Starter
 
 RECEIVER_FLAG = "--web.enable-remote-write-receiver"
 OF_COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose" / "prometheus.yml").read_text())

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.records import Account, GpuEvent
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from sinks.remote_write.service import GROUP, run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
     allocation,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpuledger.bus.memory import MemoryBus
-    from tests.real.parts.prometheus import Prometheus, PrometheusApi
+    from tests.real.services.prometheus import Prometheus, PrometheusApi
 
 AT = place_of(NODE)
 BUSY = "gpuledger_pod_gpu_busy_ratio"

@@ -17,17 +17,17 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, EntryRow, GpuEvent
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
-from tests.real.parts import web
+from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish, ticks
-from tests.unit.sinks.given import SECOND_NS, entry, event
+from tests.unit.sinks.builders import SECOND_NS, entry, event
 from tests.unit.sinks.otlp.decoded import Point, points_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.real.parts.kafka import Kafka
-    from tests.real.parts.kcat import Kcat, KcatMessage
-    from tests.real.parts.prometheus import Prometheus
+    from tests.real.services.kafka import Kafka
+    from tests.real.services.kcat import Kcat, KcatMessage
+    from tests.real.services.prometheus import Prometheus
 
 # As somebody else would have made it: with another number of partitions than the events have.
 OTLP_METRICS = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)

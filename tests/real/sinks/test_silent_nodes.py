@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, partition_of_node
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.real.sinks.running_sinks import make_topics
-from tests.unit.sinks.given import NODE, event, eventually, running
+from tests.unit.sinks.builders import NODE, event, eventually, running
 from tests.unit.sinks.receiver import receiving
 from tests.unit.sinks.remote_write.oracle import parse_compressed
 
 if TYPE_CHECKING:
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
     from tests.unit.sinks.receiver import Received
 
 

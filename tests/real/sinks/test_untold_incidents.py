@@ -14,20 +14,20 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import AttributedIncident, Incident, Severity
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, partition_of_node
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings
 from tests.real import changed_topics
 from tests.real.sinks.running_sinks import make_topics
-from tests.unit.sinks.given import GPU, eventually, running
+from tests.unit.sinks.builders import GPU, eventually, running
 from tests.unit.sinks.receiver import Answer, receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.real.parts.kafka import Kafka
+    from tests.real.services.kafka import Kafka
 
 WITHIN_SECONDS = 60.0
 PARTITIONS = ATTRIBUTED_INCIDENTS.partitions

@@ -16,12 +16,12 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident, NodeSample, Severity
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
-from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
+from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
 
 FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {

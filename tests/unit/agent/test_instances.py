@@ -8,13 +8,13 @@ import pytest
 from agent.nvml.library import NvmlSession
 from agent.nvml.raw import SampleCursor
 from agent.sampling import ClockReading, NodeTick, Sampler
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
-from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
+from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 
 SECOND_NS = 1_000_000_000
 

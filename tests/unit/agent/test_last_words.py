@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import INCIDENTS
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs

@@ -21,7 +21,7 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import PROCESSES, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario import load_scenario

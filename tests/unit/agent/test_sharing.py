@@ -7,13 +7,13 @@ import pytest
 
 from agent.nvml.library import NvmlSession
 from agent.sampling import NodeTick, Sampler
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
-from tests.unit.debtors import pod_of
+from tests.unit.owners import pod_of
 
 SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000

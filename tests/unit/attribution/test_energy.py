@@ -4,13 +4,13 @@ from collections import defaultdict
 
 import pytest
 
-from enricher.join.accounting.books import book_tick
-from enricher.join.accounting.energy import idle_watts
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.energy import idle_watts
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play
-from tests.unit.debtors import pod_of
+from tests.unit.owners import pod_of
 
 EPOCH_NS = 1_795_000_000_000_000_000
 MODEL = "NVIDIA H200"

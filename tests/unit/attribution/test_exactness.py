@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
-from tests.unit.debtors import pod_of
+from tests.unit.owners import pod_of
 
 EPOCH_NS = 1_795_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -20,8 +20,8 @@ from typing_extensions import override
 from agent.nvml.gpu import Gpu
 from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
-from enricher.join.accounting.books import book_tick
-from enricher.join.accounting.settlement import settle_ends
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.settlement import settle_ends
 from gpuledger.records import Account, Entry, NodeSample
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario

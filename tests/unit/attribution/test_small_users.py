@@ -8,12 +8,12 @@ import pytest
 
 from agent.nvml.library import NvmlSession
 from agent.sampling import Sampler
-from enricher.join.accounting.books import book_tick
+from enricher.join.booking.books import book_tick
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
-from tests.unit.debtors import pod_of
+from tests.unit.owners import pod_of
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
 EPOCH_NS: Final = 1_795_000_000_000_000_000

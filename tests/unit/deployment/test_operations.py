@@ -11,8 +11,8 @@ import agent.metrics
 import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
-import gpuledger.dead_letters
-import gpuledger.service.metrics
+import gpuledger.dead_letter_queue
+import gpuledger.runtime.process_metrics
 import sinks.metrics
 from agent.settings import AgentSettings
 from enricher.join.settings import JoinSettings
@@ -36,8 +36,8 @@ METRICS: Final = (
     enricher.join.metrics,
     sinks.metrics,
     gpuledger.bus.metrics,
-    gpuledger.dead_letters,
-    gpuledger.service.metrics,
+    gpuledger.dead_letter_queue,
+    gpuledger.runtime.process_metrics,
 )
 
 

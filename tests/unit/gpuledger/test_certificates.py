@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 
 from gpuledger.certificates import authorities_of, load_own, trusting
 from gpuledger.errors import SettingsError
-from tests.real.parts.certificates import Authority
+from tests.real.services.certificates import Authority
 
 GARBAGE = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
 PASSWORD = b"right"

@@ -2,7 +2,7 @@
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.lag import Lag
-from tests.unit.sinks.given import SECOND_NS, START_NS, ManualClock
+from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 AT, OTHER = TopicPartition("events", 0), TopicPartition("events", 1)
 START_MS = START_NS // 1_000_000

@@ -10,7 +10,7 @@ from agent.exposition.counters import read_counters
 from agent.recording.format import FORMAT
 from agent.recording.opening import open_recording
 from gpuledger.errors import UserError
-from gpuledger.service.web_guard import WebGuard
+from gpuledger.runtime.http.auth import WebGuard
 from gpuledger.settings import load_settings
 from simulator.scenario import load_scenario
 from sinks.settings import SinkSettings

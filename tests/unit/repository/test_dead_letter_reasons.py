@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger.dead_letters import DEAD_LETTERS_TOTAL
+from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "events.md").read_text()

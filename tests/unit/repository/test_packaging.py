@@ -53,7 +53,7 @@ def test_a_list_that_names_no_python_file_is_refused(named: str) -> None:
 
 def test_another_compiler_and_other_types_are_compiled_in_another_place() -> None:
     """A file of types that is taken away leaves nothing newer than what it was compiled into."""
-    types = [Path("enricher/join/accounting/books.pxd")]
+    types = [Path("enricher/join/booking/books.pxd")]
 
     assert recipe_of("gcc", types) == recipe_of("gcc", types)
     assert len({recipe_of("gcc", types), recipe_of("clang", types), recipe_of("gcc", [])}) == 3

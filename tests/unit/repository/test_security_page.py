@@ -11,8 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 import enricher.join.metrics
 import enricher.podwatch.metrics
 import gpuledger.bus.metrics
-import gpuledger.dead_letters
-import gpuledger.service.metrics
+import gpuledger.dead_letter_queue
+import gpuledger.runtime.process_metrics
 import sinks.metrics
 from enricher.join.settings import GROUP as JOIN
 from gpuledger.topics import BY_NAME
@@ -38,8 +38,8 @@ CENTRAL = (
     enricher.join.metrics,
     sinks.metrics,
     gpuledger.bus.metrics,
-    gpuledger.dead_letters,
-    gpuledger.service.metrics,
+    gpuledger.dead_letter_queue,
+    gpuledger.runtime.process_metrics,
 )
 """What podwatch, the join and the sinks expose."""
 ACTIONS = {"receive": 1, "send": 2}

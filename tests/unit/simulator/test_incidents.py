@@ -11,7 +11,7 @@ from simulator.nvml import SimulatedNvml
 from simulator.nvml.events import EventSet
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
-from tests.unit.simulator.given_mig import cut_simulation
+from tests.unit.simulator.mig_builders import cut_simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
 XID, RETIREMENT = 0x8, 0x400

@@ -12,7 +12,7 @@ from simulator.clock import ManualClock
 from simulator.nvml import Handle, SimulatedNvml
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
-from tests.unit.simulator.given_mig import CUT, EPOCH_NS, GIB, cut_simulation
+from tests.unit.simulator.mig_builders import CUT, EPOCH_NS, GIB, cut_simulation
 
 
 @pytest.fixture

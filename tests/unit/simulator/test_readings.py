@@ -14,7 +14,7 @@ from simulator.nvml.session import Handle
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.conftest import EPOCH_NS
-from tests.unit.simulator.given_mig import cut_simulation
+from tests.unit.simulator.mig_builders import cut_simulation
 
 H100 = "NVIDIA H100 80GB HBM3"
 SECOND_NS = 1_000_000_000

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpuledger.records import Entry, GpuEvent
 from simulator.clock import ManualClock, NodeClock, SetClock
-from tests.unit.sinks.given import SECOND_NS, event
+from tests.unit.sinks.builders import SECOND_NS, event
 
 HOUR = 3600
 YEAR = 365 * 86_400

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, Method, Settlement
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     allocation,

@@ -20,8 +20,8 @@ from sinks.alerts.standing import Now
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.admission import admit
 from sinks.timelines import TickOrder, Timelines
+from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
-from tests.unit.sinks.given import NODE, SECOND_NS, START_NS, entry, event
 
 FOR_SECONDS = 5
 BUSY_UNTIL = 30

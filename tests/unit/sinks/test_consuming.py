@@ -35,14 +35,14 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Check, CheckSeverity, Readiness
+from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
 from sinks.consuming import consume
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.offsets import Progress
 from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
 from sinks.retrying import until_answered
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
     PARTITIONS,

@@ -8,15 +8,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.errors import SettingsError
-from gpuledger.service import CheckSeverity, Readiness
-from gpuledger.service.http.client import open_http
+from gpuledger.runtime import CheckSeverity, Readiness
+from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
 from sinks.remote_write.client import RemoteWriteClient
 from sinks.remote_write.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
-from tests.real.parts.certificates import Authority
+from tests.real.services.certificates import Authority
 from tests.unit.sinks.receiver import receiving
 
 TOKEN, PASSWORD = "bearer_token", "password"

@@ -8,13 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.records import Account
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.settings import Secret
 from sinks.alerts.service import run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.remote_write.service import run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     ManualClock,

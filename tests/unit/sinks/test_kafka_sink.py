@@ -16,10 +16,10 @@ from gpuledger.bus.protocol import Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
 from sinks.kafka_sink import MAX_TRANSACTION_BYTES, Republishing, run_republishing
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
     SECOND_NS,

@@ -21,7 +21,7 @@ from sinks.store.columns import COLUMNS, GAPS, StoreColumn
 from sinks.store.query import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable, GapsTable
-from tests.unit.sinks.given import START_NS, allocation, entry, event
+from tests.unit.sinks.builders import START_NS, allocation, entry, event
 from tests.unit.sinks.store.test_store import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"

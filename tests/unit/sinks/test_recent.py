@@ -15,7 +15,7 @@ from sinks.alerts.standing import Now
 from sinks.duplicates import SeenTicks
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.timelines import Timelines
-from tests.unit.sinks.given import START_NS, ManualClock, entry, event, place_of
+from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 
 DAY = 86_400
 Take = Callable[[GpuEvent], object]

@@ -17,7 +17,7 @@ from gpuledger.records import (
     GpuThrottling,
     GpuTraffic,
 )
-from tests.unit.agent.exposition.given import (
+from tests.unit.agent.exposition.builders import (
     GIB,
     Row,
     allocation,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from agent.exposition.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuThrottling
-from tests.unit.agent.exposition.given import Node, gpu, incident, inventory, node, sample
+from tests.unit.agent.exposition.builders import Node, gpu, incident, inventory, node, sample
 
 XID = "DCGM_FI_DEV_XID_ERRORS"
 XIDS = "DCGM_EXP_XID_ERRORS_COUNT"

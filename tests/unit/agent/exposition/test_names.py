@@ -13,7 +13,7 @@ from agent.exposition.native_info import Constant
 from agent.exposition.settings import ExpositionSettings
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
 from sinks.remote_write.families import FAMILIES
-from tests.unit.agent.exposition.given import GIB, allocation, gpu, node, process, sample
+from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 CONSTANTS: tuple[Constant, ...] = (*native_info.CONSTANTS, *processes.CONSTANTS)
 PAGE = {family.name for family in own_families()} | {one.name for one in CONSTANTS}

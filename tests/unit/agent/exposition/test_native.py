@@ -8,7 +8,7 @@ from agent.exposition.events import COUNTED_FROM_ZERO
 from agent.exposition.settings import ExpositionSettings
 from agent.incidents.builder import make_incident
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
-from tests.unit.agent.exposition.given import (
+from tests.unit.agent.exposition.builders import (
     GIB,
     Node,
     allocation,

@@ -9,7 +9,7 @@ from agent.exposition.node_state import make_view
 from agent.exposition.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
-from tests.unit.agent.exposition.given import (
+from tests.unit.agent.exposition.builders import (
     START_NS,
     Node,
     allocation,

@@ -3,7 +3,7 @@
 from agent.exposition.settings import ExpositionSettings
 from agent.metrics import PROCESS_SERIES_DROPPED
 from gpuledger.records import ProcessChange, ProcessRecord
-from tests.unit.agent.exposition.given import GIB, Node, gpu, node, process, sample
+from tests.unit.agent.exposition.builders import GIB, Node, gpu, node, process, sample
 
 OWNER = "ml/train-0/main"
 PID_POD = "nvidia_pid_pod"

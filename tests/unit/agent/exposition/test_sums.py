@@ -7,7 +7,7 @@ import pytest
 from agent.exposition.counters import default_counters
 from agent.exposition.fields import all_fields
 from gpuledger.records import GpuReading
-from tests.unit.agent.exposition.given import (
+from tests.unit.agent.exposition.builders import (
     GIB,
     Node,
     Row,

@@ -12,7 +12,7 @@ from agent.incidents.event_set import KINDS, WANTED, DriverEvents
 from agent.metrics import EVENT_SET_FAILURES
 from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
 from simulator.clock import ManualClock
-from tests.unit.agent.incidents.given import (
+from tests.unit.agent.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
     SUCCESS,

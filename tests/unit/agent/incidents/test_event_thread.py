@@ -14,10 +14,10 @@ from agent.incidents.detection import Detection
 from agent.incidents.event_set import EventDevice
 from agent.incidents.event_thread import EventThread
 from agent.incidents.monitor import IncidentMonitor
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
-from tests.unit.agent.incidents.given import EPOCH_NS, failing_node, gpus_of
+from tests.unit.agent.incidents.builders import EPOCH_NS, failing_node, gpus_of
 
 SOON_SECONDS = 10.0
 

@@ -9,10 +9,10 @@ import pytest
 from agent.incidents.detection import Detection
 from agent.incidents.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
 from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.kmsg import SimulatedKmsg
-from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, failing_node
+from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, failing_node
 
 UUID = "GPU-1"
 BUSES = {"00000000:1B:00.0": UUID}

@@ -14,10 +14,10 @@ from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
 from agent.processes.procfs import ProcessReader
 from agent.processes.table import ProcessTable
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
-from gpuledger.service import Check
+from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
-from tests.unit.agent.incidents.given import (
+from tests.unit.agent.incidents.builders import (
     EPOCH_NS,
     SECOND_NS,
     SOON_SECONDS,

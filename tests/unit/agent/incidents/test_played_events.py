@@ -4,7 +4,7 @@ import pytest
 
 from agent.incidents.event_set import DriverEvents, buses_of
 from simulator.clock import ManualClock
-from tests.unit.agent.incidents.given import EPOCH_NS, SECOND_NS, failing_node, gpus_of
+from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, failing_node, gpus_of
 
 
 @pytest.mark.parametrize("version", ["v3", "v2"])

@@ -6,7 +6,7 @@ from agent.nvml.library import NvmlSession
 from agent.nvml.raw import SampleCursor
 from agent.sampling import ClockReading, Sampler
 from simulator.clock import ManualClock
-from tests.unit.simulator.given_mig import EPOCH_NS, cut_simulation
+from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
 Seen = tuple[Sampler, str, dict[str | None, int]]
 """The sampler, the GPU's UUID and the GPU instances by their profile."""

@@ -14,7 +14,7 @@ from agent.kubelet.devices import DeviceIndex
 from agent.kubelet.errors import KubeletError
 from agent.settings import KubeletSettings
 from gpuledger.records import GpuFacts
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.unit.agent.kubelet.oracle import ListPodResourcesResponse
 

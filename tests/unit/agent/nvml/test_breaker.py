@@ -3,7 +3,7 @@
 import pytest
 
 from agent.nvml.breaker import Breaker, Permit
-from gpuledger.service import Backoff
+from gpuledger.runtime import Backoff
 
 SECOND_NS = 1_000_000_000
 

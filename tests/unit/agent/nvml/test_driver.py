@@ -8,7 +8,7 @@ import pytest
 
 from agent.nvml.driver import Driver
 from agent.nvml.library import NvmlSession
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

@@ -14,7 +14,7 @@ from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger.records import MigInstance
 from simulator.clock import ManualClock
 from tests.fakes.altered import Altered
-from tests.unit.simulator.given_mig import EPOCH_NS, GIB, cut_simulation
+from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 LISTS = (

@@ -11,7 +11,7 @@ import pytest
 from agent.nvml.driver import Driver
 from agent.nvml.library import NvmlSession
 from agent.nvml.raw import RawGpuSample, SampleCursor
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation

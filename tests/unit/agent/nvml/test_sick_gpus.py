@@ -23,7 +23,7 @@ from agent.nvml.gpu import Gpu
 from agent.nvml.gpu_worker import MAX_ABANDONED
 from agent.nvml.raw import CallGroup, RawGpuSample
 from gpuledger.records import GpuFacts
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedNvml
 

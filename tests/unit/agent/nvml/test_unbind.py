@@ -9,7 +9,7 @@ import pytest
 from agent.nvml.calls import DriverNotLoadedError
 from agent.nvml.driver import Driver
 from agent.nvml.unbind import DriverEvent, DriverEvents
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedNvml
 

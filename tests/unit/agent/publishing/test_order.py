@@ -17,9 +17,9 @@ from agent.publishing.queue import TickQueue
 from agent.publishing.segment import Segment
 from agent.publishing.send_queue import SendQueue
 from agent.publishing.spool import Spool
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import PROCESSES, SAMPLES
-from tests.unit.agent.publishing.given import (
+from tests.unit.agent.publishing.builders import (
     NODE,
     FickleBus,
     ImmediateDisk,

@@ -42,7 +42,7 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.records.bounds import MAX_WORD_LENGTH
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import (
     BY_NAME,
     INCIDENTS,

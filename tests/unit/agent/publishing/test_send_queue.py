@@ -18,8 +18,8 @@ from agent.publishing.io_thread import IoThread
 from agent.publishing.queue import TickQueue
 from agent.publishing.send_queue import SendQueue
 from agent.publishing.spool import Spool
-from gpuledger.service import Backoff, Check
-from tests.unit.agent.publishing.given import (
+from gpuledger.runtime import Backoff, Check
+from tests.unit.agent.publishing.builders import (
     ImmediateDisk,
     Uptime,
     files_in,

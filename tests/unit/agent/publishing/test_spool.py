@@ -31,7 +31,7 @@ from agent.publishing.segment import START
 from agent.publishing.spool import Spool
 from gpuledger.bus.protocol import Message
 from gpuledger.topics import INCIDENTS
-from tests.unit.agent.publishing.given import (
+from tests.unit.agent.publishing.builders import (
     BOOT,
     NOW_SECONDS,
     Uptime,

@@ -11,7 +11,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError, TopicsError
 from gpuledger.topics import EVENTS, SAMPLES, TOPICS
-from tests.unit.sinks.given import ManualClock
+from tests.unit.sinks.builders import ManualClock
 
 OWN = {"gpuledger-demo-join": [SAMPLES.name], "gpuledger-demo-store": [EVENTS.name]}
 

@@ -7,7 +7,7 @@ from cli.demo.sending import SinkWatch, problem
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import EVENTS
 from simulator.clock import ManualClock
 from sinks.metrics import RETRIES_TOTAL

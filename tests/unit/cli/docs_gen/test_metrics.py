@@ -52,8 +52,8 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_office_only
         "enricher/join/metrics.py",
         "enricher/podwatch/metrics.py",
         "gpuledger/bus/metrics.py",
-        "gpuledger/dead_letters.py",
-        "gpuledger/service/metrics.py",
+        "gpuledger/dead_letter_queue.py",
+        "gpuledger/runtime/process_metrics.py",
         "sinks/metrics.py",
     }
     assert {str(Path(m.__file__ or "").relative_to(ROOT)) for m in DEPLOYABLES.values()} == made

@@ -16,7 +16,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
 from gpuledger.records import PodState
 from gpuledger.topics import EVENTS, PODS, SAMPLES
-from tests.unit.cli.replay.given import (
+from tests.unit.cli.replay.builders import (
     AGAIN,
     BEGIN_MS,
     NODES,

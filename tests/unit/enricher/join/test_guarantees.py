@@ -25,10 +25,10 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.codec import Decoder, encode
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import NodeProgress
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES
 from tests.unit.enricher.join.test_service import (

@@ -13,7 +13,7 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
-from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod
 

@@ -7,7 +7,7 @@ import pytest
 from enricher.join.placing import placement_rule
 from gpuledger.records import ContainerRef, NodeProgress, PodState, ProcessChange, ProcessRecord
 from gpuledger.topics import PODS, PROCESSES, PROGRESS, partition_of_node
-from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, record, sample
 

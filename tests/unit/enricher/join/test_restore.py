@@ -15,9 +15,9 @@ from enricher.join.settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusUnavailableError
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import PODS, SAMPLES
-from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, record
 
 

@@ -21,7 +21,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import (
     DEAD_LETTERS,
     EVENTS,

@@ -10,7 +10,7 @@ from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import Decoder, encode
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import (
     AttributedIncident,
     ContainerRef,
@@ -31,7 +31,7 @@ from gpuledger.topics import (
     SAMPLES,
 )
 from tests.fakes.producer import KeepingProducer
-from tests.unit.enricher.join.given import value_of
+from tests.unit.enricher.join.builders import value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,

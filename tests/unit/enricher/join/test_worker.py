@@ -14,9 +14,9 @@ from enricher.join.settings import JoinTuning
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
-from gpuledger.service import Backoff, Check
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import SAMPLES
-from tests.unit.enricher.join.given import Given
+from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
 
 PLACE = TopicPartition(SAMPLES.name, 3)

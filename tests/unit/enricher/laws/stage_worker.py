@@ -11,7 +11,7 @@ import structlog
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from tests.compiled import describe_compiled
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import anywhere

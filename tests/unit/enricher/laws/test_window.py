@@ -17,10 +17,10 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
 from gpuledger.topics import EVENTS
-from tests.unit.debtors import pod_of
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
+from tests.unit.owners import pod_of
 
 ROUNDING_RATIO: Final = 0.005
 """Half of a whole percent: how NVML rounds a device's utilization."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import PROGRESS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics

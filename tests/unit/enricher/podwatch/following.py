@@ -9,7 +9,7 @@ from enricher.podwatch.decode import PodReader
 from enricher.podwatch.reflector import Reflector
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.watch_events import Deleted, Interrupted, Skipped, Step, Upserted
-from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock
+from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, PatientClock
 
 
 def reflector_of(

@@ -5,7 +5,7 @@ from collections import deque
 
 from aiohttp import web
 
-from tests.unit.enricher.podwatch.given import Object, encoded
+from tests.unit.enricher.podwatch.builders import Object, encoded
 from tests.unit.enricher.podwatch.misbehaving import Answering, status
 
 FOLDER = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

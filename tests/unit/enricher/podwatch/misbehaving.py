@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
-from tests.unit.enricher.podwatch.given import Object, encoded
+from tests.unit.enricher.podwatch.builders import Object, encoded
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

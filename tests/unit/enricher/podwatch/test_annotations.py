@@ -5,7 +5,7 @@ import pytest
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.settings import PodwatchSettings
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.given import Object, encoded, pod
+from tests.unit.enricher.podwatch.builders import Object, encoded, pod
 
 
 def read(item: Object, *, annotations: list[str]) -> PodRecord:

@@ -9,7 +9,7 @@ import pytest
 
 from enricher.podwatch.api import Api, KubernetesError, open_api
 from enricher.podwatch.settings import KubernetesSettings
-from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, encoded, pod
+from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,

@@ -17,12 +17,12 @@ from enricher.podwatch.client import Client
 from enricher.podwatch.http import answered, limits
 from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UserError
-from gpuledger.service.readiness import Check, CheckSeverity, Readiness
+from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from tests.fakes.seconds import Seconds
-from tests.real.parts.certificates import Authority, KeyPair
-from tests.real.parts.kubeconfig import Cluster, Login
-from tests.real.parts.kubeconfig import write_kubeconfig as write_tls_kubeconfig
-from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, write_kubeconfig
+from tests.real.services.certificates import Authority, KeyPair
+from tests.real.services.kubeconfig import Cluster, Login
+from tests.real.services.kubeconfig import write_kubeconfig as write_tls_kubeconfig
+from tests.unit.enricher.podwatch.builders import DEADLINE_SECONDS, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     bookmark,

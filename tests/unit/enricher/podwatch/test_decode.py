@@ -12,7 +12,7 @@ from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import CREATED_NS, Object, encoded, owned_by, pod
+from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, owned_by, pod
 
 
 def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options of the reader

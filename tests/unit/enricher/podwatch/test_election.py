@@ -15,8 +15,8 @@ from enricher.podwatch.election import Elector, LeaseLostError
 from enricher.podwatch.lease import LeaseClient, identity_of, namespace_of
 from enricher.podwatch.settings import KubernetesSettings, LeaseSettings
 from gpuledger.errors import BusUnavailableError, UserError
-from gpuledger.service import Readiness
-from tests.unit.enricher.podwatch.given import CREATED_NS, PatientClock, soon
+from gpuledger.runtime import Readiness
+from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status, text
 

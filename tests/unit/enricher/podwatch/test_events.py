@@ -9,7 +9,7 @@ from msgspec import Raw
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.events import Bookmark, Passed, WatchReader
 from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
-from tests.unit.enricher.podwatch.given import Object, encoded, pod
+from tests.unit.enricher.podwatch.builders import Object, encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 
 

@@ -15,8 +15,8 @@ from enricher.podwatch.settings import KubernetesSettings, LeaseSettings, Podwat
 from enricher.podwatch.table import PodTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import SystemClock
-from gpuledger.service import Readiness
-from tests.unit.enricher.podwatch.given import PatientClock, pod, pod_record, soon
+from gpuledger.runtime import Readiness
+from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, serving
 from tests.unit.enricher.podwatch.test_restart import states, topic

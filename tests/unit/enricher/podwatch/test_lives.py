@@ -10,7 +10,7 @@ from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import CREATED_NS, Object, encoded, pod
+from tests.unit.enricher.podwatch.builders import CREATED_NS, Object, encoded, pod
 
 SECOND = 10**9
 

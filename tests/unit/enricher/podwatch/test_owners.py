@@ -4,7 +4,7 @@ import pytest
 
 from enricher.podwatch.objects import OwnerReference
 from enricher.podwatch.owners import known_owner
-from tests.unit.enricher.podwatch.given import CREATED_NS
+from tests.unit.enricher.podwatch.builders import CREATED_NS
 
 CREATED_MINUTE = CREATED_NS // 60_000_000_000
 TWO_YEARS_MINUTES = 2 * 366 * 24 * 60

@@ -17,10 +17,10 @@ from gpuledger.codec import Decoder
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
 from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
-from gpuledger.service import Readiness
-from gpuledger.service.readiness import Check
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.readiness import Check
 from gpuledger.topics import PODS
-from tests.unit.enricher.podwatch.given import pod_record, soon
+from tests.unit.enricher.podwatch.builders import pod_record, soon
 from tests.unit.enricher.podwatch.test_restart import states, topic
 
 KNOWN = {"a": ["Running"], "b": ["Running"]}

@@ -13,10 +13,10 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import PatientClock, pod_record, soon
+from tests.unit.enricher.podwatch.builders import PatientClock, pod_record, soon
 
 
 def value(uid: str, *, phase: str = "Running", deleted_time_ns: int | None = None) -> bytes:

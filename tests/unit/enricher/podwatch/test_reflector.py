@@ -12,8 +12,13 @@ from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.watch_events import Interrupted, Phase, Step, Upserted
 from gpuledger import __version__
+from tests.unit.enricher.podwatch.builders import (
+    DEADLINE_SECONDS,
+    PatientClock,
+    pod,
+    write_kubeconfig,
+)
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
-from tests.unit.enricher.podwatch.given import DEADLINE_SECONDS, PatientClock, pod, write_kubeconfig
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,

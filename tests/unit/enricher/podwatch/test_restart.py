@@ -8,10 +8,10 @@ import pytest
 from enricher.podwatch.settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS
 from gpuledger.twins import encode_twin
-from tests.unit.enricher.podwatch.given import PatientClock, pod, pod_record, soon
+from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (
     MisbehavingServer,
     event,

@@ -9,8 +9,8 @@ from enricher.podwatch.line_splitter import MAX_LINE_BYTES
 from enricher.podwatch.settings import KubernetesSettings
 from enricher.podwatch.watch_events import Interrupted, Phase, Step
 from tests.podwatch_cluster import published
+from tests.unit.enricher.podwatch.builders import PatientClock, pod
 from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
-from tests.unit.enricher.podwatch.given import PatientClock, pod
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,

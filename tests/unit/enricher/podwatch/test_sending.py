@@ -10,7 +10,7 @@ from aiohttp import web
 
 from enricher.podwatch.api import Api, KubernetesError, Method, open_api
 from enricher.podwatch.settings import KubernetesSettings
-from tests.unit.enricher.podwatch.given import write_kubeconfig
+from tests.unit.enricher.podwatch.builders import write_kubeconfig
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status
 

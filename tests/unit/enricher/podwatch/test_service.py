@@ -21,9 +21,9 @@ from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import PodRecord
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import PODS, partition_of_node
-from tests.unit.enricher.podwatch.given import (
+from tests.unit.enricher.podwatch.builders import (
     DEADLINE_SECONDS,
     PatientClock,
     pod,

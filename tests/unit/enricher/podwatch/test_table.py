@@ -3,7 +3,7 @@
 from enricher.podwatch.decode import PodReader
 from enricher.podwatch.table import PodTable
 from gpuledger.records import PodRecord
-from tests.unit.enricher.podwatch.given import encoded, pod, pod_record
+from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record
 
 SECOND = 10**9
 MOST = 100

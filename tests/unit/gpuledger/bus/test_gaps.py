@@ -13,7 +13,7 @@ from gpuledger.bus.gaps import (
     report_gap,
 )
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from gpuledger.service import Check
+from gpuledger.runtime import Check
 
 AT = TopicPartition("gpuledger.events.v1", 3)
 GROUP = "gpuledger-test-gaps"

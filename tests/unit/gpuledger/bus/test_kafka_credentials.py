@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from gpuledger.bus.kafka_credentials import CurrentContext, CurrentPassword, KafkaCredentials
 from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
-from gpuledger.service import Check, CheckSeverity, Readiness
+from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings, Secret
 from tests.fakes.seconds import Seconds
-from tests.real.parts.certificates import Authority
+from tests.real.services.certificates import Authority
 
 
 class Files:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpuledger.service import Readiness
-from gpuledger.service.http.client import open_http
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.settings import AlertsSettings

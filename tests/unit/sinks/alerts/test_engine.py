@@ -21,7 +21,7 @@ from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import ActiveAlert, Now, mark_told, rfc3339
 from sinks.alerts.turns import Turns
 from sinks.timelines import TickOrder
-from tests.unit.sinks.given import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
+from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
 RESEND_NS = 60 * SECOND_NS
 AM = "http://am"

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from gpuledger.bus.protocol import Consumer, TopicPartition
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.owed import Owed
 from sinks.alerts.standing import ActiveAlert, Now, StandingAlerts, mark_told
-from tests.unit.sinks.given import START_NS
+from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
 OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)

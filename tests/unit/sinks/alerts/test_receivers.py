@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gpuledger.service import Check
-from gpuledger.service.http.client import open_http
+from gpuledger.runtime import Check
+from gpuledger.runtime.http.client import open_http
 from sinks.alerts.client import AlertmanagerClient
 from sinks.alerts.receivers import Checked, Receivers
 from sinks.alerts.standing import Now, StandingAlerts
-from tests.unit.sinks.given import SECOND_NS, START_NS, ManualClock
+from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 
 class BrokenClient(AlertmanagerClient):

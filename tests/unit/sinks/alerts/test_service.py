@@ -19,12 +19,12 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.service import GROUP, run_alerts
 from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.alerts.standing import rfc3339
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     GPU,
     NODE,
     SECOND_NS,

@@ -16,7 +16,7 @@ from sinks.alerts.standing import (
     mark_told,
 )
 from sinks.alerts.turns import Turns
-from tests.unit.sinks.given import SECOND_NS, START_NS
+from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 

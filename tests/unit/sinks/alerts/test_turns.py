@@ -11,7 +11,7 @@ from sinks.alerts.standing import (
     mark_told,
 )
 from sinks.alerts.turns import MAX_TOGETHER, Turns
-from tests.unit.sinks.given import SECOND_NS, START_NS
+from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 AM = "am"
 RESEND_SECONDS = 60

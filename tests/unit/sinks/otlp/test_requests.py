@@ -17,8 +17,8 @@ from sinks.otlp import naming
 from sinks.otlp.requests import ExportRequests
 from sinks.otlp.settings import Encoding
 from sinks.remote_write.values import values_of
+from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.events import events
-from tests.unit.sinks.given import NODE, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.otlp.decoded import Point, points_in, points_of
 
 Series = tuple[str, frozenset[tuple[str, str]]]

@@ -14,7 +14,16 @@ from sinks.remote_write.families import FAMILIES
 from sinks.remote_write.requests import WrittenTick, cut
 from sinks.remote_write.values import MAX_GROUPS
 from sinks.remote_write.wire import STALE_VALUE
-from tests.unit.sinks.given import GPU, SECOND_NS, START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.builders import (
+    GPU,
+    SECOND_NS,
+    START_NS,
+    allocation,
+    entry,
+    event,
+    pod,
+    reading,
+)
 from tests.unit.sinks.remote_write.oracle import Series, parse
 
 STALE = 0x7FF0000000000002

@@ -19,7 +19,7 @@ from simulator.simulation import Simulation
 from sinks.remote_write.families import FAMILIES, Family
 from sinks.remote_write.values import values_of
 from tests.ticks import event_of, play
-from tests.unit.simulator.given_mig import EPOCH_NS
+from tests.unit.simulator.mig_builders import EPOCH_NS
 
 ROOT = Path(__file__).parents[4]
 SCENARIOS = ("quickstart", "sharing")

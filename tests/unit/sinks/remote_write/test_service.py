@@ -13,11 +13,11 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import EVENTS
 from sinks.remote_write.service import GROUP, run_remote_write
 from sinks.remote_write.settings import RemoteWriteSettings
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
     START_NS,

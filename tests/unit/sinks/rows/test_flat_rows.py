@@ -19,8 +19,8 @@ from gpuledger.topics import ROWS
 from sinks.rows.rows import encoded_rows_of
 from sinks.store.columns import COLUMNS
 from sinks.store.rows import rows_of as store_rows_of
+from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 from tests.unit.sinks.events import events
-from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading, settlement
 
 RECORD = Record("gpuledger.events.v1", 3, 17, 0, None, b"")
 # The day and the place on Kafka are the store's own: partition column and trace of its offsets.

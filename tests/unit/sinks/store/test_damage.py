@@ -13,7 +13,7 @@ from sinks.store.damage import announce, is_complete
 from sinks.store.query import entries_sql
 from sinks.store.rows import rows_of
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import event
+from tests.unit.sinks.builders import event
 
 STREAM = "stream"
 COMMITS = 12

@@ -11,7 +11,7 @@ from gpuledger.errors import UserError
 from gpuledger.records import Account
 from sinks.store.columns import COLUMNS, PARTITION_COLUMN, SCHEMA
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     allocation,
     bus,
     entry,

@@ -13,11 +13,11 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Producer, TopicPartition
 from gpuledger.errors import BusUnavailableError
-from gpuledger.service import Readiness
+from gpuledger.runtime import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     ManualClock,
     committed,
     dead_letters,

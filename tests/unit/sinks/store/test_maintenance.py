@@ -11,13 +11,13 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
-from gpuledger.threads import in_daemon_thread
+from gpuledger.runtime.threads import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.maintenance import Maintenance
 from sinks.store.rows import rows_of
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable
-from tests.unit.sinks.given import SECOND_NS, ManualClock, event, eventually
+from tests.unit.sinks.builders import SECOND_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600
 

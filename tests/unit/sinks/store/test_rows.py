@@ -9,7 +9,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
 from sinks.store.columns import COLUMNS, table_of
 from sinks.store.rows import rows_of
-from tests.unit.sinks.given import START_NS, allocation, entry, event, pod, reading, settlement
+from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 
 RECORD = Record(
     topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""

@@ -31,7 +31,7 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
-from gpuledger.service import CheckSeverity, Readiness
+from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import MAX_DAYS
@@ -41,7 +41,7 @@ from sinks.store.rows import Row, rows_of
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable, StaleTableError, StreamTable
-from tests.unit.sinks.given import (
+from tests.unit.sinks.builders import (
     NODE,
     PARTITIONS,
     SECOND_NS,

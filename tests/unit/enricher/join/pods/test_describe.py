@@ -7,7 +7,7 @@ import pytest
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.pods.pods import MAX_FORMER_CONTAINERS, MAX_PAST_VERSIONS, PodCache
 from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
-from tests.unit.enricher.join.given import T_NS, Given
+from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
 
 HASH = "a" * 32

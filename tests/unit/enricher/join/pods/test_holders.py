@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.records import Account, DeviceAllocation, GpuEvent
-from tests.unit.enricher.join.given import T_NS, Given, value_of
+from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod
 
 REFUSED = "gpuledger_join_names_refused_total"

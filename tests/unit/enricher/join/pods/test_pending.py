@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from enricher.join.pods.pending import PendingPods
 from gpuledger.records import ContainerRef, PodState
-from tests.unit.enricher.join.given import T_NS, Given, value_of
+from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
 
 FIRST = ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])

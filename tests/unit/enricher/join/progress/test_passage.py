@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 from enricher.join.progress.passage import partition_watermark
 from enricher.join.progress.recent import WindowedMin
 from gpuledger.topics import PODS
-from tests.unit.enricher.join.given import T_NS, Given, value_of
+from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample
 
 HOUR_NS = 3600 * SECOND_NS

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.topics import EVENTS, PROGRESS
 from tests.fakes.producer import KeepingProducer
-from tests.unit.enricher.join.given import T_NS
+from tests.unit.enricher.join.builders import T_NS
 from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, record, sample
 
 EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)

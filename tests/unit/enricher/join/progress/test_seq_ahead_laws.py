@@ -7,7 +7,7 @@ from hypothesis import given as for_any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.unit.enricher.join.given import T_NS, Given
+from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import record, sample
 
 SECOND: Final = 1000

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Record
-from tests.unit.enricher.join.given import T_NS, Given, value_of
+from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
 HOUR_MS = 3_600_000

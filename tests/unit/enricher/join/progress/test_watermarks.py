@@ -8,7 +8,7 @@ from enricher.join.progress.watermarks import MAX_NODES, NodeMarks
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
-from gpuledger.dead_letters import DeadLetterQueue
+from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import BootProgress, GpuEvent, NodeProgress, NodeSample
 from gpuledger.topics import EVENTS, PROGRESS
 from tests.fakes.producer import KeepingProducer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enricher.join.accounting.settlement import settle_ends
+from enricher.join.booking.settlement import settle_ends
 from enricher.join.replay.agreement import Agreement, compare_events
 from gpuledger.codec import encode
 from gpuledger.records import (

@@ -1,0 +1,288 @@
+"""Where a record goes that cannot be used: decoded or put aside, never lost in silence.
+
+Here lives the one way in which every consumer turns its records into values. It knows the bus
+and the codec; it knows no stage.
+"""
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple, TypeVar
+
+import structlog
+from prometheus_client import Counter
+
+from gpuledger.bus import metrics
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import Message, Producer, Record, TopicPartition, Unreadable
+from gpuledger.codec import Decoder, encode
+from gpuledger.decode_errors import shorten
+from gpuledger.errors import BusError, UndecodableError
+from gpuledger.records import DeadLetter
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.topics import DEAD_LETTERS
+
+T = TypeVar("T")
+BusErrorT = TypeVar("BusErrorT", bound=BusError)
+
+DEAD_LETTERS_TOTAL: Final = Counter(
+    "gpuledger_dead_letters",
+    "Records that could not be used and whose letters the dead-letter topic has, by topic and"
+    " reason: `undecodable`, `unreadable` (a batch), `invalid`, `too_large`, `misplaced`,"
+    " `seq_ahead`, `future`, `out_of_order`, `rejected`.",
+    ["topic", "reason"],
+)
+DETAIL_CHARACTERS: Final = 1000
+"""What a letter says is cut to so many: a detail may quote what the record says, and that is
+anybody's."""
+_BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
+"""Bytes of key and value that fit in a letter as base64, with room for all that it says besides."""
+_SMALL_KEY_BYTES: Final = 1024
+"""A key of so many bytes always fits in a letter."""
+_SHOWN_KEY_CHARACTERS: Final = 120
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+def count_nowhere_else(reason: str, count: int) -> None:
+    """Do nothing beside the counter of all stages: the default."""
+
+
+class _Letter(NamedTuple):
+    """A letter that the topic does not have yet."""
+
+    content: DeadLetter
+    unreadable: Record | None
+    """The record itself, which has no bytes, where it stands for what cannot be unpacked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """The letters of one partition's records, taken out to be published along with its offsets."""
+
+    letters: Sequence[_Letter]
+    messages: Mapping[TopicPartition, list[Message]]
+    """The same letters, by where they are to be published."""
+
+    def explain(self, error: BusErrorT) -> BusErrorT:
+        """Return the error with which they were not published, which says that they wait."""
+        return _explain(error, waiting=len(self.letters))
+
+
+class DeadLetterQueue:
+    """Decodes records, collects those that cannot be used, and publishes them as dead letters.
+
+    Collected letters are published by `flush`, which a consumer calls before it commits the
+    offsets of the records they stand for; or they are handed out by `drain`, to be published along
+    with those offsets, and `acknowledge` says that they were. What was read is read again where
+    neither succeeds, so a letter is counted and told once the topic has it, and not before.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        producer: Producer,
+        partitions: int,
+        time_ns: Callable[[], int] = time.time_ns,
+        repeats: Repeats = _repeats,
+        count: Callable[[str, int], None] = count_nowhere_else,
+    ) -> None:
+        """Take what publishes; `count` is told the reason and number of letters on the topic."""
+        self._repeats = repeats
+        self._consumer = consumer
+        self._producer = producer
+        self._partitions = partitions
+        self._time_ns = time_ns
+        self._count = count
+        self._waiting: list[_Letter] = []
+        self._publishing: dict[TopicPartition, list[_Letter]] = {}
+        """What a flush has in hand, by where it is published, less what is on the topic."""
+        self._flushing = asyncio.Lock()
+        self.buried = 0
+
+    def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
+        """Yield each record with its value; what does not decode is put aside and left out.
+
+        So is, undecoded, what is larger than a message may be: a batch that was made by hand may
+        hold one record of all the bytes that are unpacked of it.
+        """
+        for record in records:
+            if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
+                detail = f"{record.topic}: {size} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+                self.bury(record, reason="too_large", detail=detail)
+                continue
+            try:
+                yield record, decoder.decode(record.value)
+            except UndecodableError as error:
+                # Looked at here, where nothing decodes: a batch without a value never does.
+                if (why := record.unreadable) is None:
+                    self.bury(record, reason="undecodable", detail=str(error))
+                else:
+                    self.bury(record, reason="unreadable", detail=describe_unreadable(record, why))
+
+    def bury(self, record: Record, *, reason: str, detail: str) -> None:
+        """Put a record aside, with the reason as one word and the detail as a sentence.
+
+        The letter fits in a message whatever the record and the detail hold: a long detail is cut,
+        and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
+        under which key, is told all the same.
+        """
+        self.buried += 1
+        shown = shorten(detail, DETAIL_CHARACTERS)
+        has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
+        content = DeadLetter(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.first_offset,
+            last_offset=record.offset if record.unreadable else None,
+            consumer=self._consumer,
+            reason=reason,
+            detail=shown if has_room else f"{shown}{_too_large(record.key)}",
+            time_ns=self._time_ns(),
+            key_base64=_base64(record.key) if has_room or _is_small(record.key) else None,
+            value_base64=_base64(record.value) if has_room else None,
+        )
+        self._waiting.append(_Letter(content, record if record.unreadable else None))
+
+    async def flush(self) -> None:
+        """Publish what was put aside; where that fails, the rest stays for the next call.
+
+        Raises the error of the bus, which then says how many letters wait.
+        """
+        # Whoever flushes meanwhile waits: what another one has in hand is not on the topic yet.
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        # Others may put records aside while this waits for the bus; those are for the next call.
+        # Or they may drop letters, which are neither tried again nor waited for.
+        self._publishing, self._waiting = self._placed(self._waiting), []
+        try:
+            for place in list(self._publishing):
+                if letters := tuple(self._publishing[place]):
+                    await self._producer.publish(*place, [_message(each) for each in letters])
+                    self._acknowledge(letters)
+                del self._publishing[place]
+        except BusError as error:
+            raise _explain(error, waiting=sum(map(len, self._publishing.values()))) from error
+        finally:
+            self._waiting = [*chain.from_iterable(self._publishing.values()), *self._waiting]
+            self._publishing = {}
+
+    def waiting(self) -> set[int]:
+        """Return the partitions whose records were put aside, with no letter published yet."""
+        return {letter.content.partition for letter in self._waiting}
+
+    def drain(self, partition: int) -> Drained:
+        """Take out the letters of one partition's records, to be published where they belong."""
+        letters = [each for each in self._waiting if each.content.partition == partition]
+        if letters:
+            self._waiting = [each for each in self._waiting if each.content.partition != partition]
+        placed = self._placed(letters)
+        messages = {place: [_message(each) for each in placed[place]] for place in placed}
+        return Drained(letters=letters, messages=messages)
+
+    def acknowledge(self, drained: Drained) -> None:
+        """Record that letters which were taken out are on the topic."""
+        self._acknowledge(drained.letters)
+
+    def drop(self, partition: int, *, topic: str | None = None) -> None:
+        """Forget the letters of one partition's records, which will be read again.
+
+        Of every topic where `topic` is `None`. What a flush is about to publish goes as well; of
+        what it has handed to the bus already, only another attempt.
+        """
+
+        def stays(letter: _Letter) -> bool:
+            content = letter.content
+            return content.partition != partition or topic not in {None, content.topic}
+
+        self._waiting = [each for each in self._waiting if stays(each)]
+        for place, letters in self._publishing.items():
+            self._publishing[place] = [each for each in letters if stays(each)]
+
+    def _acknowledge(self, letters: Sequence[_Letter]) -> None:
+        """Count letters, and log a line a minute for each topic and reason.
+
+        A node may be refused at every tick.
+        """
+        alike: dict[tuple[str, str], list[DeadLetter]] = {}
+        for letter, unreadable in letters:
+            alike.setdefault((letter.topic, letter.reason), []).append(letter)
+            if unreadable is not None:
+                count_unreadable(unreadable)
+        for (topic, reason), those in alike.items():
+            DEAD_LETTERS_TOTAL.labels(topic=topic, reason=reason).inc(len(those))
+            self._count(reason, len(those))
+            if count := self._repeats.count((self._consumer, topic, reason), more=len(those)):
+                _log.warning(
+                    "records_buried",
+                    count=count,
+                    topic=topic,
+                    reason=reason,
+                    partition=those[0].partition,
+                    offset=those[0].offset,
+                    detail=those[0].detail,
+                )
+
+    def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
+        placed: dict[TopicPartition, list[_Letter]] = {}
+        for letter in letters:
+            number = letter.content.partition % self._partitions
+            place = TopicPartition(DEAD_LETTERS.name, number)
+            placed.setdefault(place, []).append(letter)
+        return placed
+
+
+def describe_unreadable(record: Record, why: Unreadable) -> str:
+    """Return a sentence that says which offsets are in a batch that cannot be unpacked, and why."""
+    return (
+        f"{record.topic}: offsets {why.first_offset} to {record.offset} are in a batch that"
+        f" cannot be unpacked: {why.detail}"
+    )
+
+
+def count_unreadable(record: Record) -> None:
+    """Count the offsets that a record stands for, where their batch cannot be unpacked."""
+    if (why := record.unreadable) is not None:
+        count = record.offset + 1 - why.first_offset
+        metrics.RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
+
+
+def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
+    """Return an error of the same kind that says how many letters wait, where any do."""
+    if not waiting:
+        return error
+    letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
+    return type(error)(f"{letters} to be published: {error}")
+
+
+def show_key(key: bytes | None) -> str:
+    """Return a record's key for people: it says who wrote it, where that is known."""
+    return (
+        "no key"
+        if key is None
+        else shorten(repr(key.decode(errors="replace")), _SHOWN_KEY_CHARACTERS)
+    )
+
+
+def _is_small(key: bytes | None) -> bool:
+    return key is not None and len(key) <= _SMALL_KEY_BYTES
+
+
+def _too_large(key: bytes | None) -> str:
+    return f" (the record of {show_key(key)} is too large for a dead letter: read it there)"
+
+
+def _message(letter: _Letter) -> Message:
+    content = letter.content
+    key, timestamp_ms = content.topic.encode(), content.time_ns // 1_000_000
+    return Message(key=key, value=encode(content), timestamp_ms=timestamp_ms)
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()

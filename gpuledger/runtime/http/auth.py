@@ -1,0 +1,144 @@
+"""What stands between a client and the pages where there is a web configuration file.
+
+Here the file and the certificates it names are read again when they change, and requests are
+refused or let through. `/livez`, `/readyz` and `/health` are open, as a kubelet has neither
+password nor certificate for its probes; over TLS they are still TLS.
+"""
+
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from gpuledger.certificates import Validity
+from gpuledger.errors import UnavailableError, UserError
+from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
+from gpuledger.runtime.files_in_force import FilesInForce
+from gpuledger.runtime.http.basic_auth import BasicAuth
+from gpuledger.runtime.http.messages import Handler, HttpRequest, Response
+from gpuledger.runtime.http.tls import make_context
+from gpuledger.runtime.http.web_config import (
+    TlsServerConfig,
+    WebConfig,
+    read_web_config,
+    refuse_loss,
+)
+from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+
+_log = structlog.get_logger(__name__)
+OPEN_PAGES: Final = frozenset({"/livez", "/readyz", "/health"})
+
+
+class WebGuard:
+    """The web configuration in force."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        check: Check | None = None,
+        look_seconds: float = LOOK_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read the file and what it names; raises `UserError` naming file and field.
+
+        The check, `web_config` where none is given, tells of mistakes in what changes.
+        """
+        self._file = file
+        self._watch = FileWatch([file], look_seconds=look_seconds, monotonic=monotonic)
+        self._files = FilesInForce(
+            lambda: self._change(read_web_config(file)),
+            validities=self._take(read_web_config(file)),
+            watch=self._watch,
+            check=check or Readiness().check("web_config", severity=CheckSeverity.WARNING),
+            on_read=lambda _: _log.info("web_config_read", file=str(file)),
+        )
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether the pages are served over TLS, which stays so until a restart."""
+        return self._context is not None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for the next connection: all of it is of the files as they are now.
+
+        Raises RuntimeError without TLS.
+        """
+        self.look()
+        if self._context is None:
+            raise RuntimeError("no TLS")
+        return self._context
+
+    async def answer(self, request: HttpRequest, handler: Handler) -> Response:
+        """Let a request through, or answer 401, 403 or 503; add the configured headers."""
+        self.look()
+        refusal = None if request.path in OPEN_PAGES else await self._refusal(request)
+        response = refusal or await handler(request)
+        configured = self._config.http_server_config.headers
+        return replace(response, headers={**response.headers, **dict(configured.items())})
+
+    async def _refusal(self, request: HttpRequest) -> Response | None:
+        tls = self._config.tls_server_config
+        if tls and (forbidden := _find_forbidden(request.certificate, tls)):
+            # The connection may be from before a change, when no certificate was asked for.
+            body, ended = f"{forbidden}\n".encode(), {"Connection": "close"}
+            return Response(status=403, body=body, headers=ended)
+        if self._users is None:
+            return None
+        try:
+            is_user = await self._users.allows(request.headers.get("authorization"))
+        except UnavailableError as error:
+            return Response(status=503, headers={"Retry-After": "1"}, body=f"{error}\n".encode())
+        if is_user:
+            return None
+        return Response(status=401, headers={"WWW-Authenticate": "Basic"}, body=b"Unauthorized\n")
+
+    def look(self) -> None:
+        """Read the files again where they changed; with a mistake in them the old ones stay."""
+        self._files.look()
+
+    def _change(self, config: WebConfig) -> list[Validity]:
+        if (config.tls_server_config is None) != (self._context is None):
+            raise UserError(f"{self._file}: TLS cannot be switched on or off without a restart")
+        try:
+            refuse_loss(self._config, config)
+        except UserError as error:
+            raise UserError(f"{self._file}: {error}") from error
+        return self._take(config)
+
+    def _take(self, config: WebConfig) -> list[Validity]:
+        tls = config.tls_server_config
+        named = (tls.cert_file, tls.key_file, tls.client_ca_file) if tls else ()
+        self._watch.follow([self._file, *(Path(file) for file in named if file)])
+        try:
+            context, validities = make_context(tls) if tls else (None, [])
+        except UserError as error:
+            raise UserError(f"{self._file}: {error}") from error
+        self._users = BasicAuth(config.basic_auth_users) if config.basic_auth_users else None
+        self._config, self._context = config, context
+        return validities
+
+
+def _find_forbidden(shown: Mapping[str, Any], tls: TlsServerConfig) -> str | None:
+    """Return why a client may not see a page; nothing where it may, by its certificate."""
+    if not shown:
+        return "a client certificate is needed" if tls.requires_clients else None
+    # A name counts wherever a certificate is shown, also where none would be needed.
+    names = {_written(kind, name) for kind, name in shown.get("subjectAltName", ())}
+    allowed = {_written("", name) for name in tls.client_allowed_sans}
+    is_allowed = not allowed or bool(names & allowed)
+    return None if is_allowed else "the client certificate has none of the allowed names"
+
+
+def _written(kind: str, name: str) -> str:
+    """Return a name as it is compared: OpenSSL writes an IPv6 address out, people do not."""
+    if kind in ("IP Address", ""):
+        with suppress(ValueError):
+            return str(ip_address(name.strip()))
+    return name

@@ -1,0 +1,172 @@
+"""The seam to every HTTP server that is asked: what it answers, bounded and readable.
+
+A server may answer anything: its own page, a proxy's, or bytes that are no HTTP. The status decides
+what an answer means; the body is shown to people, so that a part of it is enough, and that nothing
+which is wrong with it may change what the status says. What a server quotes of the credentials that
+were sent to it is masked. aiohttp's exceptions end here.
+"""
+
+import asyncio
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+import aiohttp
+
+from gpuledger.addresses import shown_url
+from gpuledger.errors import UnavailableError
+from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
+from gpuledger.runtime.http.readable import readable
+from gpuledger.runtime.http.retry_after import retry_after_seconds
+
+MAX_BODY_BYTES: Final = 64 * 1024
+"""How much is read of a body that is only shown."""
+BODY_SECONDS: Final = 5.0
+"""How long is waited for it once the status is known."""
+# aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
+# through, and a connection that ends in the middle is a RuntimeError.
+_BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
+_UNPACKED: Final = frozenset({"gzip", "deflate"})
+_GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class NoAnswerError(UnavailableError):
+    """A server did not answer in time, or not in HTTP; the message says what it did instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpAnswer:
+    """What a server answered."""
+
+    status: int
+    """HTTP's code, whatever it is."""
+    content_type: str
+    """What the server says that the body is, without parameters."""
+    text: str
+    """The begin of the body, for people; empty where the answer is a success."""
+    retry_after_seconds: float
+    """How long the server asks to be left alone; 0 where it does not."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return self.status // 100 == HTTPStatus.OK // 100
+
+
+class HttpClient:
+    """Posts to servers over connections that are kept."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def post(
+        self,
+        url: str,
+        *,
+        data: bytes,
+        headers: Mapping[str, str] = _NOTHING,
+        trust: ssl.SSLContext | bool = True,
+    ) -> HttpAnswer:
+        """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError.
+
+        It goes over no connection that was opened with another `trust`.
+        """
+        sent = BasicCredentials.sent(url, {**self._session.headers, **headers})
+        with translating(lambda said: NoAnswerError(f"{shown_url(url)}: {said}"), sent=sent):
+            async with self._session.post(
+                url, data=data, headers=headers, allow_redirects=False, ssl=trust
+            ) as response:
+                return await read_answer(response, sent=sent)
+
+
+@asynccontextmanager
+async def open_http(
+    *, headers: Mapping[str, str], timeout_seconds: float
+) -> AsyncIterator[HttpClient]:
+    """Open a client whose every request carries `headers` and has ended after `timeout_seconds`."""
+    async with aiohttp.ClientSession(
+        headers={**headers, "Accept-Encoding": "identity"},
+        auto_decompress=False,  # else a server that packs badly, or unasked, has said nothing
+        timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+        cookie_jar=aiohttp.DummyCookieJar(),  # a server that sets ever new ones would fill the jar
+    ) as session:
+        yield HttpClient(session)
+
+
+async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredentials) -> HttpAnswer:
+    """Return what a response says, `sent` masked; of a success the body is left unread."""
+    is_success = response.status // 100 == HTTPStatus.OK // 100
+    body = b"" if is_success else await read_begin(response)
+    text = _unpack(body, response.headers.get("Content-Encoding", "")).decode(errors="replace")
+    header = response.headers.get("Retry-After", "")
+    return HttpAnswer(
+        status=response.status,
+        content_type=response.content_type,
+        text=readable(sent.mask(text)),
+        retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
+    )
+
+
+async def read_begin(
+    response: aiohttp.ClientResponse,
+    *,
+    max_bytes: int = MAX_BODY_BYTES,
+    timeout_seconds: float = BODY_SECONDS,
+) -> bytes:
+    """Return up to `max_bytes` of a body, or what came of it before it broke off or was late."""
+    body = bytearray()
+    with suppress(*_BROKEN):
+        async with asyncio.timeout(timeout_seconds):
+            # What is unpacked comes in pieces as well, each no larger than the buffer.
+            while len(body) < max_bytes and (piece := await response.content.readany()):
+                body += piece
+    return bytes(body[:max_bytes])
+
+
+def _unpack(body: bytes, encoding: str) -> bytes:
+    """Return the begin of what was packed, in bounds; the body itself where it is not packed so."""
+    if encoding.lower() in _UNPACKED:
+        with suppress(zlib.error):
+            return zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
+    return body
+
+
+@contextmanager
+def translating(
+    error_of: Callable[[str], Exception],
+    *,
+    of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
+    sent: BasicCredentials = NO_CREDENTIALS,
+) -> Iterator[None]:
+    """Raise what `error_of` makes of the reason, where a request or the reading of its body fails.
+
+    The credentials that were `sent` are masked in it. For who reads a body as it comes, and so does
+    without `HttpClient`; with `of`, failures of these kinds alone.
+    """
+    try:
+        yield
+    except of as error:
+        raise error_of(_explain(error, sent=sent)) from error
+
+
+def _explain(error: BaseException, *, sent: BasicCredentials) -> str:
+    """Return what went wrong with a request, `sent` masked, and without its URL."""
+    match error:
+        case aiohttp.ServerTimeoutError():
+            text = "silent for too long"
+        case aiohttp.ClientResponseError():
+            text = f"no valid HTTP: {error.message}"
+        case aiohttp.InvalidURL():
+            text = "an address that nothing can be sent to"
+        case TimeoutError():
+            text = "not done in time"
+        case _:
+            text = str(error)
+    return readable(sent.mask(text)) or type(error).__name__

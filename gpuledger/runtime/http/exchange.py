@@ -1,0 +1,123 @@
+r"""Requests out of bytes and bytes out of answers, by h11. Pure: no sockets, no waiting.
+
+h11 reads what RFC 9112 allows a server to be lenient about. Where two programs in a row are lenient
+in different ways, the one behind finds a request that the one before has not seen; so all of that
+is refused here: line ends that are a bare `\n`, folded lines, a length that is said twice or beside
+a transfer coding. Pages take no bodies, so all that a client sends is heads of requests, and that
+is why each byte of it may be held to what a head may look like.
+"""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import h11
+
+from gpuledger.runtime.http.messages import BadRequestError, HttpRequest, Response
+
+MAX_HEAD_BYTES: Final = 16_384
+MAX_HEADERS: Final = 64
+"""Far more than any scraper or probe sends, proxies between included."""
+_METHODS: Final = (b"GET", b"HEAD")
+_VERSIONS: Final = (b"1.0", b"1.1")
+_END: Final = b"\r\n\r\n"
+# A bare \n, a bare \r, a line that begins with a space: a \n is looked at with the byte before it.
+_LENIENT: Final = re.compile(rb"[^\r]\n|\r[^\n]|\n[ \t]")
+_LENGTH: Final = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+
+
+class Exchange:
+    """One connection's requests and answers, one after the other."""
+
+    def __init__(self) -> None:
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._unread = bytearray()
+        self._last = b" "  # no \n may come first
+        self._is_refused = False
+        self._has_body = True
+
+    def receive(self, data: bytes) -> None:
+        """Record what has come; raises BadRequestError where it can be no part of a request."""
+        if _LENIENT.search(self._last + data):
+            raise self._refuse(HTTPStatus.BAD_REQUEST)
+        self._last = data[-1:]
+        self._unread += data
+        self._h11.receive_data(data)
+
+    def next_request(self, *, certificate: Mapping[str, Any]) -> HttpRequest | None:
+        """Return the next whole request, or nothing while more must come. Raises BadRequestError.
+
+        Each request is answered before the next is asked for.
+        """
+        try:
+            event = self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            raise self._refuse(HTTPStatus(error.error_status_hint)) from error
+        if not isinstance(event, h11.Request):
+            return None
+        head, _, self._unread = self._unread.partition(_END)
+        self._has_body = event.method != b"HEAD"
+        if wrong := _find_wrong(event, bytes(head)):
+            raise self._refuse(wrong)
+        self._h11.next_event()  # its end, as it has no body
+        return _make_request(event, certificate)
+
+    def answer(self, response: Response) -> bytes:
+        """Return the bytes that answer the last request, or what was none."""
+        status = HTTPStatus(response.status)
+        headers = {
+            "Content-Type": response.content_type,
+            "Content-Length": str(len(response.body)),
+            **response.headers,
+            **({"Connection": "close"} if self._is_refused else {}),
+        }
+        parts: list[h11.Event] = [
+            h11.Response(
+                status_code=status, reason=status.phrase.encode(), headers=list(headers.items())
+            ),
+            h11.Data(data=response.body if self._has_body else b""),
+            h11.EndOfMessage(),
+        ]
+        return b"".join(self._h11.send(part) or b"" for part in parts)
+
+    def stays(self) -> bool:
+        """Return whether a next request may follow the answer, and make ready for it."""
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    def _refuse(self, status: HTTPStatus) -> BadRequestError:
+        self._is_refused = True
+        return BadRequestError(status)
+
+
+def _find_wrong(event: h11.Request, head: bytes) -> HTTPStatus | None:
+    """Return why a request is refused that h11 takes for one; nothing where it is a page's."""
+    names = {name for name, _ in event.headers}
+    length = dict(event.headers).get(b"content-length", b"0")
+    has_coding = b"transfer-encoding" in names
+    # h11 makes one of several lengths that are equal, and passes a length over beside a coding.
+    is_ambiguous = len(_LENGTH.findall(head)) > 1 or (has_coding and b"content-length" in names)
+    if is_ambiguous or len(event.headers) > MAX_HEADERS or not event.target.startswith(b"/"):
+        return HTTPStatus.BAD_REQUEST
+    if len(head) > MAX_HEAD_BYTES:  # which h11 holds against those alone that have no end yet
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    if event.http_version not in _VERSIONS:
+        return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+    if event.method not in _METHODS:
+        return HTTPStatus.METHOD_NOT_ALLOWED
+    return HTTPStatus.REQUEST_ENTITY_TOO_LARGE if has_coding or length.strip(b"0") else None
+
+
+def _make_request(event: h11.Request, certificate: Mapping[str, Any]) -> HttpRequest:
+    headers: dict[str, str] = {}
+    for name, value in event.headers:
+        headers.setdefault(name.decode(), value.decode("latin-1"))
+    return HttpRequest(
+        method=event.method.decode(),
+        path=event.target.decode().partition("?")[0],
+        headers=headers,
+        certificate=certificate,
+    )

@@ -1,0 +1,217 @@
+"""Pages over HTTP/1.1: GET and HEAD, a few at a time, nothing to be sent to it.
+
+Here lives how long a client is waited for, and how many of them at once. Each of these bounds keeps
+a bad client from costing others their answer: a connection that waits on its client can be
+displaced by the next one, so that whatever is open, a probe has a place.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+
+from gpuledger.runtime.http.channel import READ_BYTES, Channel, TlsChannel
+from gpuledger.runtime.http.exchange import Exchange
+from gpuledger.runtime.http.messages import BadRequestError, Handler, HttpRequest, Response, refusal
+from gpuledger.runtime.http.places import Places, client_of
+from gpuledger.runtime.process_metrics import CONNECTIONS_DROPPED_TOTAL, Dropped
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.tasks import end_tasks
+
+HANDSHAKE_SECONDS: Final = 2.0
+HEAD_SECONDS: Final = 10.0
+# Longer than scrapes are apart, so that a scraper keeps its connection.
+IDLE_SECONDS: Final = 75.0
+ANSWER_SECONDS: Final = 30.0
+MAX_CONNECTIONS: Final = 100
+MAX_CONNECTIONS_PER_ADDRESS: Final = 32
+"""Far more than a scraper or a proxy beside the deployable needs."""
+MAX_PAGES: Final = 16
+"""How many pages may be made at once; all other places are kept for probes, which are no pages."""
+MAX_ANSWERS: Final = 8
+"""How many large answers may wait for their clients: each is held in memory until it is taken."""
+MAX_ANSWERS_PER_ADDRESS: Final = 4
+_LARGE_BYTES: Final = 16_384
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+@asynccontextmanager
+async def serve_pages(
+    handler: Handler,
+    *,
+    host: str,
+    port: int,
+    context: Callable[[], ssl.SSLContext] | None = None,
+    probes: Collection[str] = (),
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve while the context is open; gives the bound host and port.
+
+    `context` is asked for each connection, so that a new one counts from the next connection on;
+    `probes` are paths that are answered however many other pages are being made. Raises OSError
+    where the address cannot be listened on.
+    """
+    connections = _Connections(handler, context=context, probes=probes)
+    server = await asyncio.start_server(connections.accept, host, port, limit=READ_BYTES)
+    try:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield host, port
+    finally:
+        server.close()
+        await connections.end()
+
+
+class _Connections:
+    """The open connections, each a task."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        context: Callable[[], ssl.SSLContext] | None,
+        probes: Collection[str],
+    ) -> None:
+        self._handler = handler
+        self._context = context
+        self._probes = probes
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places: Places[Channel] = Places(
+            max_total=MAX_CONNECTIONS, max_per_address=MAX_CONNECTIONS_PER_ADDRESS
+        )
+        self._answers: Places[Channel] = Places(
+            max_total=MAX_ANSWERS, max_per_address=MAX_ANSWERS_PER_ADDRESS
+        )
+        self._pages = 0
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Return a new connection a place, before anything is read of it."""
+        peer = writer.get_extra_info("peername") or ("",)
+        address = client_of(peer[0])
+        channel = (
+            TlsChannel(reader, writer, self._context())
+            if self._context
+            else Channel(reader, writer)
+        )
+        if not _make_room(self._places, address):
+            _drop(Dropped.NO_PLACE)
+            channel.abort()
+            return
+        self._places.enter(channel, address)
+        task = asyncio.create_task(self._serve(channel, address))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """End all of them now."""
+        await end_tasks(*self._tasks)
+
+    async def _serve(self, channel: Channel, address: str) -> None:
+        """Answer one request after the other until either side ends."""
+        try:
+            if await self._open(channel):
+                await self._answer_all(channel, address)
+        except TimeoutError:
+            _drop(Dropped.LATE)
+            channel.abort()
+        except OSError:
+            pass  # the client is gone
+        finally:
+            channel.close()
+            self._places.leave(channel)
+
+    async def _open(self, channel: Channel) -> bool:
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await channel.open()
+        except (TimeoutError, ssl.SSLError):
+            _drop(Dropped.HANDSHAKE)
+            return False
+        return True
+
+    async def _answer_all(self, channel: Channel, address: str) -> None:
+        exchange, wait_seconds, stays = Exchange(), HEAD_SECONDS, True
+        while stays:
+            try:
+                request = await _read(channel, exchange, wait_seconds=wait_seconds)
+                if request is None:
+                    return
+                response = await self._answer(request, channel)
+            except BadRequestError as error:
+                response = refusal(error.status, **_allowed(error.status))
+            await self._send(exchange.answer(response), channel, address)
+            wait_seconds, stays = IDLE_SECONDS, exchange.stays()
+            # Requests that came together need no waiting for, and would be answered in one go.
+            await asyncio.sleep(0)
+
+    async def _answer(self, request: HttpRequest, channel: Channel) -> Response:
+        is_page = request.path not in self._probes
+        if is_page and self._pages >= MAX_PAGES:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, **{"Retry-After": "1"})
+        self._pages += is_page
+        self._places.work(channel)
+        try:
+            return await self._handler(request)
+        except Exception:  # noqa: BLE001  # a page's mistake is the page's alone
+            if count := _repeats.count("page_failed"):
+                _log.exception("page_failed", path=request.path, count=count)
+            return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            self._pages -= is_page
+            self._places.wait(channel)
+
+    async def _send(self, answer: bytes, channel: Channel, address: str) -> None:
+        if len(answer) > _LARGE_BYTES:
+            _make_room(self._answers, address)
+            self._answers.enter(channel, address)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await channel.write(answer)
+        finally:
+            self._answers.leave(channel)
+
+
+def _make_room(places: Places[Channel], address: str) -> bool:
+    """Displace who waits longest where there is no place; return whether there is one now."""
+    try:
+        displaced = places.find_displaced(address)
+    except LookupError:
+        return False
+    if displaced is not None:
+        places.leave(displaced)
+        _drop(Dropped.DISPLACED)
+        displaced.abort()
+    return True
+
+
+async def _read(channel: Channel, exchange: Exchange, *, wait_seconds: float) -> HttpRequest | None:
+    """Return the next request; nothing where the client ends, or has nothing more to ask.
+
+    Raises BadRequestError, OSError, and TimeoutError where a request does not come to its end.
+    """
+    certificate = channel.certificate
+    if (request := exchange.next_request(certificate=certificate)) is not None:
+        return request
+    try:
+        async with asyncio.timeout(wait_seconds):
+            data = await channel.read()
+    except TimeoutError:
+        return None
+    async with asyncio.timeout(HEAD_SECONDS):
+        while data:
+            exchange.receive(data)
+            if (request := exchange.next_request(certificate=certificate)) is not None:
+                return request
+            data = await channel.read()
+    return None
+
+
+def _allowed(status: HTTPStatus) -> dict[str, str]:
+    return {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
+
+
+def _drop(why: Dropped) -> None:
+    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()

@@ -1,0 +1,162 @@
+"""Whether a deployable can do its work now, as named checks. Nothing here serves them.
+
+A check is the one place where a lasting state is reported: `gpuledger_check_ok` follows it,
+`/readyz` shows it, and the log says when it began to fail and when that ended. A loop that tries
+again therefore only says `failed` and `ok`; it logs nothing of the outage itself.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from gpuledger.runtime.check_log import CheckLog
+from gpuledger.runtime.process_metrics import CHECK_OK
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.settings.secret import mask_addresses
+
+LOOK_SECONDS: Final = 1.0
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+class CheckSeverity(StrEnum):
+    """What a failed check means for who asks whether the deployable is ready."""
+
+    CRITICAL = "critical"
+    """It does not do its work: not ready."""
+    WARNING = "warning"
+    """It serves, with less than it should: ready, and said."""
+
+
+Detail = str | Callable[[], str]
+"""What is said beside a check: a text, or what gives the text of the moment it is asked for."""
+
+
+class Check:
+    """One thing that has to be so; it has not been shown to be until `ok` is called."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        severity: CheckSeverity = CheckSeverity.CRITICAL,
+        on_change: Callable[["Check"], None] | None = None,
+        on_still_failing: Callable[["Check"], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.severity = severity
+        self.is_ok = False
+        self._detail: Detail = "starting"
+        self._on_change = on_change
+        self._on_still_failing = on_still_failing
+        self.has_failed = False
+        """Whether it was said to have failed; one that only starts has not."""
+        self._has_ended = False
+
+    @property
+    def detail(self) -> str:
+        """The text beside it, as of now, with the passwords of addresses masked."""
+        return mask_addresses(self._detail if isinstance(self._detail, str) else self._detail())
+
+    def ok(self, detail: Detail = "") -> None:
+        """Record that it is so; a function as `detail` is asked whenever the check is shown."""
+        if self._has_ended and self.has_failed:
+            return
+        self._detail = detail
+        self.has_failed = False
+        if not self.is_ok:
+            self.is_ok = True
+            self._report()
+
+    def failed(self, detail: Detail) -> None:
+        """Record that it is not so, and why."""
+        self._detail = detail
+        self.is_ok = False
+        if not self.has_failed:
+            self.has_failed = True
+            self._report()
+        elif self._on_still_failing:
+            self._on_still_failing(self)
+
+    def waits(self, detail: Detail) -> None:
+        """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
+        if self._has_ended and self.has_failed:
+            return
+        self._detail = detail
+        self.has_failed = False
+        if self.is_ok:
+            self.is_ok = False
+            self._report()
+
+    def end(self) -> None:
+        """Record that the work ends: a failure stands, as giving up what failed mends nothing."""
+        self._has_ended = True
+
+    def _report(self) -> None:
+        if self._on_change:
+            self._on_change(self)
+
+
+class Readiness:
+    """The checks of a deployable; it is ready when there are critical ones and none fails."""
+
+    def __init__(self, **checks: Check) -> None:
+        self._checks = checks
+        self._looks: list[Callable[[], None]] = []
+
+    def look_each_second(self, look: Callable[[], None]) -> None:
+        """Have something looked at that changes unasked, whether or not anybody is using it."""
+        self._looks.append(look)
+
+    async def keep_looking(self, *, every_seconds: float = LOOK_SECONDS) -> None:
+        """Look each second, until cancelled, at all that was asked for."""
+        while True:
+            await asyncio.sleep(every_seconds)
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
+                    if count := _repeats.count("look"):
+                        _log.exception("look_failed", count=count)
+
+    def check(self, name: str, *, severity: CheckSeverity = CheckSeverity.CRITICAL) -> Check:
+        """Return the check of that name; the first call makes it, with its severity."""
+        if name not in self._checks:
+            log = CheckLog(check=name, severity=severity.value)
+            self._checks[name] = Check(
+                name=name,
+                severity=severity,
+                on_change=lambda check: _report_change(check, log),
+                on_still_failing=lambda check: log.still_fails(lambda: check.detail),
+            )
+            CHECK_OK.labels(check=name, severity=severity).set(0)
+        return self._checks[name]
+
+    def end(self) -> None:
+        """Record that the work ends: no check that fails then is said to have recovered."""
+        for check in self._checks.values():
+            check.end()
+
+    def is_ready(self) -> bool:
+        """Return whether no critical check fails; without any nothing is known of its own work."""
+        critical = [c for c in self._checks.values() if c.severity is CheckSeverity.CRITICAL]
+        return bool(critical) and all(check.is_ok for check in critical)
+
+    def report(self) -> dict[str, object]:
+        """Return what `/readyz` shows: `{ready, checks: {name: {ok, severity, detail}}}`."""
+        checks = {
+            name: {"ok": check.is_ok, "severity": check.severity.value, "detail": check.detail}
+            for name, check in self._checks.items()
+        }
+        return {"ready": self.is_ready(), "checks": checks}
+
+
+def _report_change(check: Check, log: CheckLog) -> None:
+    CHECK_OK.labels(check=check.name, severity=check.severity).set(check.is_ok)
+    if check.has_failed:
+        log.failed(check.detail)
+    elif check.is_ok:
+        log.recovered()

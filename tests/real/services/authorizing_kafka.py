@@ -1,0 +1,106 @@
+"""A Kafka broker on which a user may do nothing that was not granted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.admin import CreateAclsRequest
+from typing_extensions import override
+
+from tests.real.services.process import Process
+from tests.real.services.secure_kafka import SecureKafka
+
+GRANT_SECONDS = 30.0
+
+
+class Resource(IntEnum):
+    """What a right is on, by Kafka's own numbers."""
+
+    TOPIC = 2
+    GROUP = 3
+    TRANSACTIONAL_ID = 5
+
+
+class Operation(IntEnum):
+    """What a right allows, by Kafka's own numbers."""
+
+    Read = 3
+    Write = 4
+    Create = 5
+    Describe = 8
+    DescribeConfigs = 10
+
+
+class Right(NamedTuple):
+    """One entry of an access list."""
+
+    user: str
+    operation: Operation
+    resource: Resource
+    name: str
+    is_prefix: bool = False
+
+
+_LITERAL, _PREFIXED, _ALLOW = 3, 4, 3
+
+
+class AuthorizingKafka(SecureKafka):
+    """The secure broker with access lists; the tests' own plaintext listener is above them."""
+
+    name = "authorizing-kafka"
+    users: Mapping[str, str] = {
+        **SecureKafka.users,
+        "gpuledger-replay": "staple-of-replay",
+        "gpuledger-topics-check": "staple-of-topics-check",
+    }
+
+    @override
+    def listeners(self) -> dict[str, str]:
+        return {
+            **super().listeners(),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "false",
+            "super.users": "User:ANONYMOUS",
+        }
+
+    def grant(self, *resource: str, operations: Sequence[str] = ("All",)) -> None:
+        """Allow the user operations on a resource, such as `--topic`, `*`."""
+        self._change("--add", *resource, operations=operations)
+
+    def revoke(self, *resource: str) -> None:
+        """Take back what was granted on a resource."""
+        self._change("--remove", "--force", *resource)
+
+    async def allow(self, rights: Iterable[Right]) -> None:
+        """Add entries to the access lists, without a process for each."""
+        client = AIOKafkaClient(bootstrap_servers=self.plaintext_bootstrap_servers)
+        await client.bootstrap()
+        try:
+            for right in rights:
+                pattern = _PREFIXED if right.is_prefix else _LITERAL
+                request = CreateAclsRequest(
+                    right.resource,
+                    right.name,
+                    pattern,
+                    f"User:{right.user}",
+                    "*",
+                    right.operation,
+                    _ALLOW,
+                )
+                answer = await client.send(client.get_random_node(), request)
+                assert [code for code, _ in answer.creation_responses] == [0], answer
+        finally:
+            await client.close()
+
+    def _change(self, *arguments: str, operations: Sequence[str] = ("All",)) -> None:
+        argv = self._java("org.apache.kafka.tools.AclCommand")
+        argv += ["--bootstrap-server", self.plaintext_bootstrap_servers, *arguments]
+        argv += ["--allow-principal", f"User:{self.username}"]
+        for operation in operations:
+            argv += ["--operation", operation]
+        changing = Process(name="acl", argv=argv, folder=self.folder)
+        changing.start()
+        changing.wait_until(lambda: changing.exit_status() == 0, deadline_seconds=GRANT_SECONDS)

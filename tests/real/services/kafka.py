@@ -1,0 +1,184 @@
+"""Apache Kafka, one broker that is its own controller, on ports and a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Part, Process
+
+# C1 and a collector without threads suit a short life on two cores; class data saves as much again.
+JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
+NOT_SAID = -1
+
+SERVER_PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.listener.names=CONTROLLER
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+num.network.threads=2
+num.io.threads=2
+num.partitions=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=2
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=2
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
+log.cleaner.backoff.ms=200
+log.cleaner.min.cleanable.ratio=0.01
+log.cleaner.dedupe.buffer.size=8388608
+log.cleaner.threads=1
+log.retention.check.interval.ms=1000
+log.retention.ms=-1
+log.segment.delete.delay.ms=1000
+num.recovery.threads.per.data.dir=2
+unclean.leader.election.enable=false
+broker.session.timeout.ms=1000
+broker.heartbeat.interval.ms=200
+"""
+
+LOG_PROPERTIES = """
+status=error
+appenders=o
+appender.o.type=Console
+appender.o.name=O
+appender.o.layout.type=PatternLayout
+appender.o.layout.pattern=[%d] %p %m (%c)%n
+rootLogger.level=WARN
+rootLogger.appenderRefs=o
+rootLogger.appenderRef.o.ref=O
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaDistribution:
+    """Where Kafka's jars lie, and what was prepared from them to start faster."""
+
+    java: Path
+    libs: Path
+    archive: Path | None = None
+    """Class data archive; a JVM that cannot use it goes on without."""
+    formatted: Path | None = None
+    """A formatted data folder to copy, which saves the format."""
+
+
+class KafkaBroker:
+    """A broker to talk to, wherever it runs."""
+
+    def __init__(self, *, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+
+
+class Kafka(Part, KafkaBroker):
+    """A broker without authentication that the tests own."""
+
+    name = "kafka"
+
+    def __init__(
+        self, *, distribution: KafkaDistribution, folder: Path, archive_to: Path | None = None
+    ) -> None:
+        Part.__init__(self, folder=folder)
+        self.distribution = distribution
+        self.port, self.controller_port = free_ports(2)
+        KafkaBroker.__init__(self, bootstrap_servers=f"127.0.0.1:{self.port}")
+        self._archive_to = archive_to
+
+    def listeners(self) -> dict[str, str]:
+        """Return the settings of the listeners."""
+        return {
+            "listeners": f"PLAINTEXT://{self.bootstrap_servers},{self._controller()}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+
+    def voters(self) -> str:
+        """Return the controllers of the cluster, `node@host:port`."""
+        return f"1@127.0.0.1:{self.controller_port}"
+
+    def format_arguments(self) -> list[str]:
+        """Return what the format of the data folder needs beside its id."""
+        return []
+
+    @override
+    def start(self) -> None:
+        if not self._data.exists():
+            self.prepare()
+        super().start()
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [*self._java("kafka.Kafka"), self._properties]
+
+    @override
+    def is_ready(self) -> bool:
+        return count_brokers("127.0.0.1", self.port) >= 1
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def _properties(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _controller(self) -> str:
+        return f"CONTROLLER://127.0.0.1:{self.controller_port}"
+
+    def prepare(self) -> None:
+        """Write the settings and format the data folder, as `start` does where it was not done."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_settings()
+        (self.folder / "log4j2.properties").write_text(LOG_PROPERTIES)
+        if self.distribution.formatted and not self.format_arguments():
+            shutil.copytree(self.distribution.formatted, self._data)
+        else:
+            self._format()
+
+    def write_settings(self) -> None:
+        """Write the settings as they are now; a broker that runs reads them when it starts next."""
+        lines = {
+            **self.listeners(),
+            "log.dirs": str(self._data),
+            "controller.quorum.voters": self.voters(),
+        }
+        settings = "\n".join(f"{key}={value}" for key, value in lines.items())
+        self._properties.write_text(f"{SERVER_PROPERTIES}{settings}\n")
+
+    def _format(self) -> None:
+        argv = [*self._java("kafka.tools.StorageTool"), "format", "-t", CLUSTER_ID]
+        argv += ["-c", self._properties, *self.format_arguments()]
+        formatting = Process(name="kafka-format", argv=argv, folder=self.folder)
+        formatting.start()
+        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=60)
+
+    def _java(self, main_class: str) -> list[str | Path]:
+        flags = [*JVM_FLAGS, f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"]
+        flags.append(f"-Dkafka.logs.dir={self.folder}")
+        if self._archive_to:
+            flags.append(f"-XX:ArchiveClassesAtExit={self._archive_to}")
+        elif self.distribution.archive:
+            flags += [f"-XX:SharedArchiveFile={self.distribution.archive}", "-Xshare:auto"]
+        return [self.distribution.java, *flags, "-cp", f"{self.distribution.libs}/*", main_class]
+
+
+def count_brokers(host: str, port: int) -> int:
+    """Ask a broker how many brokers it knows; raises OSError while it does not answer."""
+    # Metadata v4, correlation id 1, no client id, no topics, none to be created.
+    request = struct.pack(">hhihib", 3, 4, 1, NOT_SAID, 0, 0)
+    with socket.create_connection((host, port), timeout=2) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        stream = connection.makefile("rb")
+        with stream:
+            head = stream.read(16)
+    # Size, correlation id, throttle time, then the array of brokers.
+    return int(struct.unpack(">iiii", head)[3]) if len(head) == struct.calcsize(">iiii") else 0

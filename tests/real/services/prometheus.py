@@ -1,0 +1,153 @@
+"""Prometheus 3 with its remote-write receiver, and VictoriaMetrics, which answers PromQL too."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from tests.real.services import web
+from tests.real.services.ports import free_ports
+from tests.real.services.process import Part
+from tests.real.services.web_login import USERNAME, WebLogin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.real.services.certificates import Authority
+
+CONFIG = """
+global:
+  scrape_interval: 1s
+  evaluation_interval: 1s
+"""
+
+
+class PrometheusApi:
+    """A server that answers PromQL, wherever it runs."""
+
+    remote_write_path = "/api/v1/write"
+
+    def __init__(self, *, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    @property
+    def remote_write_url(self) -> str:
+        """Where a remote-write sender posts to."""
+        return self.url + self.remote_write_path
+
+    def fetch(self, path: str) -> web.Answer:
+        """Ask for a path of it."""
+        return web.fetch(self.url + path)
+
+    def query(self, promql: str) -> list[Any]:
+        """Return the result of an instant query: a list of metric and value."""
+        answer = self.fetch(f"/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
+        found: list[Any] = answer.json()["data"]["result"]
+        return found
+
+    def await_query(self, promql: str, *, deadline_seconds: float = 10) -> list[Any]:
+        """Ask until the result is not empty; raises TimeoutError that names the query."""
+        return web.await_some(
+            lambda: self.query(promql), what=promql, deadline_seconds=deadline_seconds
+        )
+
+
+class VictoriaMetricsApi(PrometheusApi):
+    """A VictoriaMetrics to talk to, wherever it runs."""
+
+    @override
+    def query(self, promql: str) -> list[Any]:
+        # It remembers for ten seconds that a series was absent; a flush makes it forget.
+        web.fetch(f"{self.url}/internal/force_flush")
+        return super().query(promql)
+
+
+class Prometheus(Part, PrometheusApi):
+    """A Prometheus that the tests own."""
+
+    name = "prometheus"
+
+    def __init__(
+        self, *, binary: Path, folder: Path, config: str = CONFIG, arguments: Sequence[str] = ()
+    ) -> None:
+        Part.__init__(self, folder=folder)
+        self._binary = binary
+        self._arguments = arguments
+        self.port = free_ports(1)[0]
+        self.config_file = folder / "prometheus.yml"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(config)
+        PrometheusApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [
+            self._binary,
+            f"--config.file={self.config_file}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--web.enable-remote-write-receiver",
+            "--web.enable-lifecycle",
+            "--enable-feature=created-timestamp-zero-ingestion,metadata-wal-records",
+            *self._arguments,
+        ]
+
+    @override
+    def is_ready(self) -> bool:
+        return self.fetch("/-/ready").status == 200
+
+
+class SecuredPrometheus(Prometheus):
+    """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
+
+    name = "secured-prometheus"
+    username = USERNAME
+
+    def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
+        web_config = folder / "web.yml"
+        super().__init__(
+            binary=binary, folder=folder, arguments=[f"--web.config.file={web_config}"]
+        )
+        self.url = f"https://127.0.0.1:{self.port}"
+        self._login = WebLogin(web_config, certificate="prometheus")
+        self.exchange(authority, password=password)
+
+    def exchange(self, authority: Authority, *, password: str) -> None:
+        """Show a certificate of this authority from now on, and ask for this password."""
+        self._login.exchange(authority, password=password)
+
+    @override
+    def fetch(self, path: str) -> web.Answer:
+        return self._login.fetch(self.url + path)
+
+
+class VictoriaMetrics(Part, VictoriaMetricsApi):
+    """A single-node VictoriaMetrics that the tests own."""
+
+    name = "victoria-metrics"
+
+    def __init__(self, *, binary: Path, folder: Path, arguments: Sequence[str] = ()) -> None:
+        Part.__init__(self, folder=folder)
+        self._binary = binary
+        self._arguments = arguments
+        self.port = free_ports(1)[0]
+        VictoriaMetricsApi.__init__(self, url=f"http://127.0.0.1:{self.port}")
+
+    @override
+    def argv(self) -> list[str | Path]:
+        return [
+            self._binary,
+            f"-httpListenAddr=127.0.0.1:{self.port}",
+            f"-storageDataPath={self.folder / 'data'}",
+            # Else queries would hide the last 30 s.
+            "-search.latencyOffset=0s",
+            "-memory.allowedPercent=5",
+            *self._arguments,
+        ]
+
+    @override
+    def is_ready(self) -> bool:
+        return web.fetch(f"{self.url}/health").status == 200

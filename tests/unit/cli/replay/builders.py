@@ -1,0 +1,146 @@
+"""A bus in memory on which two nodes ticked and their pods came late, joined once."""
+
+import asyncio
+import gzip
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.replay.command import choose_output, replay_range
+from cli.replay.plan import Asked
+from cli.replay.run import ReplayOutcome
+from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.replay import TimeRange
+from enricher.join.service import run_join
+from enricher.join.settings import JoinSettings, JoinTuning
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, TopicPartition
+from gpuledger.codec import Decoder, encode
+from gpuledger.records import ContainerRef, GpuEvent, NodeSample
+from gpuledger.runtime import Readiness
+from gpuledger.topics import EVENTS, PODS, SAMPLES, TOPICS, Topic, partition_of_node
+from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
+
+NODES = ("node-a", "node-b")
+BEGIN_MS = 1_795_000_000_000
+AGAIN = Topic(name="again", record=GpuEvent, key="node")
+SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02))
+_EVENTS = Decoder(topic=EVENTS.name, record=GpuEvent)
+
+
+def new_bus(**bounds: int) -> MemoryBus:
+    """Return an empty bus with one more topic than the project's."""
+    return MemoryBus([*TOPICS, AGAIN], **bounds)
+
+
+def tick(second: int, node: str = "node-a") -> NodeSample:
+    """Return a tick on which the node's first pod was busy, and at times its second."""
+    first = 2 * NODES.index(node)
+    busy = [process(container=0, sm_utilization_ratio=0.25)]
+    if second % 3:
+        busy.append(process(pid=1001, container=1, sm_utilization_ratio=0.125))
+    return sample(
+        node=node,
+        seq=1000 * second,
+        time_ns=BEGIN_MS * 10**6 + second * SECOND_NS,
+        containers=[
+            ContainerRef(pod_uid=UIDS[number], container_id=CONTAINER_IDS[number])
+            for number in (first, first + 1)[: len(busy)]
+        ],
+        processes=busy,
+    )
+
+
+def place_of(node: str, topic: Topic = SAMPLES) -> TopicPartition:
+    """Return where a node's records lie."""
+    return TopicPartition(topic.name, partition_of_node(node, partitions=topic.partitions))
+
+
+async def publish_ticks(bus: MemoryBus, ticks: Iterable[NodeSample]) -> None:
+    """Publish ticks as agents do."""
+    async with bus.producer() as producer:
+        for each in ticks:
+            message = Message(each.node.encode(), encode(each), each.time_ns // 10**6)
+            await producer.publish(*place_of(each.node), [message])
+
+
+async def publish_pod(bus: MemoryBus, number: int, node: str = "node-a") -> None:
+    """Publish a pod's record."""
+    message = Message(UIDS[number].encode(), encode(pod(number, node=node)), BEGIN_MS)
+    async with bus.producer() as producer:
+        await producer.publish(*place_of(node, PODS), [message])
+
+
+async def join(bus: MemoryBus, *, events: int) -> None:
+    """Run the join until so many events are there."""
+    task = asyncio.create_task(run_join(bus=bus, settings=SETTINGS, readiness=Readiness()))
+    try:
+        async with asyncio.timeout(10):
+            while len(await read_topic(bus, EVENTS)) < events:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def read_topic(bus: MemoryBus, topic: Topic) -> list[bytes]:
+    """Return the values of a topic, partition by partition."""
+    async with bus.reader() as reader:
+        return [
+            record.value or b""
+            for place, span in (await reader.spans(topic.name)).items()
+            async for some in reader.read(place, span)
+            for record in some
+        ]
+
+
+def decoded(values: Iterable[bytes]) -> list[GpuEvent]:
+    """Return events."""
+    return [_EVENTS.decode(value) for value in values]
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return a file's lines, packed or not."""
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names of a folder's files."""
+    return sorted(each.name for each in folder.iterdir())
+
+
+@dataclass(kw_only=True)
+class Again:
+    """A replay, and what came of it."""
+
+    bus: MemoryBus
+    begin_second: float = 0
+    end_second: float = 60
+    output: Path | None = None
+    topic: str | None = None
+    compare: bool = False
+    accept_gaps: bool = False
+    lead_in_seconds: float = 300
+    comparison: Comparison | None = field(init=False, default=None)
+
+    async def run(self) -> ReplayOutcome:
+        """Replay."""
+        self.comparison = Comparison(shown=100) if self.compare else None
+        asked = Asked(
+            wanted=TimeRange(self._ms(self.begin_second), self._ms(self.end_second)),
+            lead_in_ms=round(self.lead_in_seconds * 1000),
+            lateness_ms=600_000,
+            accept_gaps=self.accept_gaps,
+            compare=self.compare,
+        )
+        return await replay_range(
+            self.bus,
+            self.bus,
+            asked=asked,
+            open_output=choose_output(self.output, self.topic, compare=self.compare),
+            comparison=self.comparison,
+        )
+
+    def _ms(self, second: float) -> int:
+        return BEGIN_MS + round(second * 1000)

@@ -1,0 +1,155 @@
+"""docs/attribution.md: its example is what the join books, its methods are those there are."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from enricher.join.booking import books, energy, settlement, shares
+from enricher.join.booking.books import book_gpu
+from enricher.join.booking.claims import Claim
+from enricher.join.booking.energy import energy_of, idle_watts
+from enricher.join.booking.holders import find_holders
+from gpuledger.activity import split_activity
+from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
+from tests.unit.enricher.join.ticks import GIB, sample
+
+ROOT: Final = Path(__file__).parents[5]
+PAGE: Final = (ROOT / "docs" / "attribution.md").read_text()
+SECONDS: Final = 2.0
+MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
+
+
+def table(name: str) -> list[list[str]]:
+    """Return the rows of a marked table, without its head."""
+    between = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
+    return rows[2:]
+
+
+NAMES: Final = [name for name, *_ in table("claims")]
+"""The page's containers, by their place in the tick."""
+
+
+def device() -> GpuReading:
+    """Return the page's device."""
+    ((model, utilization, active, total, used, reserved, joules),) = table("device")
+    return GpuReading(
+        uuid="GPU-a",
+        index=0,
+        model=model,
+        utilization_ratio=float(utilization),
+        memory_total_bytes=int(total) * GIB,
+        memory_used_bytes=int(used) * GIB,
+        memory_reserved_bytes=int(reserved) * GIB,
+        energy_joules=float(joules),
+        sm_active_ratio=float(active),
+    )
+
+
+def allocations() -> list[DeviceAllocation]:
+    """Return the page's allocations."""
+    return [
+        DeviceAllocation(
+            gpu_uuid="GPU-a",
+            device_id=device_id,
+            resource_name="nvidia.com/gpu",
+            namespace="research",
+            pod=pod,
+            container="main",
+            replica=device_id.partition("::")[2],
+        )
+        for _, device_id, pod in table("allocations")
+    ]
+
+
+def claims(*ended: str) -> list[Claim]:
+    """Return the page's claims; those named as ended hold no memory any more."""
+    return [
+        Claim(
+            Account.HOST if name == "host" else Account.POD,
+            None if name == "host" else NAMES.index(name),
+            sm_ratio=float(ratio),
+            memory_bytes=None if name in ended else int(held) * GIB,
+            has_ended=name in ended,
+        )
+        for name, ratio, held, has_ended in table("claims")
+        if has_ended == "no"
+    ]
+
+
+def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
+    """Return the rows of a table of entries, by account and allocation."""
+    return {
+        (row[0].strip("*"), row[1]): tuple(float(cell or 0) for cell in row[2:])
+        for row in table(name)
+    }
+
+
+def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
+    """Return what the join books, as a table of entries says it, with the sum."""
+    (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
+    entries = book_gpu(reading, found, SECONDS, drawn=energy_of(reading, SECONDS), holders=holders)
+    books = GpuBooks(reading=reading, entries=entries)
+    rows = {
+        (
+            str(entry.account) if entry.container is None else NAMES[entry.container],
+            "" if entry.allocation is None else str(entry.allocation),
+        ): (
+            entry.busy_seconds or 0.0,
+            (entry.memory_byte_seconds or 0.0) / GIB,
+            entry.joules or 0.0,
+            sm_active_seconds or 0.0,
+        )
+        for entry, (sm_active_seconds, _, _) in zip(
+            entries, split_activity(books, SECONDS), strict=True
+        )
+    }
+    assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
+    return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}
+
+
+def test_the_example_is_what_the_join_books() -> None:
+    written, booked = as_written("entries"), as_booked(device(), claims())
+
+    assert list(written) == list(booked)
+    for account, quantities in written.items():
+        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+
+
+def test_the_example_with_an_end_is_what_the_join_books() -> None:
+    reading = replace(device(), memory_used_bytes=MEMORY_AFTER_THE_END_BYTES)
+    written, booked = as_written("ended"), as_booked(reading, claims("notebook"))
+
+    assert list(written) == list(booked)
+    for account, quantities in written.items():
+        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+
+
+def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() -> None:
+    modules = (books, shares, settlement)
+    sources = [ROOT / module.__name__.replace(".", "/") for module in modules]
+    code = "".join(source.with_suffix(".py").read_text() for source in sources)
+    told = {
+        row.split("|")[1].strip(" `"): row.rstrip(" |").rsplit("|", 1)[1].strip()
+        for row in PAGE.splitlines()
+        if row.startswith("| `") and row.endswith((" yes |", " no |"))
+    }
+
+    assert told == {
+        method.value: "yes" if f"Method.{method.name}" in code else "no" for method in Method
+    }
+
+
+def test_every_account_is_told() -> None:
+    told = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
+
+    assert {account.value for account in Account} <= told
+
+
+def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
+    told = {product: float(watts) for product, watts in table("idle")}
+
+    assert {product: idle_watts(f"NVIDIA {product}") for product in told} == told
+    assert len(told) == energy.LISTED_PRODUCTS

@@ -1,0 +1,260 @@
+"""The entries of a GPU: to whom they go, how they were found, and that they sum to it."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.booking.books import book_gpu as book_row
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.claims import Claim
+from enricher.join.booking.energy import energy_of
+from gpuledger.records import Account, ContainerRef, Entry, GpuReading, Method, ProcessKind
+from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+
+POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED
+
+
+def book_gpu(device: GpuReading, claims: list[Claim], seconds: float) -> list[Entry]:
+    """Book a GPU that is not cut and that nobody holds."""
+    return book_row(device, claims, seconds, drawn=energy_of(device, seconds))
+
+
+def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
+    """Sum the busy seconds of each account; pods by the place of their container."""
+    found: dict[str, float] = {}
+    for entry in entries:
+        name = str(entry.account if entry.container is None else entry.container)
+        found[name] = found.get(name, 0.0) + (entry.busy_seconds or 0.0)
+    return found
+
+
+BUSY = [
+    ("nobody there, idle", 0.0, [], {"idle": 1.0}),
+    ("nobody there, busy", 0.4, [], {"unattributed": 0.4, "idle": 0.6}),
+    (
+        "one pod alone gets all, whatever its own samples say",
+        0.4,
+        [(0, 0.1, 1, False)],
+        {"0": 0.4, "idle": 0.6},
+    ),
+    (
+        "two pods get what they used",
+        0.8,
+        [(0, 0.6, 1, False), (1, 0.2, 1, False)],
+        {"0": 0.6, "1": 0.2, "idle": 0.2},
+    ),
+    (
+        "rounding is spread in proportion",
+        0.9,
+        [(0, 0.5, 1, False), (1, 0.5, 1, False)],
+        {"0": 0.45, "1": 0.45, "idle": 0.1},
+    ),
+    ("a host process is the host's", 0.5, [(None, 0.5, 1, False)], {"host": 0.5, "idle": 0.5}),
+    (
+        "what is missing belongs to the process that ended",
+        0.8,
+        [(0, 0.1, 1, True), (1, 0.3, 1, False)],
+        {"0": 0.5, "1": 0.3, "idle": 0.2},
+    ),
+    (
+        "without samples memory held decides",
+        0.6,
+        [(0, None, 2, False), (1, None, 1, False)],
+        {"0": 0.4, "1": 0.2, "idle": 0.4},
+    ),
+    (
+        "without samples and memory in equal parts",
+        0.6,
+        [(0, None, None, False), (1, None, None, False)],
+        {"0": 0.3, "1": 0.3, "idle": 0.4},
+    ),
+    (
+        "samples that all say zero say nothing",
+        0.6,
+        [(0, 0.0, 2, False), (1, 0.0, 1, False)],
+        {"0": 0.4, "1": 0.2, "idle": 0.4},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "busy", "processes", "expected"), BUSY, ids=[row[0] for row in BUSY]
+)
+def test_busy_seconds_go_to_whoever_ran_kernels(
+    case: str,
+    busy: float,
+    processes: list[tuple[int | None, float | None, int | None, bool]],
+    expected: dict[str, float],
+) -> None:
+    """The table says for each case who gets how much of a second."""
+    tick = sample(
+        gpus=[reading(utilization_ratio=busy)],
+        processes=[
+            process(
+                pid=100 + place,
+                container=container,
+                sm_utilization_ratio=ratio,
+                memory_used_bytes=None if held is None else held * GIB,
+                ended=ended or None,
+            )
+            for place, (container, ratio, held, ended) in enumerate(processes)
+        ],
+    )
+    found = {
+        name: used for name, used in seconds_by_account(book_tick(tick)[0].entries).items() if used
+    }
+    assert found == pytest.approx({name: used for name, used in expected.items() if used}), case
+
+
+METHODS = [
+    ([], Method.EXCLUSIVE),
+    ([Claim(POD, 0, sm_ratio=0.3)], Method.EXCLUSIVE),
+    ([Claim(POD, 0, sm_ratio=0.3), Claim(HOST)], Method.PROCESS_UTILIZATION),
+    ([Claim(POD, 0, memory_bytes=1), Claim(HOST)], Method.MEMORY_SHARE),
+    ([Claim(POD, 0), Claim(HOST)], Method.EQUAL_SHARE),
+]
+
+
+@pytest.mark.parametrize(("claims", "method"), METHODS)
+def test_every_entry_says_how_it_was_found(claims: list[Claim], method: Method) -> None:
+    """All entries of a GPU carry the method by which its busy seconds were split."""
+    assert {entry.method for entry in book_gpu(reading(), claims, 1.0)} == {method}
+
+
+def test_the_drivers_reserved_memory_is_the_hosts() -> None:
+    """A GPU with one pod has a host entry for what the driver keeps for itself."""
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=20 * GIB)], 2.0)
+    held = {entry.account: entry.memory_byte_seconds for entry in entries}
+    assert held == {POD: 40 * GIB, HOST: 2 * GIB, IDLE: 118 * GIB}
+
+
+def test_memory_that_no_process_holds_is_unattributed() -> None:
+    """Memory in use beyond what the processes hold has nobody to be booked on."""
+    entries = book_gpu(reading(), [Claim(POD, 0, memory_bytes=15 * GIB)], 1.0)
+    assert {e.account: e.memory_byte_seconds for e in entries}[NOBODY] == 5 * GIB
+
+
+def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
+    """Two such containers make one host entry."""
+    tick = sample(
+        containers=[ContainerRef(), ContainerRef()],
+        processes=[process(container=0, sm_utilization_ratio=0.2), process(container=1, pid=2)],
+    )
+    assert [entry.account for entry in book_tick(tick)[0].entries] == [HOST, IDLE]
+
+
+def test_a_client_of_mps_is_booked_on_its_pod_and_the_server_on_the_host() -> None:
+    """By what the driver's samples say of each."""
+    clients = [
+        process(
+            pid=10 + number,
+            container=number,
+            kind=ProcessKind.MPS,
+            sm_utilization_ratio=ratio,
+            memory_used_bytes=GIB,
+        )
+        for number, ratio in enumerate((0.3, 0.1))
+    ]
+    server = process(sm_utilization_ratio=0.0, memory_used_bytes=GIB)
+    tick = sample(gpus=[reading(utilization_ratio=0.4)], processes=[*clients, server])
+    found = seconds_by_account(book_tick(tick)[0].entries)
+    assert found == pytest.approx(
+        {"0": 0.3, "1": 0.1, "host": 0.0, "unattributed": 0.0, "idle": 0.6}
+    )
+
+
+def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> None:
+    """Not the host's: nobody saw whose it was."""
+    gone = process(started_boottime_ns=None, sm_utilization_ratio=0.5)
+    assert seconds_by_account(book_tick(sample(processes=[gone]))[0].entries) == {
+        "unattributed": 0.5,
+        "host": 0.0,
+        "idle": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "missing"),
+    [
+        ("busy_seconds", {"utilization_ratio": None}),
+        ("memory_byte_seconds", {"memory_total_bytes": None}),
+        ("joules", {"energy_joules": None, "power_watts": None}),
+    ],
+)
+def test_a_quantity_that_the_driver_does_not_give_is_absent(
+    field: str, missing: dict[str, None]
+) -> None:
+    """Absent is not zero: no entry has the field."""
+    entries = book_gpu(reading(**missing), [Claim(POD, 0, memory_bytes=GIB)], 1.0)
+    assert {getattr(entry, field) for entry in entries} == {None}
+
+
+def test_energy_without_busy_seconds_is_unattributed() -> None:
+    """The device drew it, and nobody can be named."""
+    entries = book_gpu(reading(utilization_ratio=None), [Claim(POD, 0)], 1.0)
+    assert {entry.account: entry.joules for entry in entries}[NOBODY] == 300.0
+
+
+def test_power_stands_in_for_a_missing_energy_counter() -> None:
+    """Mean power times the interval is the energy."""
+    entries = book_gpu(reading(energy_joules=None, power_watts=100.0), [], 2.0)
+    assert sum(entry.joules or 0.0 for entry in entries) == pytest.approx(200.0)
+
+
+ratios = st.none() | st.floats(min_value=0.0, max_value=1.0)
+sizes = st.none() | st.integers(min_value=0, max_value=90 * GIB)
+claims = st.lists(
+    st.builds(
+        Claim,
+        account=st.just(POD),
+        container=st.integers(0, 100),
+        sm_ratio=st.none() | st.floats(min_value=0.0, max_value=3.0),
+        memory_bytes=sizes,
+        has_ended=st.booleans(),
+    ),
+    max_size=6,
+)
+hosts = st.lists(
+    st.builds(Claim, account=st.just(HOST), sm_ratio=ratios, memory_bytes=sizes), max_size=1
+)
+
+
+@given(
+    claims=claims,
+    host=hosts,
+    busy=ratios,
+    used=sizes,
+    reserved=sizes,
+    joules=st.none() | st.floats(min_value=0.0, max_value=1e4),
+    seconds=st.floats(min_value=0.01, max_value=100.0),
+)
+def test_the_entries_sum_to_the_device(  # noqa: PLR0917 - one argument a dimension of the law
+    claims: list[Claim],
+    host: list[Claim],
+    busy: float | None,
+    used: int | None,
+    reserved: int | None,
+    joules: float | None,
+    seconds: float,
+) -> None:
+    """Within 1e-9 of it, for each quantity that is known, and no entry is negative."""
+    device = reading(
+        utilization_ratio=busy,
+        memory_used_bytes=used,
+        memory_reserved_bytes=reserved,
+        energy_joules=joules,
+    )
+    entries = book_gpu(device, [*claims, *host], seconds)
+    totals = {
+        "busy_seconds": seconds,
+        "memory_byte_seconds": 80 * GIB * seconds,
+        "joules": joules,
+    }
+    for field, total in totals.items():
+        values = [getattr(entry, field) for entry in entries]
+        known = [value for value in values if value is not None]
+        assert all(value >= 0.0 for value in known)
+        assert not known or math.isclose(sum(known), total or 0.0, rel_tol=1e-9, abs_tol=1e-12)
+        assert len(known) in (0, len(values))

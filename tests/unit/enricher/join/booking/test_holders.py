@@ -1,0 +1,177 @@
+"""Idle and its holders: what a container was given and did not use is told by its allocation."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.holders import find_holders
+from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
+from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+
+MIG_UUIDS = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]
+
+
+def allocation(device: str = "GPU-a", pod: str = "p", **changes: object) -> DeviceAllocation:
+    values: dict[str, object] = {
+        "gpu_uuid": "GPU-a",
+        "device_id": device,
+        "resource_name": "nvidia.com/gpu",
+        "namespace": "research",
+        "pod": pod,
+        "container": "main",
+    }
+    return DeviceAllocation(**(values | changes))  # type: ignore[arg-type]  # the names are its own
+
+
+def replica(number: int, pod: str) -> DeviceAllocation:
+    return allocation(f"GPU-a::{number}", pod, replica=str(number))
+
+
+def memory(number: int, pod: str) -> DeviceAllocation:
+    return allocation(
+        f"GPU-a-_-{number}", pod, replica=str(number), resource_name="aliyun.com/gpu-mem"
+    )
+
+
+HELD = [
+    ("by nobody", [], {}),
+    ("whole by one container", [allocation()], {0: 1.0}),
+    (
+        "by a container that has another GPU too",
+        [allocation(gpu_uuid="GPU-b"), allocation()],
+        {1: 1.0},
+    ),
+    ("one replica: nobody else may use it", [replica(3, "p")], {0: 1.0}),
+    ("replicas in equal parts", [replica(0, "p"), replica(1, "q")], {0: 0.5, 1: 0.5}),
+    (
+        "two replicas of one container count twice, in one entry",
+        [replica(0, "p"), replica(1, "q"), replica(2, "p")],
+        {0: 2 / 3, 1: 1 / 3},
+    ),
+    (
+        "one claim of two pods: in equal parts",
+        [allocation(pod="p", claim="research/c"), allocation(pod="q", claim="research/c")],
+        {0: 0.5, 1: 0.5},
+    ),
+    (
+        "pieces of memory: by bytes, and the rest is nobody's",
+        [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],
+        {0: 0.1, 8: 0.025},
+    ),
+    ("a single piece of memory", [memory(0, "p")], {0: 1 / 80}),
+    (
+        "more pieces than there are (of MiB, or too many): never more than all",
+        [memory(number, f"p{number % 2}") for number in range(160)],
+        {0: 0.5, 1: 0.5},
+    ),
+    ("an instance is not the GPU", [allocation(MIG_UUIDS[0], gpu_instance=1)], {}),
+]
+
+
+@pytest.mark.parametrize(("case", "allocations", "parts"), HELD, ids=[row[0] for row in HELD])
+def test_a_device_is_held(
+    case: str, allocations: list[DeviceAllocation], parts: dict[int, float]
+) -> None:
+    (found,) = find_holders(sample(allocations=allocations))
+    assert dict(found) == pytest.approx(parts), case
+
+
+def instance(place: int, gpu_instance: int, compute_instance: int = 0) -> GpuReading:
+    return reading(
+        uuid=MIG_UUIDS[place],
+        parent_uuid="GPU-a",
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
+        memory_total_bytes=10 * GIB,
+        energy_joules=None,
+    )
+
+
+def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
+    rows = [reading(mig_enabled=True), instance(0, 1, 0), instance(1, 1, 1), instance(2, 2)]
+    given_out = [
+        allocation(MIG_UUIDS[1], "by-uuid", gpu_instance=1),
+        allocation("nvidia0/gi2", "by-number", gpu_instance=2),
+        allocation("GPU-a", "whole"),
+    ]
+    board, first, second, third = find_holders(sample(gpus=rows, allocations=given_out))
+    assert [list(board), list(first), list(second), list(third)] == [
+        [(2, 1.0)],
+        [],
+        [(0, 1.0)],
+        [(1, 1.0)],
+    ]
+
+
+def idle(entries: list[Entry]) -> list[Entry]:
+    return [one for one in entries if one.account is Account.IDLE]
+
+
+def test_a_held_gpu_without_a_process_names_its_holder() -> None:
+    tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
+    (entry,) = idle(book_tick(tick)[0].entries)
+    assert (entry.allocation, entry.busy_seconds, entry.joules) == (0, 1.0, 300.0)
+
+
+def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:
+    """Nothing is booked on a pod without a process."""
+    entries = book_tick(sample(allocations=[allocation()]))[0].entries
+    used = {one.account: one.busy_seconds for one in entries if one.account is not Account.IDLE}
+    assert used == {Account.HOST: 0.0, Account.UNATTRIBUTED: 0.5}
+
+
+def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
+    allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
+    found = idle(book_tick(sample(allocations=allocations))[0].entries)
+    assert [one.allocation for one in found] == [0, 20, None]
+    assert [one.busy_seconds for one in found] == pytest.approx(
+        [0.5 * 20 / 80, 0.5 / 80, 0.5 * 59 / 80]
+    )
+    free = [(one.memory_byte_seconds or 0) / GIB for one in found]
+    assert free == pytest.approx([59 * 20 / 80, 59 / 80, 59 * 59 / 80])
+
+
+def test_idle_of_an_unknown_quantity_stays_unknown() -> None:
+    tick = sample(
+        gpus=[reading(utilization_ratio=None)], allocations=[replica(0, "p"), replica(1, "q")]
+    )
+    found = idle(book_tick(tick)[0].entries)
+    assert [one.busy_seconds for one in found] == [None, None]
+
+
+def test_a_pod_that_holds_nothing_is_booked_by_its_process_all_the_same() -> None:
+    tick = sample(
+        processes=[process(container=0, sm_utilization_ratio=0.5)],
+        allocations=[allocation(pod="another")],
+    )
+    (pod,) = [one for one in book_tick(tick)[0].entries if one.account is Account.POD]
+    assert pod.busy_seconds == 0.5
+
+
+pods = st.sampled_from(["p", "q", "r"])
+allocations = st.lists(
+    st.one_of(
+        st.builds(replica, st.integers(0, 9), pods),
+        st.builds(memory, st.integers(0, 99), pods),
+        st.builds(allocation, st.just("GPU-a"), pods),
+        st.builds(allocation, st.sampled_from(MIG_UUIDS), pods, gpu_instance=st.integers(0, 3)),
+    ),
+    max_size=120,
+)
+
+
+@given(allocations=allocations, total=st.none() | st.integers(0, 100 * GIB))
+def test_the_holders_of_a_row_hold_it_once_at_most(
+    allocations: list[DeviceAllocation], total: int | None
+) -> None:
+    rows = [reading(memory_total_bytes=total), instance(0, 1), instance(1, 2)]
+    for row, parts in zip(
+        rows, find_holders(sample(gpus=rows, allocations=allocations)), strict=True
+    ):
+        ratios = [ratio for _, ratio in parts]
+        assert all(ratio > 0.0 for ratio in ratios)
+        assert sum(ratios) < 1.0 or math.isclose(sum(ratios), 1.0), row
+        assert len({place for place, _ in parts}) == len(parts)

@@ -1,0 +1,136 @@
+"""GPUs cut by MIG: the entries of a GPU's rows together sum to the GPU, and nothing comes twice."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.booking.books import book_tick
+from gpuledger.records import Account, GpuBooks, GpuReading, NodeSample
+from tests.unit.enricher.join.ticks import GIB, process, reading, sample
+
+
+def board(**changes: object) -> GpuReading:
+    """Return the row of a GPU that is cut: no utilization, the board's energy, all its memory."""
+    return reading(**{"mig_enabled": True, "utilization_ratio": None, **changes})
+
+
+def instance(
+    gpu_instance: int, compute_instance: int = 0, *, total: int = 10, **changes: object
+) -> GpuReading:
+    """Return the row of an instance: no energy, the memory of its GPU instance."""
+    values: dict[str, object] = {
+        "uuid": f"MIG-{gpu_instance}-{compute_instance}",
+        "parent_uuid": "GPU-a",
+        "gpu_instance": gpu_instance,
+        "compute_instance": compute_instance,
+        "memory_total_bytes": total * GIB,
+        "memory_used_bytes": 0,
+        "memory_reserved_bytes": None,
+        "energy_joules": None,
+    }
+    return reading(**(values | changes))
+
+
+def cut(*gpus: GpuReading, **changes: object) -> NodeSample:
+    return sample(gpus=[board(), *gpus], **changes)
+
+
+def memory_seconds(books: list[GpuBooks]) -> list[float]:
+    return [sum(entry.memory_byte_seconds or 0.0 for entry in row.entries) / GIB for row in books]
+
+
+def test_a_gpu_keeps_the_memory_that_no_instance_has() -> None:
+    books = book_tick(cut(instance(1), instance(2, total=40)))
+    assert memory_seconds(books) == [30, 10, 40]
+    # 20 GiB are in use on the board, and no instance tells of them.
+    (nobody,) = [one for one in books[0].entries if one.account is Account.UNATTRIBUTED]
+    assert nobody.memory_byte_seconds == 20 * GIB
+    assert books[0].reading.memory_total_bytes == 80 * GIB
+
+
+def test_the_boards_busy_time_is_absent() -> None:
+    """Even where a driver does give a utilization: it is of kernels that instances tell of."""
+    for ratio in (None, 0.7):
+        tick = sample(gpus=[board(utilization_ratio=ratio), instance(1)])
+        whole, part = book_tick(tick)
+        assert {one.busy_seconds for one in whole.entries} == {None}
+        assert sum(one.busy_seconds or 0.0 for one in part.entries) == 1.0
+
+
+def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
+    tick = cut(
+        instance(1, utilization_ratio=0.8),
+        instance(2, utilization_ratio=0.4),
+        processes=[process(gpu=1, container=0), process(gpu=2, container=1, pid=2)],
+    )
+    _, one, other = book_tick(tick)
+    assert [(e.container, e.busy_seconds) for e in one.entries if e.account == "pod"] == [(0, 0.8)]
+    assert [(e.container, e.busy_seconds) for e in other.entries if e.account == "pod"] == [
+        (1, 0.4)
+    ]
+
+
+def test_compute_instances_that_share_memory_book_it_once() -> None:
+    """The first row has the GPU instance's memory less what the other one's processes hold."""
+    shared = {"total": 20, "memory_used_bytes": 9 * GIB}
+    tick = cut(
+        instance(3, 0, **shared),
+        instance(3, 1, **shared),
+        processes=[
+            process(gpu=1, container=0, memory_used_bytes=5 * GIB),
+            process(gpu=2, container=1, pid=2, memory_used_bytes=4 * GIB),
+        ],
+    )
+    books = book_tick(tick)
+    assert memory_seconds(books) == [60, 16, 4]
+    held = [
+        (one.memory_byte_seconds or 0) / GIB
+        for row in books
+        for one in row.entries
+        if one.container is not None
+    ]
+    assert held == [5, 4]
+
+
+def test_instances_of_one_gpu_take_nothing_from_another() -> None:
+    other = reading(uuid="GPU-b", index=1)
+    books = book_tick(sample(gpus=[board(), instance(1), other]))
+    assert memory_seconds(books) == [70, 10, 80]
+    assert sum(one.joules or 0.0 for one in books[2].entries) == 300.0
+
+
+sizes = st.none() | st.integers(min_value=0, max_value=12 * GIB)
+rows = st.lists(st.tuples(st.integers(1, 4), sizes, sizes), max_size=7)
+holders = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), sizes), max_size=8)
+
+
+@given(rows=rows, used=sizes, reserved=sizes, holders=holders)
+def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
+    rows: list[tuple[int, int | None, int | None]],
+    used: int | None,
+    reserved: int | None,
+    holders: list[tuple[int, int, int | None]],
+) -> None:
+    """As far as the instances tell of their memory and have no more than there is."""
+    parts = [
+        instance(
+            number,
+            place,
+            memory_used_bytes=part_used,
+            memory_reserved_bytes=part_reserved,
+            utilization_ratio=None,
+        )
+        for place, (number, part_used, part_reserved) in enumerate(rows)
+    ]
+    whole = board(memory_used_bytes=used, memory_reserved_bytes=reserved)
+    processes = [
+        process(gpu=gpu, pid=pid + 2, container=container, memory_used_bytes=held)
+        for pid, (gpu, container, held) in enumerate(holders)
+        if gpu <= len(parts)
+    ]
+    books = book_tick(sample(gpus=[whole, *parts], processes=processes))
+    assert math.isclose(sum(memory_seconds(books)), 80, rel_tol=1e-9)
+    values = [one.memory_byte_seconds for row in books for one in row.entries]
+    assert all(value is not None and value >= 0.0 for value in values)
+    assert sum(one.joules or 0.0 for row in books for one in row.entries) == 300.0

@@ -1,0 +1,190 @@
+"""What a tick costs is in proportion to its length, whatever it says: counted, not timed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from enricher.join.booking.books import book_tick
+from enricher.join.booking.conservation import conservation_error
+from enricher.join.booking.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
+from enricher.join.booking.instance_energy import drawn_by_rows
+from enricher.join.booking.instances import exclusive_readings
+from enricher.join.booking.settlement import settle_ends
+from enricher.join.pods.describe import describe_pods, identity_of
+from enricher.join.pods.holders import find_holders as find_named_holders
+from enricher.join.pods.incidents import describe_incident
+from enricher.join.pods.pods import PodCache
+from gpuledger.records import (
+    ContainerRef,
+    DeviceAllocation,
+    GpuReading,
+    NodeSample,
+    PodRecord,
+)
+from tests.unit.enricher.join.incidents import incident
+from tests.unit.enricher.join.ticks import GIB, pod, process, process_end, reading, sample
+
+FEW, MANY = 100, 400
+_reads = 0
+
+
+class Name(str):
+    """A text that counts how often it is compared."""
+
+    __slots__ = ()
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        global _reads  # noqa: PLW0603  # counted wherever it is looked at
+        _reads += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+class Counted:
+    """A record that counts how often a field of it is read."""
+
+    def __init__(self, record: object) -> None:
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any field
+        global _reads  # noqa: PLW0603  # counted wherever it is looked at
+        _reads += 1
+        value = getattr(self._record, name)
+        return Name(value) if type(value) is str else value
+
+
+@pytest.fixture(autouse=True)
+def _counting() -> Iterator[None]:
+    global _reads  # noqa: PLW0603  # each test counts from the start
+    _reads = 0
+    yield
+    _reads = 0
+
+
+def instance(number: int, **changes: object) -> GpuReading:
+    values: dict[str, object] = {
+        "uuid": f"MIG-00000000-0000-4000-8000-{number:012x}",
+        "parent_uuid": "GPU-a",
+        "gpu_instance": number,
+        "memory_total_bytes": GIB,
+        "mig_profile": "1g.10gb",
+    }
+    return reading(**(values | changes))
+
+
+def allocation(number: int, **changes: object) -> DeviceAllocation:
+    values: dict[str, object] = {
+        "gpu_uuid": "GPU-a",
+        "device_id": str(number),
+        "resource_name": "nvidia.com/gpu",
+        "namespace": "research",
+        "pod": f"train-{number}",
+        "container": "main",
+        "gpu_instance": number,
+    }
+    return DeviceAllocation(**(values | changes))  # type: ignore[arg-type]  # the names are its own
+
+
+def of_instances(count: int, **changes: object) -> NodeSample:
+    return sample(gpus=[reading(), *(instance(number, **changes) for number in range(count))])
+
+
+def held(count: int, **changes: object) -> NodeSample:
+    ticks = of_instances(count)
+    allocations = [allocation(number, **changes) for number in range(count)]
+    return sample(gpus=ticks.gpus, allocations=allocations)
+
+
+TICKS: dict[str, Callable[[int], NodeSample]] = {
+    "instances": of_instances,
+    "compute instances of one GPU instance": lambda count: of_instances(count, gpu_instance=1),
+    "instances without a number": lambda count: of_instances(count, gpu_instance=None),
+    "rows that are their own parents": lambda count: of_instances(count, uuid="GPU-a"),
+    "GPUs of one UUID": lambda count: sample(gpus=[reading() for _ in range(count)]),
+    "an allocation for each instance": held,
+    "allocations of one container, of no row": lambda count: held(count, gpu_instance=10**6),
+    "allocations by UUID, and as many by a number that no row has": lambda count: held(
+        count, device_id=instance(0).uuid
+    ),
+    "replicas of one GPU": lambda count: sample(
+        allocations=[allocation(number, gpu_instance=None) for number in range(count)]
+    ),
+    "processes": lambda count: sample(
+        containers=[ContainerRef(pod_uid=str(number)) for number in range(count)],
+        processes=[process(pid=number, container=number) for number in range(count)],
+    ),
+    "processes that ended": lambda count: sample(
+        ended_processes=[process_end(pid=number) for number in range(count)]
+    ),
+}
+
+
+def counted(tick: NodeSample) -> NodeSample:
+    """Return the tick, whose rows, allocations and processes count what is read of them."""
+    wrapped: Any = Counted(tick)
+    wrapped.gpus = [Counted(each) for each in tick.gpus]
+    wrapped.allocations = [Counted(each) for each in tick.allocations]
+    wrapped.containers = [Counted(each) for each in tick.containers]
+    wrapped.processes = [Counted(each) for each in tick.processes]
+    ended = tick.ended_processes
+    wrapped.ended_processes = None if ended is None else [Counted(each) for each in ended]
+    found: NodeSample = wrapped
+    return found
+
+
+def work(tick: NodeSample) -> int:
+    before = _reads
+    wrapped = counted(tick)
+    exclusive_readings(wrapped.gpus, [[] for _ in tick.gpus])
+    drawn_by_rows(wrapped.gpus, 1.0)
+    find_holders(wrapped)
+    settle_ends(wrapped)
+    conservation_error(book_tick(wrapped), wrapped)
+    find_named_holders(wrapped, PodCache())
+    identities = [identity_of(each) for each in wrapped.containers]
+    describe_pods(identities, PodCache(), node="node-a", time_ns=0)
+    return _reads - before
+
+
+@pytest.mark.parametrize("make", TICKS.values(), ids=TICKS)
+def test_a_tick_that_is_four_times_as_long_costs_about_four_times_as_much(
+    make: Callable[[int], NodeSample],
+) -> None:
+    few, many = work(make(FEW)), work(make(MANY))
+    assert many <= 1.5 * few * MANY / FEW
+
+
+def test_more_holders_of_idle_than_a_message_can_hold_are_refused_before_they_are_made() -> None:
+    """Each compute instance of one GPU instance may be given to as many containers as there are."""
+    rows = of_instances(2_000, gpu_instance=1).gpus
+    allocations = [allocation(number, gpu_instance=1) for number in range(2_000)]
+    tick = sample(gpus=rows, allocations=allocations)
+    with pytest.raises(TooManyEntriesError, match=str(MAX_ENTRIES)):
+        book_tick(tick)
+
+
+class CountedPods(PodCache):
+    """Pods that count how often those of a node are gone through."""
+
+    rounds = 0
+
+    @override
+    def named_on(self, node: str) -> Any:  # as of the cache
+        """Count, and return them."""
+        self.rounds += 1
+        return super().named_on(node)
+
+
+def test_the_holders_of_an_incident_are_looked_up_in_one_round_of_the_nodes_pods() -> None:
+    pods = CountedPods()
+    for number in range(8):
+        record: PodRecord = pod(number)
+        pods.put(record, partition=0)
+    allocations = [allocation(number) for number in range(FEW)]
+    found = describe_incident(incident(allocations=allocations), pods)
+    assert pods.rounds == 1
+    assert [each.name for each in found if each.name] == [f"train-{number}" for number in range(8)]

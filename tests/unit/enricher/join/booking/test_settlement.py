@@ -1,0 +1,101 @@
+"""What is booked on a process after its end, and from whom it is taken: from nobody."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enricher.join.booking.settlement import MIN_RATIO, settle_ends, unbooked_seconds
+from gpuledger.records import Account, ContainerRef, Entry, Method, ProcessExit, Settlement
+from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
+
+
+def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
+    return settle_ends(sample(ended_processes=list(ends), **changes)) or []
+
+
+def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
+    (made,) = settled(process_end())
+    assert [(one.account, one.method, one.container, one.busy_seconds) for one in made.entries] == [
+        (Account.POD, Method.ACCOUNTING, 1, 0.5),
+        (Account.UNATTRIBUTED, Method.ACCOUNTING, None, -0.5),
+    ]
+    assert {(one.memory_byte_seconds, one.joules) for one in made.entries} == {(None, None)}
+
+
+def test_it_names_process_and_ticks() -> None:
+    (made,) = settled(process_end())
+    assert (made.gpu, made.pid, made.started_boottime_ns) == (0, 7, SECOND_NS)
+    assert (made.from_seq, made.from_time_ns) == (998, 1_789_999_997 * SECOND_NS)
+    assert (made.until_seq, made.until_time_ns) == (1000, 1_790_000_000 * SECOND_NS)
+
+
+@pytest.mark.parametrize("until_time_ns", [0, 1_700_000_000 * SECOND_NS, 2**63 - 1])
+def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
+    until_time_ns: int,
+) -> None:
+    """A clock that was set costs no tick; and no tick names more days than two."""
+    length_ns = min(3 * SECOND_NS, until_time_ns)
+    (made,) = settled(
+        process_end(from_time_ns=until_time_ns - length_ns, until_time_ns=until_time_ns)
+    )
+    assert made.until_time_ns == sample().time_ns
+    assert made.until_time_ns - made.from_time_ns == length_ns
+    assert made.until_seq == 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({}, 0.5),
+        # Nothing is taken from anybody: what others were debited with stays theirs.
+        ({"reserved_busy_seconds": 0.125}, 0.125),
+        ({"reserved_busy_seconds": 0.0}, 0.0),
+        # Nothing is given back: ticks said more than the account.
+        ({"sampled_busy_seconds": 0.75}, 0.0),
+        ({"sampled_busy_seconds": 2.0}, 0.0),
+        # Half a percent of its life is the rounding of the account.
+        ({"lifetime_seconds": 100.0}, 0.0),
+        ({"lifetime_seconds": 99.0}, 0.5),
+    ],
+)
+def test_what_is_settled(changes: dict[str, object], seconds: float) -> None:
+    assert unbooked_seconds(process_end(**changes)) == seconds
+    assert len(settled(process_end(**changes))) == (1 if seconds else 0)
+
+
+@pytest.mark.parametrize("container", [None, 0])
+def test_a_process_outside_every_container_is_the_hosts(container: int | None) -> None:
+    (made,) = settled(process_end(container=container), containers=[ContainerRef()])
+    assert (made.entries[0].account, made.entries[0].container) == (Account.HOST, None)
+
+
+def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
+    assert settle_ends(sample()) is None
+    assert settle_ends(sample(ended_processes=[])) is None
+    assert settle_ends(sample(ended_processes=[process_end(reserved_busy_seconds=0.0)])) is None
+
+
+@pytest.mark.parametrize("changes", [{"gpu": 1}, {"container": 8}])
+def test_a_position_that_the_tick_has_not_is_an_error(changes: dict[str, object]) -> None:
+    with pytest.raises(IndexError):
+        settled(process_end(**changes))
+
+
+seconds = st.floats(0.0, 1e6)
+
+
+@given(seconds, seconds, seconds, seconds)
+def test_never_more_than_was_missing_and_never_more_than_was_nobodys(
+    lived: float, busy: float, ticked: float, unclaimed: float
+) -> None:
+    end = process_end(
+        lifetime_seconds=lived,
+        busy_seconds=busy,
+        sampled_busy_seconds=ticked,
+        reserved_busy_seconds=unclaimed,
+    )
+    found = unbooked_seconds(end)
+    assert 0.0 <= found <= min(max(0.0, busy - ticked), unclaimed)
+    assert found == 0.0 or found > MIN_RATIO * lived
+    entries: list[Entry] = [one for made in settled(end) for one in made.entries]
+    assert sum(one.busy_seconds or 0.0 for one in entries) == 0.0

@@ -1,0 +1,84 @@
+"""A stage whose clock the test turns, and its records as they are read from the topics."""
+
+from collections.abc import Sequence
+
+from prometheus_client import REGISTRY
+
+from enricher.join.stage import JoinStage
+from gpuledger.bus.protocol import Message, Record
+from gpuledger.codec import Decoder
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.records import DeadLetter, GpuEvent, PodRecord
+from gpuledger.topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS
+from tests.fakes.producer import KeepingProducer
+from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
+
+T_NS = 1_790_000_000 * SECOND_NS
+_EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
+_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+
+
+class Given:
+    """A stage, how far its topic is written, and the letters that it put aside."""
+
+    def __init__(self, *, pending_pod_timeout_seconds: float = 120.0) -> None:
+        self.now_ns = T_NS
+        self.homes: dict[str, int] = {}
+        """The nodes whose records may lie in one partition alone."""
+        self._letters = KeepingProducer()
+        self.office = DeadLetterQueue(consumer="test", producer=self._letters, partitions=1)
+        self.stage = JoinStage(
+            office=self.office,
+            is_placed=lambda node, partition: self.homes.get(node, partition) == partition,
+            time_ns=lambda: self.now_ns,
+            pending_pod_timeout_seconds=pending_pod_timeout_seconds,
+        )
+        self._offset = 0
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_ns += round(seconds * SECOND_NS)
+
+    def offer(self, **changes: object) -> list[GpuEvent]:
+        """Have a tick taken up, and return its event, if it has one."""
+        self._offset += 1
+        values = {"seq": 1000 * self._offset} | changes
+        messages = self.stage.take_samples([record(sample(**values), offset=self._offset)])
+        return [_EVENT.decode(message.value) for message in messages]
+
+    def take(self, **changes: object) -> GpuEvent:
+        """Have a tick taken up, and return its event."""
+        (event,) = self.offer(**changes)
+        return event
+
+    def read_pod(
+        self, pod: PodRecord, *, seen_time_ns: int | None = None, partition: int = 3
+    ) -> None:
+        """Have a pod's record read that the pod watch saw at that time, or now."""
+        seen_ms = (self.now_ns if seen_time_ns is None else seen_time_ns) // 10**6
+        read = record(pod, topic=PODS.name, key=pod.uid)
+        self.stage.take_pods([read._replace(timestamp_ms=seen_ms, partition=partition)])
+
+    def read_tombstone(self, uid: str, *, partition: int = 3) -> None:
+        """Have it read that a pod is gone for good."""
+        read = record(None, topic=PODS.name, key=uid)
+        self.stage.take_pods([read._replace(partition=partition)])
+
+    def read_marks(self, marks: Sequence[Message]) -> None:
+        """Have marks read as the next worker reads them."""
+        self.stage.restore_progress(
+            [
+                Record(PROGRESS.name, 3, place, one.timestamp_ms, one.key, one.value)
+                for place, one in enumerate(marks)
+            ]
+        )
+
+    async def letters(self) -> list[DeadLetter]:
+        """Return what was put aside."""
+        await self.office.flush()
+        return [_LETTER.decode(message.value) for message in self._letters.messages()]
+
+
+def value_of(name: str, **labels: str) -> float:
+    """Return what a metric says now."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0

@@ -1,0 +1,378 @@
+"""TLS and users in front of the health pages, over real sockets on the loopback address."""
+
+import asyncio
+import base64
+import datetime as dt
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import bcrypt
+import pytest
+from prometheus_client import REGISTRY
+
+from gpuledger.errors import UserError
+from gpuledger.runtime import CheckSeverity, Readiness, serve_health
+from gpuledger.runtime.http.auth import WebGuard
+from gpuledger.runtime.http.messages import HttpRequest, Response
+from tests.fakes.seconds import Seconds
+from tests.real.services.certificates import Authority, KeyPair
+
+HASH = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
+ALICE = "alice:right"
+TLS = "tls_server_config: {cert_file: server.pem, key_file: server-key.pem%s}\n"
+CLIENTS = ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
+METRICS = HttpRequest(method="GET", path="/metrics", headers={})
+HANDSHAKE = (aiohttp.ClientError, ssl.SSLError, OSError)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    authority = Authority(folder=tmp_path)
+    authority.issue("server")
+    return authority
+
+
+async def page(_: HttpRequest) -> Response:
+    return Response(body=b"page")
+
+
+@asynccontextmanager
+async def serving(folder: Path, text: str) -> AsyncIterator[str]:
+    file = folder / "web.yml"
+    file.write_text(text)
+    guard = WebGuard(file, look_seconds=0)
+    scheme = "https" if text.startswith("tls") else "http"
+    async with serve_health(listen="127.0.0.1:0", readiness=Readiness(), guard=guard) as address:
+        yield f"{scheme}://{address}"
+
+
+def trusting(
+    authority: Authority,
+    *,
+    shown: KeyPair | None = None,
+    version: ssl.TLSVersion | None = None,
+) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    if shown:
+        context.load_cert_chain(shown.certificate, shown.key)
+    if version:
+        context.minimum_version = context.maximum_version = version
+    return context
+
+
+async def get(
+    url: str, *, tls: ssl.SSLContext | None = None, auth: str | None = None
+) -> tuple[int, dict[str, str]]:
+    headers = {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"} if auth else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, ssl=tls or True, headers=headers) as response,
+    ):
+        await response.read()
+        return response.status, dict(response.headers)
+
+
+@pytest.mark.parametrize(
+    ("page", "auth", "status"),
+    [
+        ("/metrics", ALICE, 200),
+        ("/metrics", None, 401),
+        ("/metrics", "alice:wrong", 401),
+        ("/metrics", "bob:right", 401),
+        ("/nothing", None, 401),
+        ("/livez", None, 200),
+        ("/health", None, 200),
+        ("/readyz", None, 503),
+    ],
+)
+async def test_metrics_are_for_users_and_probes_for_everybody(
+    tmp_path: Path, page: str, auth: str | None, status: int
+) -> None:
+    async with serving(tmp_path, USERS) as url:
+        found, headers = await get(url + page, auth=auth)
+    assert found == status
+    assert ("WWW-Authenticate" in headers) == (status == 401)
+
+
+ODD_LOGINS = [
+    "Basic \u00e9\u00e9\u00e9",
+    "Basic \xff",
+    "Basic ====",
+    "Basic YQ",
+    "Basic " + base64.b64encode(b"\xff\xfe:right").decode(),
+    "Basic " + base64.b64encode(b"alice:\0").decode(),
+    "Basic " + base64.b64encode(b"alice:" + b"x" * 5000).decode(),
+    "Basic " + base64.b64encode(b"alice").decode(),
+    "Basic",
+    "basic ",
+    "Bearer right",
+    "\u00e9",
+    "",
+]
+
+
+@pytest.mark.parametrize("login", ODD_LOGINS)
+async def test_an_odd_login_is_a_wrong_one(tmp_path: Path, login: str) -> None:
+    lines = f"GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: {login}\r\n\r\n"
+    async with serving(tmp_path, USERS) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(lines.encode("latin-1"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+
+
+async def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
+    text = "http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS
+    async with serving(tmp_path, text) as url:
+        for page in ("/livez", "/metrics"):
+            assert (await get(url + page))[1]["X-Frame-Options"] == "deny"
+
+
+@pytest.mark.parametrize(
+    ("offered", "spoken", "is_understood"),
+    [
+        ("", ssl.TLSVersion.TLSv1_2, True),
+        ("", ssl.TLSVersion.TLSv1_3, True),
+        (", min_version: TLS13", ssl.TLSVersion.TLSv1_2, False),
+        (", min_version: TLS13", ssl.TLSVersion.TLSv1_3, True),
+        (", max_version: TLS12", ssl.TLSVersion.TLSv1_3, False),
+    ],
+)
+async def test_the_versions_of_tls_are_those_allowed(
+    tmp_path: Path,
+    authority: Authority,
+    offered: str,
+    spoken: ssl.TLSVersion,
+    *,
+    is_understood: bool,
+) -> None:
+    async with serving(tmp_path, TLS % offered) as url:
+        asked = get(url + "/metrics", tls=trusting(authority, version=spoken))
+        if is_understood:
+            assert (await asked)[0] == 200
+        else:
+            with pytest.raises(HANDSHAKE):
+                await asked
+
+
+async def test_a_suite_of_tls_12_is_chosen_by_its_name(
+    tmp_path: Path, authority: Authority
+) -> None:
+    suites = ", cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]"
+    tls = trusting(authority, version=ssl.TLSVersion.TLSv1_2)
+    async with serving(tmp_path, TLS % suites) as url:
+        tls.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        assert (await get(url + "/livez", tls=tls))[0] == 200
+        tls.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+        with pytest.raises(HANDSHAKE):
+            await get(url + "/livez", tls=tls)
+
+
+async def test_a_client_shows_its_certificate_for_all_but_probes(
+    tmp_path: Path, authority: Authority
+) -> None:
+    client = authority.issue("prometheus")
+    async with serving(tmp_path, TLS % CLIENTS) as url:
+        assert (await get(url + "/metrics", tls=trusting(authority, shown=client)))[0] == 200
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
+        assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
+
+
+async def test_an_expired_or_a_strangers_certificate_is_refused(
+    tmp_path: Path, authority: Authority
+) -> None:
+    expired = authority.issue("expired", lifetime=dt.timedelta(minutes=-5))
+    stranger = Authority(folder=tmp_path / "other").issue("stranger")
+    async with serving(tmp_path, TLS % CLIENTS) as url:
+        for shown in (expired, stranger):
+            with pytest.raises(HANDSHAKE):
+                await get(url + "/metrics", tls=trusting(authority, shown=shown))
+
+
+async def test_a_client_has_one_of_the_allowed_names(tmp_path: Path, authority: Authority) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    for names, status in (("[localhost]", 200), ("[elsewhere]", 403)):
+        text = TLS % f"{CLIENTS}, client_allowed_sans: {names}"
+        async with serving(tmp_path, text) as url:
+            assert (await get(url + "/metrics", tls=shown))[0] == status
+
+
+async def test_a_new_certificate_and_new_authorities_count_without_a_restart(
+    tmp_path: Path, authority: Authority
+) -> None:
+    old_client = authority.issue("old")
+    async with serving(tmp_path, TLS % CLIENTS) as url:
+        assert (await get(url + "/metrics", tls=trusting(authority, shown=old_client)))[0] == 200
+        new = Authority(folder=tmp_path / "new")
+        pair, client = new.issue("server"), new.issue("new")
+        shutil.copy(pair.key, tmp_path / "server-key.pem")
+        shutil.copy(pair.certificate, tmp_path / "server.pem")
+        shutil.copy(new.certificate, tmp_path / "ca.pem")
+        assert (await get(url + "/metrics", tls=trusting(new, shown=client)))[0] == 200
+        with pytest.raises(HANDSHAKE):
+            await get(url + "/metrics", tls=trusting(new, shown=old_client))
+
+
+@pytest.mark.parametrize("first", ["", ", min_version: TLS12"])
+async def test_another_least_version_counts_without_a_restart(
+    tmp_path: Path, authority: Authority, first: str
+) -> None:
+    old = trusting(authority, version=ssl.TLSVersion.TLSv1_2)
+    async with serving(tmp_path, TLS % first) as url:
+        assert (await get(url + "/metrics", tls=old))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % ", min_version: TLS13")
+        with pytest.raises(HANDSHAKE):
+            await get(url + "/metrics", tls=old)
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+
+
+async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_restart(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    async with serving(tmp_path, TLS % "") as url:
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % CLIENTS)
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
+        assert (await get(url + "/metrics", tls=shown))[0] == 200
+        (tmp_path / "web.yml").write_text(TLS % CLIENTS.replace("Require", "x", 1))
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
+
+
+@pytest.mark.parametrize("before", [CLIENTS + "}\n" + USERS + "#", CLIENTS])
+async def test_a_change_by_which_nobody_is_asked_any_more_is_refused(
+    tmp_path: Path, authority: Authority, before: str
+) -> None:
+    async with serving(tmp_path, TLS % before) as url:
+        status = (await get(url + "/metrics", tls=trusting(authority)))[0]
+        assert status in (401, 403)
+        (tmp_path / "web.yml").write_text(TLS % "")
+        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == status
+
+
+async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
+    tmp_path: Path, authority: Authority
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    async with serving(tmp_path, TLS % "") as url, aiohttp.ClientSession() as session:
+        statuses = []
+        for text in (TLS % "", TLS % CLIENTS, TLS % CLIENTS):
+            (tmp_path / "web.yml").write_text(text)
+            async with session.get(f"{url}/metrics", ssl=shown) as response:
+                await response.read()
+                statuses.append(response.status)
+    assert statuses == [200, 403, 200]
+
+
+@pytest.mark.parametrize("kind", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
+async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_shown(
+    tmp_path: Path, authority: Authority, kind: str
+) -> None:
+    shown = trusting(authority, shown=authority.issue("prometheus"))
+    asked = f", client_auth_type: {kind}, client_ca_file: ca.pem"
+    for names, status in (("[localhost]", 200), ("[127.0.0.1]", 200), ("[elsewhere]", 403)):
+        text = TLS % f"{asked}, client_allowed_sans: {names}"
+        async with serving(tmp_path, text) as url:
+            assert (await get(url + "/metrics", tls=shown))[0] == status
+            without = 403 if kind.startswith("Require") else 200
+            assert (await get(url + "/metrics", tls=trusting(authority)))[0] == without
+            assert (await get(url + "/livez", tls=shown))[0] == 200
+
+
+async def test_half_a_change_leaves_the_old_certificate_in_force(
+    tmp_path: Path, authority: Authority
+) -> None:
+    async with serving(tmp_path, TLS % "") as url:
+        (tmp_path / "server.pem").write_text("half")
+        assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
+
+
+async def test_new_users_count_without_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path, USERS) as url:
+        assert (await get(url + "/metrics"))[0] == 401
+        (tmp_path / "web.yml").write_text(USERS.replace("alice", "bob"))
+        assert (await get(url + "/metrics", auth="bob:right"))[0] == 200
+        assert (await get(url + "/metrics", auth=ALICE))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("tls_server_config: {cert_file: no.pem, key_file: server-key.pem}", "cert_file"),
+        ("tls_server_config: {cert_file: server.pem, key_file: no.pem}", "key_file"),
+        ("tls_server_config: {cert_file: server.pem, key_file: ca.pem}", "key_file"),
+        (TLS % CLIENTS.replace("ca.pem", "no.pem"), "client_ca_file"),
+        (TLS % ", cipher_suites: [RC4]", "cipher_suites"),
+        (TLS % ", cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "cipher_suites"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_by_its_field(
+    tmp_path: Path, authority: Authority, text: str, field: str
+) -> None:
+    (tmp_path / "web.yml").write_text(text)
+    with pytest.raises(UserError, match=rf"web\.yml: tls_server_config\.{field}: "):
+        WebGuard(tmp_path / "web.yml")
+
+
+async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
+    file, clock, has_header = tmp_path / "web.yml", Seconds(), []
+    file.write_text(USERS)
+    guard = WebGuard(file, monotonic=clock)
+    file.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS)
+    for _ in range(3):
+        has_header.append("X-Frame-Options" in (await guard.answer(METRICS, page)).headers)
+        clock.advance(0.5)
+    assert has_header == [False, False, True]
+
+
+def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) -> None:
+    file, clock = tmp_path / "web.yml", Seconds()
+    file.write_text(USERS)
+    check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
+    guard = WebGuard(file, check=check, monotonic=clock)
+    assert check.is_ok
+    file.write_text("basic_auth_users: {alice: right}\n")
+    clock.advance(1)
+    guard.look()
+    assert check.has_failed
+    assert "basic_auth_users.alice" in check.detail
+    file.write_text(USERS)
+    clock.advance(1)
+    guard.look()
+    assert check.is_ok
+
+
+def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
+    tmp_path: Path, authority: Authority
+) -> None:
+    authority.issue("server", lifetime=dt.timedelta(minutes=-5))
+    (tmp_path / "web.yml").write_text(TLS % "")
+    check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
+    guard = WebGuard(tmp_path / "web.yml", check=check)
+    assert guard.has_tls
+    assert check.detail.startswith("tls_server_config.cert_file: the certificate of 'server' in ")
+    assert " expired on 20" in check.detail
+    labels = {"file": str(tmp_path / "server.pem")}
+    name = "gpuledger_certificate_not_after_timestamp_seconds"
+    assert REGISTRY.get_sample_value(name, labels)
+
+
+async def test_a_file_that_a_refused_configuration_names_counts_once_it_is_there(
+    tmp_path: Path, authority: Authority
+) -> None:
+    new = Authority(folder=tmp_path / "new")
+    async with serving(tmp_path, TLS % "") as url:
+        (tmp_path / "web.yml").write_text(
+            TLS.replace("server.pem", "next.pem").replace("server-key", "next-key") % ""
+        )
+        assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
+        pair = new.issue("next")
+        shutil.copy(pair.key, tmp_path / "next-key.pem")
+        shutil.copy(pair.certificate, tmp_path / "next.pem")
+        assert (await get(url + "/livez", tls=trusting(new)))[0] == 200

@@ -1,0 +1,123 @@
+"""A change of a file is seen at the next look, once, whatever kind of change it is."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpuledger.runtime.file_watch import LOOK_SECONDS, FileWatch
+from tests.fakes.seconds import Seconds
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "token"
+    made.write_text("first")
+    return made
+
+
+@pytest.fixture
+def clock() -> Seconds:
+    return Seconds()
+
+
+def looked(watch: FileWatch, clock: Seconds) -> bool:
+    """Return what the next look finds."""
+    clock.advance(LOOK_SECONDS)
+    return watch.has_changed()
+
+
+def rewrite(file: Path) -> None:
+    """Write another text of the same length, and say that it was written when the first one was."""
+    before = file.stat()
+    until_later(file, lambda: file.write_text("other"))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def until_later(file: Path, change: Callable[[], object]) -> None:
+    """Make a change, again where the file system's clock has not moved since the last one."""
+    before = file.stat()
+    while file.stat().st_ctime_ns == before.st_ctime_ns:
+        change()
+
+
+def exchange(file: Path) -> None:
+    """Put another file into its place, with all that can be told of the old one but its inode."""
+    before, new = file.stat(), file.with_suffix(".new")
+    new.write_text("other")
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.replace(file)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "longer": lambda file: file.write_text("longer than before"),
+    "in place": rewrite,
+    "exchanged": exchange,
+    "gone": Path.unlink,
+    "readable": lambda file: until_later(file, lambda: file.chmod(0o600)),
+    "touched": lambda file: os.utime(file, ns=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_of_any_kind_is_found_once(file: Path, clock: Seconds, kind: str) -> None:
+    watch = FileWatch([file], monotonic=clock)
+    assert not looked(watch, clock)
+    CHANGES[kind](file)
+    assert looked(watch, clock)
+    assert not looked(watch, clock)
+
+
+def test_a_file_that_is_missing_is_found_when_it_is_there(file: Path, clock: Seconds) -> None:
+    missing = file.with_name("missing")
+    watch = FileWatch([missing], monotonic=clock)
+    assert not looked(watch, clock)
+    missing.write_text("now")
+    assert looked(watch, clock)
+
+
+def test_a_link_is_the_file_that_it_leads_to_as_in_a_mounted_secret(
+    tmp_path: Path, clock: Seconds
+) -> None:
+    for version in ("..1", "..2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "token").write_text("same!")
+    data, token = tmp_path / "..data", tmp_path / "token"
+    data.symlink_to("..1")
+    token.symlink_to("..data/token")
+    watch = FileWatch([token], monotonic=clock)
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").replace(data)
+    assert looked(watch, clock)
+
+
+def test_files_are_looked_at_no_more_often_than_was_said(file: Path, clock: Seconds) -> None:
+    watch = FileWatch([file], look_seconds=5, monotonic=clock)
+    file.write_text("longer than before")
+    clock.advance(4.5)
+    assert not watch.has_changed()
+    clock.advance(0.5)
+    assert watch.has_changed()
+    file.write_text("and longer than that")
+    clock.advance(4.5)
+    assert not watch.has_changed()
+
+
+def test_a_change_between_the_stamp_and_a_later_look_is_not_lost(
+    file: Path, clock: Seconds
+) -> None:
+    """Whoever reads a file after its stamp was taken reads it once too often, never too rarely."""
+    watch = FileWatch([], monotonic=clock)
+    watch.follow([file])
+    file.write_text("longer than before")
+    watch.follow([file, file.with_name("another")])
+    assert looked(watch, clock)
+
+
+def test_what_is_no_longer_followed_is_not_looked_at(file: Path, clock: Seconds) -> None:
+    watch = FileWatch([file, file], monotonic=clock)
+    assert watch.files == (file,)
+    watch.follow([])
+    file.unlink()
+    assert not looked(watch, clock)

@@ -1,0 +1,206 @@
+"""Ready means: there are checks, and no critical one fails. A failure is said twice: begin, end."""
+
+import asyncio
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.check_log import CALM_SECONDS, CheckLog
+from gpuledger.runtime.tasks import end_tasks
+
+
+def test_nothing_is_ready_before_anything_was_checked() -> None:
+    assert not Readiness().is_ready()
+
+
+def test_a_new_check_has_failed_until_it_is_said_to_be_ok() -> None:
+    readiness = Readiness()
+    check = readiness.check("kafka")
+    assert not readiness.is_ready()
+    check.ok()
+    assert readiness.is_ready()
+
+
+def test_one_failed_check_is_enough_not_to_be_ready() -> None:
+    readiness = Readiness()
+    readiness.check("kafka").ok("3 brokers")
+    readiness.check("pods").failed("no answer")
+
+    assert readiness.report() == {
+        "ready": False,
+        "checks": {
+            "kafka": {"ok": True, "severity": "critical", "detail": "3 brokers"},
+            "pods": {"ok": False, "severity": "critical", "detail": "no answer"},
+        },
+    }
+
+
+def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
+    readiness = Readiness()
+    readiness.check("nvml").ok("7 GPUs")
+    readiness.check("gpus", severity=CheckSeverity.WARNING).failed("1 of 8 GPUs is lost")
+
+    assert readiness.is_ready()
+    assert readiness.report()["checks"] == {
+        "nvml": {"ok": True, "severity": "critical", "detail": "7 GPUs"},
+        "gpus": {"ok": False, "severity": "warning", "detail": "1 of 8 GPUs is lost"},
+    }
+
+
+@pytest.mark.parametrize("is_ok", [True, False])
+def test_nobody_is_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None:
+    """The web configuration and credentials are read before that."""
+    readiness = Readiness()
+    check = readiness.check("web_config", severity=CheckSeverity.WARNING)
+    check.ok() if is_ok else check.failed("expired")
+    assert not readiness.is_ready()
+    readiness.check("ticks").ok()
+    assert readiness.is_ready()
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
+    *, is_broken: bool
+) -> None:
+    readiness, looked = Readiness(), asyncio.Event()
+
+    def look() -> None:
+        if is_broken:
+            raise ValueError("a mistake of ours")
+
+    readiness.look_each_second(look)
+    readiness.look_each_second(looked.set)
+    looking = asyncio.create_task(readiness.keep_looking(every_seconds=0))
+    with capture_logs() as lines:
+        async with asyncio.timeout(10):
+            await looked.wait()
+    await end_tasks(looking)
+    assert [line["event"] for line in lines] == (["look_failed"] if is_broken else [])
+
+
+def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
+    now_seconds = 0.0
+    log = CheckLog(check="kafka", severity="warning", seconds=lambda: now_seconds)
+    check = Check(
+        on_change=lambda check: log.failed(check.detail),
+        on_still_failing=lambda check: log.still_fails(lambda: check.detail),
+    )
+    with capture_logs() as lines:
+        for said in ("no answer within 30 s", "no answer within 31 s", "SaslAuthenticationFailed"):
+            check.failed(said)
+            now_seconds += CALM_SECONDS
+    assert [(line["event"], line["detail"]) for line in lines] == [
+        ("check_failed", "no answer within 30 s"),
+        ("check_reason_changed", "SaslAuthenticationFailed"),
+    ]
+
+
+def test_a_check_is_made_once_for_each_name() -> None:
+    readiness = Readiness()
+    readiness.check("kafka").ok()
+    readiness.check("kafka").failed("gone")
+
+    assert readiness.check("kafka").detail == "gone"
+
+
+def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
+    pods: list[str] = []
+    check = Check()
+    check.ok(lambda: f"{len(pods)} pods")
+    pods.append("a")
+
+    assert check.detail == "1 pods"
+
+
+def test_a_check_that_waits_has_not_failed_and_a_failure_after_it_is_one_more() -> None:
+    told: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    check.failed("gone")
+    check.waits("reading")
+    assert (check.is_ok, check.has_failed, check.detail) == (False, False, "reading")
+    check.failed("gone")
+    check.ok()
+    check.waits("reading again")
+    check.waits("reading on")
+
+    assert told == [(False, True), (False, True), (True, False), (False, False)]
+
+
+def test_the_password_of_an_address_is_not_shown() -> None:
+    check = Check()
+    check.failed("https://ada:hunter2@receiver:9093: refused")
+
+    assert check.detail == "https://********@receiver:9093: refused"
+
+
+def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_outage")
+    with capture_logs() as logs:
+        check.ok()
+        for attempt in range(23):
+            check.failed(f"no broker, attempt {attempt}")
+        check.ok()
+        check.ok()
+
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("check_failed", "warning"),
+        ("check_recovered", "warning"),
+    ]
+    assert logs[0]["detail"] == "no broker, attempt 0"
+
+
+def test_to_wait_is_no_failure() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_waits")
+    with capture_logs() as logs:
+        check.waits("reading back")
+        check.ok()
+        check.waits("reading back")
+
+    assert (logs, check.is_ok) == ([], False)
+
+
+def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_fails_then_waits")
+    with capture_logs() as logs:
+        check.failed("gone")
+        check.waits("reading back")
+        check.ok()
+
+    assert [line["event"] for line in logs] == ["check_failed", "check_recovered"]
+
+
+def test_what_fails_when_the_work_ends_is_not_said_to_have_recovered() -> None:
+    """At its end a deployable gives up what it could not deliver: nothing is left that fails."""
+    readiness = Readiness()
+    fails, holds = readiness.check("test_fails_at_end"), readiness.check("test_holds_at_end")
+    holds.ok()
+    with capture_logs() as logs:
+        fails.failed("no broker")
+        readiness.end()
+        for check in (fails, holds):
+            check.waits("ending")
+            check.ok()
+
+    assert [line["event"] for line in logs] == ["check_failed"]
+    assert (fails.is_ok, fails.detail, holds.is_ok) == (False, "no broker", True)
+
+
+def test_a_check_is_a_metric() -> None:
+    readiness = Readiness()
+    check = readiness.check("test_metric", severity=CheckSeverity.WARNING)
+
+    def shown() -> float | None:
+        labels = {"check": "test_metric", "severity": "warning"}
+        return REGISTRY.get_sample_value("gpuledger_check_ok", labels)
+
+    values = [shown()]
+    check.ok()
+    values.append(shown())
+    check.failed("gone")
+
+    assert [*values, shown()] == [0, 1, 0]

@@ -1,0 +1,52 @@
+"""A process whose work stands still ends, so that it is started afresh."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpuledger.errors import FreshStartError
+from gpuledger.runtime import end_where_stalled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Sleeper:
+    """Counts what was slept, and ends the wait after so much of it."""
+
+    def __init__(self, *, max_seconds: float = 1e6) -> None:
+        self.slept_seconds = 0.0
+        self._max_seconds = max_seconds
+
+    async def __call__(self, seconds: float) -> None:
+        self.slept_seconds += seconds
+        if self.slept_seconds > self._max_seconds:
+            raise asyncio.CancelledError
+
+
+async def watch(rounds: Iterable[int], sleep: Sleeper) -> None:
+    counted = iter(rounds)
+    await end_where_stalled(lambda: next(counted), what="it", stall_seconds=600.0, sleep=sleep)
+
+
+async def test_work_that_stands_still_for_its_whole_time_ends_the_process() -> None:
+    sleep = Sleeper()
+    with pytest.raises(FreshStartError, match="it has not gone round for 600 s"):
+        await watch(repeat(7), sleep)
+    assert sleep.slept_seconds == pytest.approx(600)
+
+
+async def test_the_time_begins_anew_with_each_round() -> None:
+    sleep = Sleeper()
+    with pytest.raises(FreshStartError):
+        await watch(chain(repeat(1, 50), repeat(2)), sleep)
+    assert sleep.slept_seconds == pytest.approx(600 + 500, abs=10)
+
+
+async def test_work_that_goes_round_goes_on() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await watch(range(10**6), Sleeper(max_seconds=100_000))

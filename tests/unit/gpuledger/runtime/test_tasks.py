@@ -1,0 +1,64 @@
+"""Tasks are ended, however they end, and nothing of them is left for asyncio to complain of."""
+
+import asyncio
+import gc
+
+from gpuledger.runtime.tasks import end_tasks
+
+FOR_EVER_SECONDS = 3600.0
+
+
+async def work() -> None:
+    await asyncio.sleep(FOR_EVER_SECONDS)
+
+
+async def fail() -> None:
+    raise ValueError("it failed before")
+
+
+async def fail_at_its_end() -> None:
+    try:
+        await work()
+    finally:
+        raise ValueError("it failed in its clean-up")
+
+
+async def hang(let_go: asyncio.Event) -> None:
+    while not let_go.is_set():
+        try:
+            await let_go.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def test_tasks_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(context["message"])
+    )
+    tasks = [asyncio.create_task(each()) for each in (work, fail, fail_at_its_end)]
+    await asyncio.sleep(0)
+
+    await end_tasks(None, *tasks)
+
+    assert all(task.done() for task in tasks)
+    del tasks
+    gc.collect()
+    assert told == []
+
+
+async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
+    let_go = asyncio.Event()
+    task = asyncio.create_task(hang(let_go))
+    await asyncio.sleep(0)
+
+    await end_tasks(task, seconds=0.01)
+
+    assert not task.done()
+    let_go.set()
+    await task
+
+
+async def test_nothing_is_to_be_waited_for_where_there_is_no_task() -> None:
+    await end_tasks()
+    await end_tasks(None)

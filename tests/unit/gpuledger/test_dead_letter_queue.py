@@ -1,0 +1,483 @@
+"""A record that cannot be used is put aside with its bytes and its reason, and nothing is lost."""
+
+import asyncio
+import base64
+from collections.abc import Callable, Sequence
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, refuse_too_large
+from gpuledger.bus.protocol import (
+    Message,
+    Record,
+    TopicPartition,
+    Unreadable,
+    UnreadableReason,
+)
+from gpuledger.codec import Decoder
+from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL, DeadLetterQueue
+from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger.records import DeadLetter, GpuReading
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.topics import DEAD_LETTERS
+from tests.fakes.producer import KeepingProducer
+
+GOOD = b'["u",0]'
+DECODER = Decoder(topic="a.topic", record=GpuReading)
+READ_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+NOW_NS = 1_700_000_000_123_456_789
+
+
+def record(value: bytes | None, *, offset: int = 0, partition: int = 3) -> Record:
+    return Record("a.topic", partition, offset, 1, b"a-key", value)
+
+
+def office(producer: KeepingProducer, *, partitions: int = 2) -> DeadLetterQueue:
+    return DeadLetterQueue(
+        consumer="a-group", producer=producer, partitions=partitions, time_ns=lambda: NOW_NS
+    )
+
+
+def letters(producer: KeepingProducer) -> list[DeadLetter]:
+    return [READ_LETTER.decode(message.value) for message in producer.messages()]
+
+
+def counted(reason: str) -> float:
+    return float(DEAD_LETTERS_TOTAL.labels(topic="a.topic", reason=reason)._value.get())
+
+
+def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
+    records = [record(GOOD), record(b"{", offset=1), record(GOOD, offset=2)]
+    deadly = office(KeepingProducer())
+
+    decoded = list(deadly.decode(DECODER, records))
+
+    assert decoded == [(one, GpuReading(uuid="u", index=0)) for one in records[::2]]
+    assert deadly.buried == 1
+
+
+@pytest.mark.parametrize("value", [b"{", b"\xff\x00\xfe", b"", b"x" * 100_000, b'{"uuid":1}'])
+async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: bytes) -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    list(deadly.decode(DECODER, [record(value, offset=41)]))
+
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    place = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
+    assert place == ("a.topic", 3, 41, "a-group", NOW_NS)
+    assert letter.reason == "undecodable"
+    assert letter.detail.startswith("a.topic: ")
+    assert base64.b64decode(letter.value_base64 or "", validate=True) == value
+    assert base64.b64decode(letter.key_base64 or "", validate=True) == b"a-key"
+
+
+async def test_what_was_absent_stays_absent() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    deadly.bury(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
+
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.key_base64, letter.value_base64) == (None, None)
+    assert (letter.reason, letter.detail) == ("invalid", "why")
+
+
+async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_in_order() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer, partitions=2)
+    for partition, offset in [(0, 5), (1, 6), (2, 7), (0, 8)]:
+        deadly.bury(record(b"", partition=partition, offset=offset), reason="invalid", detail="")
+
+    await deadly.flush()
+
+    assert [(topic, place) for topic, place, _ in producer.batches] == [
+        (DEAD_LETTERS.name, 0),
+        (DEAD_LETTERS.name, 1),
+    ]
+    assert [letter.offset for letter in letters(producer)] == [5, 7, 8, 6]
+    assert {message.key for message in producer.messages()} == {b"a.topic"}
+    assert {message.timestamp_ms for message in producer.messages()} == {1_700_000_000_123}
+
+
+async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+
+    deadly.bury(record(b"x" * 900_000), reason="undecodable", detail="why")
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.partition, letter.offset, letter.value_base64) == (3, 0, None)
+    assert letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
+    assert letter.detail == (
+        "why (the record of 'a-key' is too large for a dead letter: read it there)"
+    )
+
+
+async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+
+    deadly.bury(record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why")
+    await deadly.flush()
+
+    (letter,) = letters(producer)
+    assert (letter.key_base64, letter.value_base64) == (None, None)
+    assert letter.detail.startswith("why (the record of '\\x00n\\x00n")
+    assert len(letter.detail) < 250
+
+
+async def test_without_letters_nothing_is_published() -> None:
+    producer = KeepingProducer()
+
+    await office(producer).flush()
+
+    assert producer.batches == []
+
+
+async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> None:
+    producer = KeepingProducer(refusals=1)
+    deadly = office(producer)
+    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+
+    with pytest.raises(BusUnavailableError):
+        await deadly.flush()
+    deadly.bury(record(b"", offset=2), reason="invalid", detail="")
+    await deadly.flush()
+    await deadly.flush()
+
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+class FullProducer(KeepingProducer):
+    """A second partition takes nothing."""
+
+    is_full = True
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        if partition == 1 and self.is_full:
+            raise BusUnavailableError("full")
+        await super().publish(topic, partition, messages)
+
+
+class BusyProducer(KeepingProducer):
+    """A letter comes while the batch before it is on its way."""
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        await super().publish(topic, partition, messages)
+        if len(self.batches) == 1:
+            self.meanwhile()
+
+    def meanwhile(self) -> None:
+        raise NotImplementedError
+
+
+async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
+    producer = BusyProducer()
+    deadly = office(producer)
+    producer.meanwhile = lambda: deadly.bury(  # type: ignore[method-assign]  # closes the circle between the two
+        record(b"", offset=2), reason="invalid", detail=""
+    )
+    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+
+    await deadly.flush()
+    assert [letter.offset for letter in letters(producer)] == [1]
+    await deadly.flush()
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it() -> None:
+    before = counted("undecodable"), counted("invalid")
+    deadly = office(KeepingProducer(refusals=1))
+    list(deadly.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
+    deadly.bury(record(GOOD), reason="invalid", detail="")
+
+    with capture_logs() as lines, pytest.raises(BusUnavailableError):
+        await deadly.flush()
+    assert (counted("undecodable"), counted("invalid")) == before
+    assert lines == []
+
+    await deadly.flush()
+    assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)
+
+
+def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
+    before, told = counted("invalid"), list[tuple[str, int]]()
+    deadly = DeadLetterQueue(
+        consumer="a-group",
+        producer=KeepingProducer(),
+        partitions=1,
+        count=lambda reason, count: told.append((reason, count)),
+    )
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    deadly.drain(3)  # of a transaction that was undone: the record is read again
+    deadly.bury(record(b""), reason="invalid", detail="why")
+    drained = deadly.drain(3)
+    assert (counted("invalid"), told) == (before, [])
+
+    deadly.acknowledge(drained)
+
+    assert (counted("invalid"), told) == (before + 1, [("invalid", 1)])
+
+
+async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_again() -> None:
+    producer = FullProducer()
+    deadly = office(producer)
+    for partition in (0, 1, 3):
+        deadly.bury(record(b"", partition=partition), reason="invalid", detail="")
+
+    with pytest.raises(BusUnavailableError, match=r"^2 dead letters wait to be published: full"):
+        await deadly.flush()
+    producer.is_full = False
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [0, 1, 3]
+
+
+def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
+    deadly = office(KeepingProducer())
+    deadly.bury(record(b""), reason="invalid", detail="")
+    error = TopicsError("there is no topic")
+
+    explained = deadly.drain(3).explain(error)
+
+    assert isinstance(explained, TopicsError)
+    assert str(explained) == "1 dead letter waits to be published: there is no topic"
+    assert deadly.drain(3).explain(error) is error
+
+
+def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
+    deadly = office(KeepingProducer())
+    for offset, partition in enumerate((3, 4, 3)):
+        deadly.bury(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
+
+    ((place, messages),) = deadly.drain(3).messages.items()
+
+    assert place == TopicPartition(DEAD_LETTERS.name, 3 % 2)
+    assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
+    assert deadly.drain(3).messages == {}
+    assert deadly.waiting() == {4}
+
+
+async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    for partition in (3, 4):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    deadly.drop(3)
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [4]
+
+
+async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    deadly.bury(record(b"x"), reason="r", detail="d")
+    deadly.bury(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
+
+    deadly.drop(3, topic="a.topic")
+    await deadly.flush()
+
+    assert [letter.topic for letter in letters(producer)] == ["b.topic"]
+
+
+async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_later() -> None:
+    class DroppingProducer(KeepingProducer):
+        @override
+        async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+            deadly.drop(3)
+            await super().publish(topic, partition, messages)
+
+    producer = DroppingProducer(refusals=1)
+    deadly = office(producer)
+    for partition in (3, 5):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    with pytest.raises(BusUnavailableError, match=r"^1 dead letter waits"):
+        await deadly.flush()
+    await deadly.flush()
+
+    assert [letter.partition for letter in letters(producer)] == [5]
+
+
+class GatedProducer(KeepingProducer):
+    """Does something before each publish, and publishes nothing before its gate is open."""
+
+    def __init__(self, *, refusals: int = 0, first: Callable[[], None] = lambda: None) -> None:
+        super().__init__(refusals=refusals)
+        self.gate = asyncio.Event()
+        self.asked = asyncio.Event()
+        self._first = first
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        self._first()
+        self.asked.set()
+        await self.gate.wait()
+        await super().publish(topic, partition, messages)
+
+
+async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the_topic() -> None:
+    producer = GatedProducer()
+    deadly = office(producer)
+    deadly.bury(record(b"x"), reason="r", detail="d")
+
+    first = asyncio.create_task(deadly.flush())
+    await producer.asked.wait()
+    second = asyncio.create_task(deadly.flush())
+    # Without waiting it would be done by now, and its caller would commit.
+    await asyncio.wait({second}, timeout=0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not second.done()
+    producer.gate.set()
+    await asyncio.gather(first, second)
+
+    assert len(letters(producer)) == 1
+
+
+async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
+    producer = GatedProducer(refusals=1)
+    deadly = office(producer)
+    deadly.bury(record(b"x", offset=1), reason="r", detail="d")
+    failing = asyncio.create_task(deadly.flush())
+    await producer.asked.wait()
+    deadly.bury(record(b"x", offset=2), reason="r", detail="d")
+    producer.gate.set()
+    with pytest.raises(BusUnavailableError):
+        await failing
+
+    await deadly.flush()
+
+    assert [letter.offset for letter in letters(producer)] == [1, 2]
+
+
+async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothing() -> None:
+    producer = GatedProducer(first=lambda: deadly.drop(4))
+    producer.gate.set()
+    deadly = office(producer)
+    for partition in (3, 4):
+        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+
+    await deadly.flush()
+
+    assert [partition for _, partition, _ in producer.batches] == [1]
+
+
+async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
+    now_seconds = 0.0
+    deadly = DeadLetterQueue(
+        consumer="a-group",
+        producer=KeepingProducer(),
+        partitions=1,
+        repeats=Repeats(seconds=lambda: now_seconds),
+    )
+    with capture_logs() as lines:
+        for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it
+            deadly.bury(record(b""), reason="future", detail="ahead")
+            if now_seconds == 30.0:
+                deadly.bury(record(b""), reason="invalid", detail="why")
+            await deadly.flush()
+            deadly.bury(record(b""), reason="future", detail="ahead")
+            deadly.acknowledge(deadly.drain(3))
+
+    told = [(line["event"], line["reason"], line["count"]) for line in lines]
+    assert told == [
+        ("records_buried", "future", 1),
+        ("records_buried", "invalid", 1),
+        ("records_buried", "future", 60),
+        ("records_buried", "future", 60),
+    ]
+
+
+LONGEST = "\x7f" * 250_000
+"""Of this a quotation has five times as many bytes as it has itself."""
+
+
+@pytest.mark.parametrize("value_bytes", [0, 500_000, 736_000, 750_000, 8_000_000])
+@pytest.mark.parametrize("detail", ["why", LONGEST, repr(LONGEST), "\U0001f600" * 250_000])
+async def test_a_letter_fits_in_a_message_whatever_it_is_about(
+    value_bytes: int, detail: str
+) -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    large = Record("t" * 249, 3, 1, 1, LONGEST.encode(), b"x" * value_bytes)
+
+    deadly.bury(large, reason="invalid", detail=detail)
+    await deadly.flush()
+
+    refuse_too_large(DEAD_LETTERS.name, producer.messages())
+    (letter,) = letters(producer)
+    assert letter.detail.startswith(detail[:1000])
+    assert (letter.value_base64 is None) == (letter.key_base64 is None)
+
+
+async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_next_is_read() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    huge = GOOD[:-1] + b" " * MAX_MESSAGE_BYTES + b"]"
+    DECODER.decode(huge)
+
+    decoded = list(deadly.decode(DECODER, [record(huge), record(GOOD, offset=1)]))
+    await deadly.flush()
+
+    assert [read.offset for read, _ in decoded] == [1]
+    (letter,) = letters(producer)
+    assert (letter.offset, letter.reason, letter.value_base64) == (0, "too_large", None)
+    assert letter.detail.startswith(
+        f"a.topic: {len(huge) + len(b'a-key')} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+    )
+
+
+async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() -> None:
+    producer = KeepingProducer()
+    deadly = office(producer)
+    unreadable = gzipped(range(40, 50))
+
+    decoded = list(deadly.decode(DECODER, [record(GOOD), unreadable, record(GOOD, offset=50)]))
+    await deadly.flush()
+
+    assert [read.offset for read, _ in decoded] == [0, 50]
+    (letter,) = letters(producer)
+    assert (letter.partition, letter.offset, letter.last_offset) == (3, 40, 49)
+    assert (letter.reason, letter.key_base64, letter.value_base64) == ("unreadable", None, None)
+    assert letter.detail == (
+        "a.topic: offsets 40 to 49 are in a batch that cannot be unpacked: it is packed with gzip"
+    )
+
+
+async def test_what_a_batch_hides_is_counted_once_the_topic_has_its_letter() -> None:
+    before = unreadable_offsets("codec")
+    deadly = office(KeepingProducer())
+    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
+    deadly.drain(3)  # of a transaction that was undone: the batch is read again
+    list(deadly.decode(DECODER, [gzipped(range(40, 50))]))
+    drained = deadly.drain(3)
+    list(deadly.decode(DECODER, [gzipped(range(50, 53))]))
+    assert unreadable_offsets("codec") == before
+
+    deadly.acknowledge(drained)
+    assert unreadable_offsets("codec") == before + 10
+
+    await deadly.flush()
+    assert unreadable_offsets("codec") == before + 13
+
+
+def gzipped(offsets: range) -> Record:
+    why = Unreadable(offsets[0], UnreadableReason.CODEC, "it is packed with gzip")
+    return Record("a.topic", 3, offsets[-1], 1, None, None, why)
+
+
+def unreadable_offsets(reason: str) -> float:
+    labels = {"reason": reason}
+    return REGISTRY.get_sample_value("gpuledger_records_unreadable_total", labels) or 0.0
