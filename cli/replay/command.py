@@ -19,7 +19,7 @@ from cli.replay.report import tell_comparison, tell_outcome
 from cli.replay.run import Replaying, ReplayOutcome, count_ticks, refuse_nothing
 from cli.replay.time_args import parse_duration, parse_moment, write_moment
 from cli.topics import kafka_settings
-from enricher.join.replay.comparison import Comparison
+from enricher.join.replay.diff import Comparison
 from enricher.join.replay.replay import TimeRange
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.log_reader import History

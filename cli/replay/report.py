@@ -6,7 +6,7 @@ from typing import Final
 
 from cli.replay.run import ReplayOutcome
 from cli.replay.time_args import write_moment
-from enricher.join.replay.comparison import Comparison, Counts, Difference
+from enricher.join.replay.diff import Comparison, Counts, Difference
 from enricher.join.replay.replay import TimeRange
 
 _SHOWN_CHARACTERS: Final = 200

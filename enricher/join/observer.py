@@ -15,8 +15,7 @@ from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
 from enricher.join.progress.passage import NodeWatermark
-from enricher.join.progress.recent import WindowedMax
-from enricher.join.progress.skew import ClockSkew
+from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten

@@ -86,12 +86,12 @@ class StateRestorer:
         self._changes = 0
         self._setting_out: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
-    def need(self, numbers: Iterable[int]) -> None:
+    def require(self, numbers: Iterable[int]) -> None:
         """Have these partitions read back before anything else is done for them."""
         self._unknown |= set(numbers)
         self._changes += 1
 
-    async def need_not(self, numbers: Iterable[int]) -> None:
+    async def cancel(self, numbers: Iterable[int]) -> None:
         """Leave these partitions to whoever gets them; nothing is under way for them any more."""
         self._unknown -= set(numbers)
         self._changes += 1

@@ -7,14 +7,17 @@ No asyncio, no bus client: the shell around it is `service`.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from enricher.join import metrics
 from enricher.join.booking.holders import TooManyEntriesError
-from enricher.join.event import make_event
 from enricher.join.observer import JoinObserver
-from enricher.join.placing import IsPlaced, explain_misplaced
-from enricher.join.pods.describe import DescriptionCache, PodDescriptions, find_foreign, identity_of
+from enricher.join.pods.describe import (
+    DescriptionCache,
+    PodDescriptions,
+    find_pod_of_other_node,
+    identity_of,
+)
 from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
 from enricher.join.pods.slim import Interner
@@ -28,19 +31,28 @@ from enricher.join.progress.passage import (
     uncovered_seconds,
 )
 from enricher.join.progress.watermarks import NodeMarks
-from enricher.join.validation import InvalidTickError, book_valid_tick, settle_valid_ends
+from enricher.join.validation import (
+    InvalidTickError,
+    IsPlaced,
+    book_valid_tick,
+    explain_misplaced,
+    settle_valid_ends,
+)
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.records import (
     AttributedIncident,
+    GpuBooks,
     GpuEvent,
     Incident,
     NodeProgress,
     NodeSample,
+    PodDescription,
     PodRecord,
     ProcessRecord,
+    Settlement,
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
@@ -235,7 +247,7 @@ class JoinStage:
         kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
         metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
         identities = map(identity_of, incident.processes)
-        foreign = find_foreign(identities, self.pods, node=incident.node)
+        foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
         self._audit.see_foreign(incident.node, foreign.values())
         return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
@@ -250,4 +262,36 @@ def _book(
         late=sample.late or is_late(sample.time_ns, reached_ns),
         uncovered_seconds=uncovered_seconds(sample, mark),
         settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+    )
+
+
+# Puts a tick's event together: what the node said, the books, who the pods are.
+
+_GpuEvent: Final = twin_of(GpuEvent)
+
+
+def make_event(
+    sample: NodeSample,
+    books: list[GpuBooks],
+    said: PodDescriptions,
+    *,
+    late: bool = False,
+    uncovered_seconds: float | None = None,
+    settlements: list[Settlement] | None = None,
+) -> GpuEvent:
+    """Return the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
+    return _GpuEvent(
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        late=True if late else None,
+        uncovered_seconds=uncovered_seconds,
+        gpus=books,
+        containers=sample.containers,
+        pods=cast("list[PodDescription]", said.pods),
+        allocations=sample.allocations,
+        holder_uids=cast("list[str | None] | None", said.holder_uids),
+        settlements=settlements,
     )

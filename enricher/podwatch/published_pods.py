@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from enricher.podwatch import metrics
-from enricher.podwatch.sharing import PodSharing
+from enricher.podwatch.interning import PodSharing
 from enricher.versions import is_older
 from gpuledger.bus.log_reader import History
 from gpuledger.bus.protocol import Producer, Record, TopicDescription
