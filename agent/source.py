@@ -84,7 +84,7 @@ def _explain(detail: str) -> str:
 
 
 def _simulated(settings: AgentSettings) -> Host:
-    from simulator.opening import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
+    from simulator.simulation import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
 
     _, _, file = settings.source.partition(":")
     simulation = open_simulation(
