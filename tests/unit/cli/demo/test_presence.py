@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cli.demo.presence import GpuPresence
+from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
 from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident, uuid_of
 
