@@ -20,7 +20,7 @@ from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 
 if TYPE_CHECKING:
     from simulator.simulation import SimulatedNode

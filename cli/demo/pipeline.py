@@ -23,9 +23,9 @@ from cli.demo.totals import Tally
 from enricher.join.service import run_join
 from enricher.join.settings import GROUP as JOIN_GROUP
 from enricher.join.settings import JoinSettings, JoinTuning
-from gpuledger.addresses import shown_url
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import TOPICS
 from sinks.alerts.receivers import NAME as ALERTS
 from sinks.alerts.service import GROUP as ALERTS_GROUP

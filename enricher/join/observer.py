@@ -20,7 +20,7 @@ from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 # Checking costs about as much as booking: this is less than a hundredth of the work.
 TICKS_PER_CHECK: Final = 200

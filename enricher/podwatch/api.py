@@ -22,10 +22,9 @@ from enricher.podwatch.settings import KubernetesSettings
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.client import read_begin, translating
 from gpuledger.runtime.http.credentials import BasicCredentials
-from gpuledger.runtime.http.readable import readable
-from gpuledger.runtime.http.retry_after import retry_after_seconds
+from gpuledger.runtime.http.messages import readable, retry_after_seconds
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 
 Method = Literal["POST", "PUT"]
 _NO_CREDENTIALS: Final = ": its credentials were refused; check the service account's token"

@@ -17,8 +17,8 @@ from enricher.podwatch.decode import HEAD_BYTES, PodOfEvent, PodReader, decode_c
 from enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from enricher.podwatch.watch_events import Deleted, Skipped, Upserted
 from gpuledger.errors import UndecodableError
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.repeats import Repeats
 
 _decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
 _decode_status: Final = msgspec.json.Decoder(Status).decode

@@ -19,10 +19,9 @@ from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.repeats import Repeats
-from gpuledger.runtime.retry import until_done
+from gpuledger.runtime.retry import Backoff, until_done
 from gpuledger.topics import PODS
 from gpuledger.twins import twin_of
 

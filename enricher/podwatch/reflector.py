@@ -32,7 +32,7 @@ from enricher.podwatch.watch_events import (
     WatchLists,
 )
 from gpuledger.clock import Clock
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.retry import Backoff
 
 PODS_PATH: Final = "/api/v1/pods"
 _WITH_A_NODE: Final = {"fieldSelector": "spec.nodeName!="}

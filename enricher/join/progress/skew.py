@@ -11,7 +11,7 @@ import structlog
 
 from enricher.join import metrics
 from gpuledger.records import PodRecord
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 _log = structlog.get_logger(__name__)
 
