@@ -1,12 +1,9 @@
 """Puts a tick's event together: what the node said, the books, who the pods are."""
 
-from typing import Final, cast
+from typing import cast
 
 from enricher.join.pods.describe import PodDescriptions
 from gpuledger.records import GpuBooks, GpuEvent, NodeSample, PodDescription, Settlement
-from gpuledger.twins import twin_of
-
-_GpuEvent: Final = twin_of(GpuEvent)
 
 
 def make_event(
@@ -18,8 +15,8 @@ def make_event(
     uncovered_seconds: float | None = None,
     settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
-    """Return the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
-    return _GpuEvent(
+    """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
+    return GpuEvent(
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,

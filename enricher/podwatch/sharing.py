@@ -4,14 +4,11 @@ A decoder makes each string and dictionary anew; of a hundred thousand pods that
 """
 
 from sys import intern
-from typing import Any, TypeVar, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from enricher.podwatch.interning import Shared, same
-from gpuledger.records import PodContainer, PodRecord
-
-T = TypeVar("T")
+from gpuledger.records import PodRecord
 
 
 class PodSharing:
@@ -23,7 +20,7 @@ class PodSharing:
 
     def share(self, pod: PodRecord) -> PodRecord:
         """Return an equal record that shares its parts."""
-        return _replace(
+        return replace(
             pod,
             namespace=intern(pod.namespace),
             node=intern(pod.node),
@@ -31,7 +28,7 @@ class PodSharing:
             owner_name=_interned(pod.owner_name),
             labels=self._labels.of(pod.labels),
             annotations=self._labels.of(pod.annotations) if pod.annotations else pod.annotations,
-            containers=[_share_container(one) for one in pod.containers],
+            containers=[replace(one, name=intern(one.name)) for one in pod.containers],
             gpus_requested=self._requests.of(pod.gpus_requested),
             phase=intern(pod.phase),
             qos_class=_interned(pod.qos_class),
@@ -41,14 +38,5 @@ class PodSharing:
         )
 
 
-def _share_container(container: PodContainer) -> PodContainer:
-    return _replace(container, name=intern(container.name))
-
-
 def _interned(text: str | None) -> str | None:
     return None if text is None else intern(text)
-
-
-def _replace(record: T, **changes: object) -> T:
-    """Return a twin with some fields replaced; it is a msgspec Struct, which its type hides."""
-    return cast("T", msgspec.structs.replace(cast("Any", record), **changes))
