@@ -13,7 +13,7 @@ from cli.demo.columns import elide
 from cli.demo.run_bus import RunBus
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.records.base import record
+from gpuledger.records.base import BaseRecord
 from gpuledger.runtime import Readiness
 from sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 
@@ -23,8 +23,7 @@ _SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
 _MAX_CHARACTERS: Final = 200
 
 
-@record
-class SinkLine:
+class SinkLine(BaseRecord, frozen=True, kw_only=True):
     """What one sink has handed over."""
 
     sink: str

@@ -40,7 +40,7 @@ from enricher.join.validation import (
 )
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
-from gpuledger.codec import Decoder
+from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.records import (
     AttributedIncident,
@@ -56,15 +56,13 @@ from gpuledger.records import (
 )
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.topics import INCIDENTS, PODS, PROCESSES, PROGRESS, SAMPLES
-from gpuledger.twins import encode_twin, twin_of
 
-_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=twin_of(NodeSample))
-_PODS: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord))
-_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=twin_of(NodeProgress))
+_SAMPLES: Final = Decoder(topic=SAMPLES.name, record=NodeSample)
+_PODS: Final = Decoder(topic=PODS.name, record=PodRecord)
+_PROGRESS: Final = Decoder(topic=PROGRESS.name, record=NodeProgress)
 _PROCESSES: Final = Decoder(topic=PROCESSES.name, record=ProcessRecord)
 _NS_PER_MS: Final = 1_000_000
-_AttributedIncident: Final = twin_of(AttributedIncident)
-_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=twin_of(Incident))
+_INCIDENTS: Final = Decoder(topic=INCIDENTS.name, record=Incident)
 
 
 class JoinStage:
@@ -128,7 +126,7 @@ class JoinStage:
         return [
             Message(
                 key=node.encode(),
-                value=encode_twin(mark) if mark else None,
+                value=encode(mark) if mark else None,
                 timestamp_ms=now_ms,
             )
             for node, mark in drained
@@ -212,7 +210,7 @@ class JoinStage:
         The timestamp is the record's own, which the broker has taken before: one too far ahead of
         its clock would be refused for ever, and stop the partition.
         """
-        value = encode_twin(made)
+        value = encode(made)
         size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
@@ -249,7 +247,7 @@ class JoinStage:
         identities = map(identity_of, incident.processes)
         foreign = find_pod_of_other_node(identities, self.pods, node=incident.node)
         self._audit.see_foreign(incident.node, foreign.values())
-        return _AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
+        return AttributedIncident(incident=incident, pods=describe_incident(incident, self.pods))
 
 
 def _book(
@@ -267,8 +265,6 @@ def _book(
 
 # Puts a tick's event together: what the node said, the books, who the pods are.
 
-_GpuEvent: Final = twin_of(GpuEvent)
-
 
 def make_event(
     sample: NodeSample,
@@ -279,8 +275,8 @@ def make_event(
     uncovered_seconds: float | None = None,
     settlements: list[Settlement] | None = None,
 ) -> GpuEvent:
-    """Return the event of a tick, ready for `encode_twin`; its descriptions are encoded already."""
-    return _GpuEvent(
+    """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
+    return GpuEvent(
         node=sample.node,
         boot_id=sample.boot_id,
         seq=sample.seq,

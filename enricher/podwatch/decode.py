@@ -1,7 +1,7 @@
 """From the API server's bytes to a slim `PodRecord`. Pure; an odd pod is an error, never a guess.
 
-Records are made as their fast twins: small, and never looked at by the garbage collector, so that
-a hundred thousand of them can be kept.
+Records are small and the garbage collector never visits them, so that a hundred thousand of them
+can be kept.
 """
 
 import re
@@ -30,14 +30,12 @@ from enricher.podwatch.pod_facts import ChosenAnnotations, containers_of, known_
 from enricher.podwatch.settings import ALL_LABELS
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodRecord
-from gpuledger.twins import twin_of
 
 T = TypeVar("T")
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
-_Record: Final = twin_of(PodRecord)
 
 
 class PodOfEvent(NamedTuple):
@@ -104,7 +102,7 @@ class PodReader:
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = containers_of(spec, status, self._nanoseconds)
-        return _Record(
+        return PodRecord(
             uid=meta.uid,
             namespace=intern(meta.namespace),
             name=meta.name,

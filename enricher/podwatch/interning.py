@@ -7,12 +7,13 @@ same labels and requests. That, and times read once, saves a quarter of the memo
 from datetime import UTC, datetime
 from functools import lru_cache
 from sys import intern
-from typing import Annotated, Any, Final, Generic, TypeVar, cast
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from gpuledger.records import PodContainer, PodRecord
+from gpuledger.records import PodRecord
 
 V = TypeVar("V")
 _MAX_SHARED: Final = 10_000
@@ -85,7 +86,7 @@ class PodSharing:
 
     def share(self, pod: PodRecord) -> PodRecord:
         """Return an equal record that shares its parts."""
-        return _replace(
+        return replace(
             pod,
             namespace=intern(pod.namespace),
             node=intern(pod.node),
@@ -93,7 +94,7 @@ class PodSharing:
             owner_name=_interned(pod.owner_name),
             labels=self._labels.of(pod.labels),
             annotations=self._labels.of(pod.annotations) if pod.annotations else pod.annotations,
-            containers=[_share_container(one) for one in pod.containers],
+            containers=[replace(one, name=intern(one.name)) for one in pod.containers],
             gpus_requested=self._requests.of(pod.gpus_requested),
             phase=intern(pod.phase),
             qos_class=_interned(pod.qos_class),
@@ -103,14 +104,5 @@ class PodSharing:
         )
 
 
-def _share_container(container: PodContainer) -> PodContainer:
-    return _replace(container, name=intern(container.name))
-
-
 def _interned(text: str | None) -> str | None:
     return None if text is None else intern(text)
-
-
-def _replace(record: T, **changes: object) -> T:
-    """Return a twin with some fields replaced; it is a msgspec Struct, which its type hides."""
-    return cast("T", msgspec.structs.replace(cast("Any", record), **changes))

@@ -18,10 +18,8 @@ from enricher.podwatch.objects import (
     Terminated,
 )
 from gpuledger.records import PodContainer
-from gpuledger.twins import twin_of
 
 Nanoseconds = Callable[[str | None], int | None]
-_Container: Final = twin_of(PodContainer)
 _NO_STATE: Final = ContainerState()
 
 
@@ -61,12 +59,12 @@ def _of_one_kind(
 
 def _container(name: str, status: ContainerStatus | None, nanoseconds: Nanoseconds) -> PodContainer:
     if status is None:
-        return _Container(name=intern(name), restarts=0)
+        return PodContainer(name=intern(name), restarts=0)
     container_id = _without_scheme(status.container_id)
     last = (status.last_state or _NO_STATE).terminated
     last_id = _without_scheme(last.container_id) if last else None
     life = _life(status.state or _NO_STATE, last if last_id == container_id else None)
-    return _Container(
+    return PodContainer(
         name=intern(name),
         container_id=container_id,
         restarts=status.restart_count,

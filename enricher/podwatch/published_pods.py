@@ -23,9 +23,8 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff, until_done
 from gpuledger.topics import PODS
-from gpuledger.twins import twin_of
 
-_decode: Final = Decoder(topic=PODS.name, record=twin_of(PodRecord)).decode
+_decode: Final = Decoder(topic=PODS.name, record=PodRecord).decode
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 

@@ -6,9 +6,9 @@ while Kafka is away, a pod's newer state takes the place of its older one.
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from enricher.versions import is_older
 from gpuledger.records import PodRecord
@@ -70,10 +70,10 @@ class PodTable:
         if self._listed is not None:
             self._listed.add(pod.uid)
         known = self._alive.get(pod.uid)
-        if known is None or _with(pod, resource_version=known.resource_version) != known:
+        if known is None or replace(pod, resource_version=known.resource_version) != known:
             dead = self._deleted.pop(pod.uid, None)
             if dead and is_older(pod, than=dead):
-                pod = _with(pod, resource_version=dead.resource_version)
+                pod = replace(pod, resource_version=dead.resource_version)
             self._tombstones.pop(pod.uid, None)
             self._alive[pod.uid] = pod
             self._unpublished[pod.uid] = time_ns
@@ -84,7 +84,7 @@ class PodTable:
     def delete(self, pod: PodRecord, *, time_ns: int) -> None:
         """Record that a pod left the API server."""
         self._alive.pop(pod.uid, None)
-        self._deleted[pod.uid] = _with(pod, deleted_time_ns=time_ns)
+        self._deleted[pod.uid] = replace(pod, deleted_time_ns=time_ns)
         self._unpublished[pod.uid] = time_ns
 
     def keep(self, uid: str) -> None:
@@ -99,7 +99,7 @@ class PodTable:
         """Record that a pod left the API server, of which only the UID can be read."""
         if known := self._alive.get(uid):
             as_of = version or known.resource_version
-            self.delete(_with(known, resource_version=as_of), time_ns=time_ns)
+            self.delete(replace(known, resource_version=as_of), time_ns=time_ns)
 
     def begin_list(self) -> None:
         """Record that a complete list begins; one that broke off before is forgotten."""
@@ -114,7 +114,7 @@ class PodTable:
         gone = [pod for uid, pod in self._alive.items() if uid not in listed]
         for pod in gone:
             as_of = version or pod.resource_version
-            self.delete(_with(pod, resource_version=as_of), time_ns=time_ns)
+            self.delete(replace(pod, resource_version=as_of), time_ns=time_ns)
         return len(gone)
 
     def expire(self, *, time_ns: int) -> int:
@@ -163,8 +163,3 @@ class PodTable:
 
 def _deletion(pod: PodRecord) -> int:
     return pod.deleted_time_ns or 0
-
-
-def _with(pod: PodRecord, **changes: object) -> PodRecord:
-    """Return the record with some fields replaced; a twin is a Struct, which its type hides."""
-    return cast("PodRecord", msgspec.structs.replace(cast("Any", pod), **changes))

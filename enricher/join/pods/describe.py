@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from enricher.join.pods.pods import KnownPod, PodCache, nearest
+from gpuledger.codec import encode
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
     ContainerRef,
@@ -24,7 +25,6 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
-from gpuledger.twins import encode_twin, twin_of
 
 MAX_SAID_BYTES: Final = 128 * 2**20
 """What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
@@ -32,7 +32,6 @@ pods on its GPUs, so that it is enough for 20,000 of them."""
 _CONTAINER_BYTES: Final = 250
 _ALLOCATION_BYTES: Final = 850
 """Bytes of a container and of an allocation in memory, beside their texts."""
-_PodDescription: Final = twin_of(PodDescription)
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
@@ -159,7 +158,7 @@ class DescriptionCache:
             until_ns=min((one for one in changes if one > sample.time_ns), default=_EVER_NS),
             containers=sample.containers,
             allocations=sample.allocations,
-            pods=msgspec.Raw(encode_twin(pods)),
+            pods=msgspec.Raw(encode(pods)),
             holder_uids=_encoded(holders),
             unknown_holders=holders.unknown,
             pending=[
@@ -190,7 +189,7 @@ def _size_bytes(said: PodDescriptions) -> int:
 
 
 def _encoded(holders: Holders) -> msgspec.Raw | None:
-    return msgspec.Raw(encode_twin(holders.uids)) if holders.uids else None
+    return msgspec.Raw(encode(holders.uids)) if holders.uids else None
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
@@ -252,13 +251,13 @@ def _as_text(identity: Identity) -> tuple[str, str]:
 def _nameless(uid: str | None, container_ids: list[str], *, is_foreign: bool) -> PodDescription:
     """Describe a pod by what the node said of it alone."""
     state = PodState.FOREIGN if is_foreign else PodState.PENDING
-    return _PodDescription(uid=uid, container_ids=container_ids, state=state)
+    return PodDescription(uid=uid, container_ids=container_ids, state=state)
 
 
 def describe_known(known: KnownPod, container_ids: list[str], *, time_ns: int) -> PodDescription:
     """Describe a pod by the version of it that was in force at a time."""
     pod, deleted_ns = known.at(time_ns), known.record.deleted_time_ns
-    return _PodDescription(
+    return PodDescription(
         uid=pod.uid,
         container_ids=container_ids,
         state=PodState.KNOWN,

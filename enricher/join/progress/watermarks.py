@@ -15,10 +15,7 @@ from enricher.join.progress.passage import (
     partition_watermark,
 )
 from gpuledger.records import BootProgress, NodeProgress, NodeSample
-from gpuledger.twins import twin_of
 
-_NodeMark: Final = twin_of(NodeProgress)
-_BootMark: Final = twin_of(BootProgress)
 _NS_PER_MS: Final = 1_000_000
 # Longer than samples are kept: what was booked before can come again no more.
 FORGOTTEN_AFTER_NS: Final = 24 * 3_600 * 10**9
@@ -143,7 +140,7 @@ class NodeMarks:
         mark = self._marks.get(node)
         if mark is None:
             return None
-        return _NodeMark(
+        return NodeProgress(
             node=node,
             boot_id=mark.boot_id,
             seq=mark.seq,
@@ -152,7 +149,7 @@ class NodeMarks:
             begun_time_ns=mark.begun_ns,
             first_booked_time_ns=mark.first_ns,
             boots_before=[
-                _BootMark(
+                BootProgress(
                     boot_id=one.boot_id,
                     seq=one.seq,
                     begun_time_ns=one.begun_ns,

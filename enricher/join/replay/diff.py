@@ -16,14 +16,12 @@ import msgspec
 
 from gpuledger.decode_errors import follow
 from gpuledger.records import GpuEvent, PodState
-from gpuledger.twins import twin_of
 
 _DESCRIPTION: Final = "pods"
 _LATE: Final = "late"
 _HOLDERS: Final = "holder_uids"
 _NO_BOOKS: Final = frozenset({_DESCRIPTION, _HOLDERS, _LATE})
 _ABSENT: Final = "(absent)"
-_EVENT: Final = twin_of(GpuEvent)
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -97,7 +95,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
         for place, (one, other) in enumerate(zip(was, is_, strict=True)):
             yield from _changes_within(f"{path}[{place}]", one, other)
     elif was != is_:
-        yield EntryChange(follow(_EVENT, path)[0], was, is_)
+        yield EntryChange(follow(GpuEvent, path)[0], was, is_)
 
 
 def _described(pods: msgspec.Raw | None) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,7 @@
 """Which GPUs are lost, since when, and why."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
