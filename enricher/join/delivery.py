@@ -43,7 +43,7 @@ class CommitBatch:
     """How many records came into it."""
     messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
     """What is to be published, in the order in which it was made."""
-    marks: Sequence[Message] = ()
+    progress: Sequence[Message] = ()
     """How far the nodes are booked with that, never to be seen before it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """How far the inputs are read with that."""
@@ -51,8 +51,8 @@ class CommitBatch:
     """Event time of the last tick in it; `None` where other inputs alone came into it."""
 
     @property
-    def marks_place(self) -> TopicPartition:
-        """Where the marks go."""
+    def progress_partition(self) -> TopicPartition:
+        """Where the progress of its nodes goes."""
         return TopicPartition(_PROGRESS, self.number)
 
     def count(self, place: TopicPartition, records: Sequence[Record]) -> None:
@@ -120,10 +120,10 @@ class Delivery(Protocol):
 
 
 class AtLeastOnce:
-    """Publishes until acknowledged: events, then marks, then dead letters; then commits.
+    """Publishes until acknowledged: events, then progress, then dead letters; then commits.
 
     After a crash what was published and not committed is published again, under the same ids,
-    unless its marks were published too.
+    unless its progress was published too.
     """
 
     def __init__(
@@ -150,8 +150,10 @@ class AtLeastOnce:
         await asyncio.gather(
             *(self._publish(*each) for made in slices for each in made.messages.items())
         )
-        # A mark without its events would be a promise to leave them out.
-        await asyncio.gather(*(self._publish(made.marks_place, made.marks) for made in slices))
+        # A watermark without its events would be a promise to leave them out.
+        await asyncio.gather(
+            *(self._publish(made.progress_partition, made.progress) for made in slices)
+        )
         await self._insist(self._office.flush)
         for made in slices:
             count_events(made)
@@ -237,7 +239,7 @@ class ExactlyOnce:
 
     async def _commit(self, made: CommitBatch) -> Exception | None:
         drained = self._office.drain(made.number)
-        messages = {**made.messages, made.marks_place: made.marks, **drained.messages}
+        messages = {**made.messages, made.progress_partition: made.progress, **drained.messages}
         try:
             await self._writers.commit(made.number, messages, offsets=made.offsets)
         except (FencedError, BusError) as error:

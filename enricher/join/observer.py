@@ -113,11 +113,11 @@ class JoinObserver:
             _log.warning("node_seq_leapt", node=node, by_seconds=round(seconds, 3), count=count)
 
     def see_duplicate(
-        self, record: Record, sample: NodeSample, mark: NodeWatermark | None, *, now_ns: int
+        self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
         """Record that a tick counts as booked before, and tell of a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
-        seq = mark.seq_of(sample.boot_id) if mark else None
+        seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * 1_000_000
         is_unbooked = self._unbooked.see_duplicate(
             sample.node, partition=record.partition, written_ns=written_ns, now_ns=now_ns

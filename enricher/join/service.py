@@ -1,4 +1,4 @@
-"""The join's shell: poll, hand to the stage, gather, deliver; pods and marks first.
+"""The join's shell: poll, hand to the stage, gather, deliver; pods and progress first.
 
 Here live the loop and what changes with the group's assignments. What the records mean is the
 stage's business; how their work is delivered, and read back, stands in modules of their own.
@@ -280,7 +280,7 @@ class JoinWorker:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         slices = self._slices.take()
         for made in slices:
-            made.marks = self._stage.drain_progress(made.number)
+            made.progress = self._stage.drain_progress(made.number)
         undone = set(await self._delivery.deliver(consumer, slices))
         for made in slices:
             if made.number not in undone:

@@ -1,6 +1,6 @@
 """Records in, messages out: what the join makes of each topic's records.
 
-Here live the pods and the high-water marks of a worker, and the three transforms over them.
+Here live the pods and the watermarks of a worker, and the three transforms over them.
 No asyncio, no bus client: the shell around it is `service`.
 """
 
@@ -30,7 +30,7 @@ from enricher.join.progress.passage import (
     seq_ahead_seconds,
     uncovered_seconds,
 )
-from enricher.join.progress.watermarks import NodeMarks
+from enricher.join.progress.watermarks import NodeWatermarks
 from enricher.join.validation import (
     InvalidTickError,
     IsPlaced,
@@ -82,7 +82,7 @@ class JoinStage:
         self._audit = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
         self._slimmer = Interner()
         self._office = office
-        self._marks: defaultdict[int, NodeMarks] = defaultdict(NodeMarks)
+        self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
         self._descriptions = DescriptionCache(self.pods)
 
     def take_pods(self, records: Sequence[Record]) -> None:
@@ -105,31 +105,31 @@ class JoinStage:
     def restore_progress(self, records: Sequence[Record]) -> None:
         """Take in how far nodes are booked, before any of their ticks; a tombstone forgets one."""
         for record in records:
-            marks = self._marks[record.partition]
+            watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
-                marks.remove(record.key.decode(errors="replace"))
+                watermarks.remove(record.key.decode(errors="replace"))
                 continue
-            for _, mark in self._office.decode(_PROGRESS, [record]):
-                if not self._is_at_home(record, node=mark.node, key=mark.node):
+            for _, watermark in self._office.decode(_PROGRESS, [record]):
+                if not self._is_at_home(record, node=watermark.node, key=watermark.node):
                     continue
-                marks.take(mark, heard_ns=record.timestamp_ms * _NS_PER_MS)
+                watermarks.take(watermark, heard_ns=record.timestamp_ms * _NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
-        """Return the marks of the nodes that were booked since the last call, for the marks' topic.
+        """Return the progress of the nodes that were booked since the last call.
 
         Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
         """
         now_ms = self._time_ns() // _NS_PER_MS
-        drained = self._marks[partition].drain()
-        for node in [node for node, mark in drained if mark is None]:
+        drained = self._watermarks[partition].drain()
+        for node in [node for node, watermark in drained if watermark is None]:
             self._descriptions.forget(node)
         return [
             Message(
                 key=node.encode(),
-                value=encode(mark) if mark else None,
+                value=encode(watermark) if watermark else None,
                 timestamp_ms=now_ms,
             )
-            for node, mark in drained
+            for node, watermark in drained
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
@@ -172,7 +172,7 @@ class JoinStage:
     def forget(self, partition: int) -> None:
         """Forget what belongs to a partition that is no longer held."""
         self.pods.remove_partition(partition)
-        self._marks.pop(partition, None)
+        self._watermarks.pop(partition, None)
         self._audit.forget(partition)
         self._descriptions.clear()
 
@@ -180,25 +180,25 @@ class JoinStage:
         self, record: Record, sample: NodeSample, *, now_ns: int
     ) -> tuple[Message, ...]:
         """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
-        marks = self._marks[record.partition]
-        mark = marks.of(sample.node)
-        if is_duplicate(sample, mark):
-            self._audit.see_duplicate(record, sample, mark, now_ns=now_ns)
+        watermarks = self._watermarks[record.partition]
+        watermark = watermarks.of(sample.node)
+        if is_duplicate(sample, watermark):
+            self._audit.see_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
-            sample, mark, written_ms=record.timestamp_ms, now_ns=now_ns
+            sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
             self._audit.see_seq_ahead(sample.node, ahead_seconds)
             if ahead_seconds * 1e9 > MAX_AHEAD_NS:
                 return self._refuse_seq(record, sample, ahead_seconds)
         said = self._descriptions.describe(sample)
-        event = _book(sample, said, mark, reached_ns=marks.reached_ns(now_ns))
+        event = _book(sample, said, watermark, reached_ns=watermarks.reached_ns(now_ns))
         events = self._publishable(record, event, what="event")
         if events:
-            if (step_seconds := clock_step_seconds(sample, mark)) is not None:
+            if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._audit.see_step(sample.node, step_seconds)
-            marks.advance(
+            watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
             self._audit.see_event(event, sample, said, partition=record.partition, now_ns=now_ns)
@@ -251,14 +251,18 @@ class JoinStage:
 
 
 def _book(
-    sample: NodeSample, said: PodDescriptions, mark: NodeWatermark | None, *, reached_ns: int | None
+    sample: NodeSample,
+    said: PodDescriptions,
+    watermark: NodeWatermark | None,
+    *,
+    reached_ns: int | None,
 ) -> GpuEvent:
     return make_event(
         sample,
         book_valid_tick(sample),
         said,
         late=sample.late or is_late(sample.time_ns, reached_ns),
-        uncovered_seconds=uncovered_seconds(sample, mark),
+        uncovered_seconds=uncovered_seconds(sample, watermark),
         settlements=settle_valid_ends(sample) if sample.ended_processes else None,
     )
 
