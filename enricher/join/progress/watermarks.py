@@ -134,7 +134,7 @@ class NodeWatermarks:
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the changes since the last call: a node's watermark, None where it was forgotten."""
+        """Return the changes since the last call: a watermark, None for a forgotten node."""
         advanced, self._advanced = self._advanced, {}
         return [(node, self._written(node)) for node in advanced]
 
