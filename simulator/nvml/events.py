@@ -12,7 +12,7 @@ from typing import Any, Final
 import pynvml
 
 from simulator.faults import PlannedIncident
-from simulator.nvml.session import Handle, Session
+from simulator.nvml.session import Handle, Session, Subject
 
 # ruff: noqa: N802, N803  # NVML's own names
 
@@ -47,7 +47,7 @@ class EventSet:
     """Whether it was freed."""
 
 
-class Events(Session):
+class Events(Subject):
     """The functions around event sets."""
 
     pause: Callable[[float], None] = staticmethod(time.sleep)
@@ -55,36 +55,36 @@ class Events(Session):
 
     def nvmlEventSetCreate(self) -> EventSet:
         """Return a new set."""
-        self._check_open()
+        self._session.check_open()
         self._check_events()
         return EventSet()
 
     def nvmlEventSetFree(self, eventSet: EventSet) -> None:
         """Forget a set."""
-        self._check_open()
+        self._session.check_open()
         eventSet.is_free = True
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
         """Return the bits of the events that a GPU tells of."""
-        self._gpu(handle)
+        self._session.gpu(handle)
         self._check_events()
-        return self._event_support.types
+        return self._session.event_support.types
 
     def nvmlDeviceRegisterEvents(self, handle: Handle, eventTypes: int, eventSet: EventSet) -> None:
         """Have a GPU's events told to a set from now on; NotSupported for others than it has."""
-        index = self._gpu(handle).facts.index
+        index = self._session.gpu(handle).facts.index
         self._check_events()
-        if eventTypes & ~self._event_support.types:
+        if eventTypes & ~self._session.event_support.types:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         eventSet.masks[index] = eventSet.masks.get(index, 0) | eventTypes
-        eventSet.since_ns.setdefault(index, self._since_epoch_ns())
+        eventSet.since_ns.setdefault(index, self._session.since_epoch_ns())
 
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int) -> Any:  # noqa: ANN401  # a struct of ctypes
         """Return the next event, without its time; NVMLError_Timeout if none comes in time."""
         found = self._wait(eventSet, timeoutms)
         return pynvml.nvmlFriendlyObject(
             {
-                "device": Handle(found.spec.gpu, self._session),
+                "device": Handle(found.spec.gpu, self._session.number),
                 "eventType": _TYPES[found.spec.event],
                 "eventData": _data(found),
                 "gpuInstanceId": _instance(found.spec.gpu_instance),
@@ -94,21 +94,21 @@ class Events(Session):
 
     def nvmlEventSetWait_v3(self, eventSet: EventSet, params: Any) -> None:  # noqa: ANN401  # a struct of ctypes
         """Fill in the next event with its time; NVMLError_Timeout where there is none in time."""
-        if self._event_support.version != "v3":
+        if self._session.event_support.version != "v3":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         found = self._wait(eventSet, params.timeoutMs)
         params.dataType = pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT
-        params.uuid = self._gpus[found.spec.gpu].facts.uuid.encode()
+        params.uuid = self._session.gpus[found.spec.gpu].facts.uuid.encode()
         params.eventType = _TYPES[found.spec.event]
         params.eventData = _data(found)
-        params.timestampUsec = self._stamp_us(found.time_ns)
+        params.timestampUsec = self._session.stamp_us(found.time_ns)
         params.gpuInstanceId = _instance(found.spec.gpu_instance)
         params.computeInstanceId = _instance(found.spec.compute_instance)
 
     def _wait(self, events: EventSet, timeout_ms: int) -> PlannedIncident:
-        session, give_up = self._session, time.monotonic() + timeout_ms / 1000
+        session, give_up = self._session.number, time.monotonic() + timeout_ms / 1000
         while True:
-            if not self._users or session != self._session or events.is_free:
+            if not self._session.users or session != self._session.number or events.is_free:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             if found := self._next(events):
                 return found
@@ -117,9 +117,9 @@ class Events(Session):
             self.pause(min(_LOOK_SECONDS, timeout_ms / 1000))
 
     def _next(self, events: EventSet) -> PlannedIncident | None:
-        now_ns = self._since_epoch_ns()
-        while events.told < len(self._incidents):
-            one = self._incidents[events.told]
+        now_ns = self._session.since_epoch_ns()
+        while events.told < len(self._session.incidents):
+            one = self._session.incidents[events.told]
             if one.time_ns > now_ns:
                 return None
             events.told += 1
@@ -128,7 +128,7 @@ class Events(Session):
         return None
 
     def _check_events(self) -> None:
-        if self._event_support.version == "none":
+        if self._session.event_support.version == "none":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -168,16 +168,18 @@ class SystemEventSet:
     """Until when it was told what happened, since the scenario's start."""
 
 
-class SystemEventCalls(Session):
+class SystemEventCalls(Subject):
     """The functions that tell of the driver itself."""
 
-    _system_events: Sequence[tuple[int, int]] = ()
-    """When, since the scenario's start, and NVML's number of what happens."""
+    def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
+        """Take what happens to the driver: when, since the scenario's start, and what."""
+        super().__init__(session)
+        self._system_events = happened
 
     def nvmlSystemEventSetCreate(self, version: int) -> SystemEventSet:
         """Return a set that nothing is registered in."""
         self._check_request(version, pynvml.nvmlSystemEventSetCreateRequest_v1)
-        return SystemEventSet(mask=0, told_ns=self._since_epoch_ns())
+        return SystemEventSet(mask=0, told_ns=self._session.since_epoch_ns())
 
     def nvmlSystemEventSetFree(self, version: int, setHandle: SystemEventSet) -> None:
         """Let a set go."""
@@ -212,7 +214,7 @@ class SystemEventCalls(Session):
         return [{"eventType": kind, "gpuId": 0} for kind in happened]
 
     def _happened(self, held: SystemEventSet) -> list[int]:
-        since_ns, held.told_ns = held.told_ns, self._since_epoch_ns()
+        since_ns, held.told_ns = held.told_ns, self._session.since_epoch_ns()
         return [
             kind
             for at_ns, kind in self._system_events
@@ -220,6 +222,6 @@ class SystemEventCalls(Session):
         ]
 
     def _check_request(self, version: int, expected: int) -> None:
-        self._check_open()
+        self._session.check_open()
         if version != expected:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)

@@ -14,7 +14,7 @@ import pynvml
 from typing_extensions import override
 
 from simulator.faults import PlannedFault
-from simulator.nvml.library import SimulatedNvml
+from simulator.nvml.library import NvmlFunction, SimulatedNvml
 from simulator.nvml.session import Handle
 
 _LOOK_SECONDS: Final = 0.02
@@ -46,21 +46,19 @@ class FaultyNvml(SimulatedNvml):
     """The NVML library of a node with faults."""
 
     def __init__(self, *arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> None:  # noqa: ANN401  # as the library takes them
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, system_events=_system_events(faults), **named)
         self._faults = faults
         self._opened_ns = 0
         self._grown: Counter[tuple[int, str]] = Counter()
         self._unloaded: set[int] = set()
-        self._system_events = _system_events(faults)
 
     @override
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return _guard(self, name, found) if name.startswith("nvml") else found
+    def __getattr__(self, name: str) -> NvmlFunction:
+        return _guard(self, name, super().__getattr__(name))
 
     def begin(self, call: str) -> None:
         """Before the library is opened or closed; raises the error that NVML would."""
-        now_ns = self._since_epoch_ns()
+        now_ns = self.session.since_epoch_ns()
         if call == "nvmlShutdown":
             self._unload_where_unused(now_ns)
             return
@@ -72,12 +70,12 @@ class FaultyNvml(SimulatedNvml):
             if fault.is_there(now_ns) and self._is_unloaded(place, fault):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
             if fault.end_ns is not None and fault.is_over(now_ns) and place in self._unloaded:
-                self._driver_loaded_ns = max(self._driver_loaded_ns, fault.end_ns)
+                self.session.driver_loaded_ns = max(self.session.driver_loaded_ns, fault.end_ns)
         self._opened_ns = now_ns
 
     def meet(self, call: str, gpu: int | None) -> None:
         """Before any other function; hangs, or raises the error that NVML would."""
-        now_ns = self._since_epoch_ns()
+        now_ns = self.session.since_epoch_ns()
         for fault in self._faults:
             self._meet_driver(fault, now_ns)
         for place, fault in enumerate(self._faults):
@@ -86,7 +84,7 @@ class FaultyNvml(SimulatedNvml):
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # as the library has it
         """Return the answer, or garbage in its place."""
-        now_ns = self._since_epoch_ns()
+        now_ns = self.session.since_epoch_ns()
         for fault in self._faults:
             is_meant = call in fault.spec.calls or (
                 not fault.spec.calls and call in _PLAIN_READINGS
@@ -122,19 +120,19 @@ class FaultyNvml(SimulatedNvml):
 
     def _hang(self, fault: PlannedFault) -> None:
         pause = threading.Event()
-        while fault.is_there(self._since_epoch_ns()):
+        while fault.is_there(self.session.since_epoch_ns()):
             pause.wait(None if fault.end_ns is None else _LOOK_SECONDS)
 
     def _unload_where_unused(self, now_ns: int) -> None:
         """Unbind the driver where its last user is about to go."""
-        if self._users > 1:
+        if self.session.users > 1:
             return
         for place, fault in enumerate(self._faults):
             if fault.spec.kind == "unbind" and fault.is_there(now_ns):
                 self._unloaded.add(place)
 
     def _is_unloaded(self, place: int, fault: PlannedFault) -> bool:
-        if fault.spec.kind == "unbind" and not self._users:
+        if fault.spec.kind == "unbind" and not self.session.users:
             self._unloaded.add(place)
         return fault.spec.kind in _UNLOADING and place in self._unloaded
 

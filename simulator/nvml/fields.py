@@ -7,7 +7,7 @@ from typing import Any, Final
 import pynvml
 
 from simulator.device import SimulatedGpu
-from simulator.nvml.session import Handle, Session
+from simulator.nvml.session import Handle, Subject
 
 _NS: Final = 1_000_000_000
 _KIB: Final = 1024
@@ -23,12 +23,12 @@ _Taken = Callable[[SimulatedGpu, int, int], int | None]
 """Gives a field by the GPU, the time at which the driver was loaded, and now."""
 
 
-class Fields(Session):
+class Fields(Subject):
     """The function that gives numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
         """Return the fields; one that the GPU does not have says so beside the others."""
-        gpu, now_ns = self._gpu(handle), self._since_epoch_ns()
+        gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
             number, scope = field if isinstance(field, tuple) else (field, 0)
@@ -37,13 +37,13 @@ class Fields(Session):
         return values
 
     def _fill_field(self, value: Any, gpu: SimulatedGpu, now_ns: int) -> None:  # noqa: ANN401  # a ctypes struct
-        value.timestamp = self._stamp_us(now_ns)
+        value.timestamp = self._session.stamp_us(now_ns)
         known = _FIELDS.get(value.fieldId)
         if known is None or not _is_scope(value.fieldId, value.scopeId, gpu):
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
         value.valueType, take = known
-        taken = take(gpu, self._driver_loaded_ns, now_ns)
+        taken = take(gpu, self._session.driver_loaded_ns, now_ns)
         if taken is None:
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
             return

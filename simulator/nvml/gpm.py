@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import pynvml
 
 from simulator.device import SimulatedGpu
-from simulator.nvml.mig import Mig, MigHandle
-from simulator.nvml.session import Handle
+from simulator.nvml.mig import Mig
+from simulator.nvml.session import Handle, MigHandle, Session, Subject
 from simulator.plan import PlannedProcess
 
 _PERCENT: Final = 100
@@ -59,42 +59,47 @@ class _Taken(NamedTuple):
     time_ns: int
 
 
-class Profiling(Mig):
+class Profiling(Subject):
     """The functions of GPM."""
+
+    def __init__(self, session: Session, mig: Mig) -> None:
+        super().__init__(session)
+        self._mig = mig
+        self._buffers: dict[int, tuple[Any, _Taken | None]] = {}
 
     def nvmlGpmQueryDeviceSupport(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return whether the chip has counters that can be read."""
         support = pynvml.c_nvmlGpmSupport_t()
         support.version = pynvml.NVML_GPM_SUPPORT_VERSION
-        support.isSupportedDevice = self._gpu(device).facts.architecture.has_profiling
+        support.isSupportedDevice = self._session.gpu(device).facts.architecture.has_profiling
         return support
 
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Return a buffer for one sample."""
-        self._check_open()
+        self._session.check_open()
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
-        self._buffers()[address] = (buffer, None)
+        self._buffers[address] = (buffer, None)
         return cast(address, pynvml.c_nvmlGpmSample_t)
 
     def nvmlGpmSampleFree(self, gpmSample: Any) -> None:  # noqa: ANN401  # a ctypes pointer
         """Free a buffer."""
-        self._check_open()
-        if self._buffers().pop(_address(gpmSample), None) is None:
+        self._session.check_open()
+        if self._buffers.pop(_address(gpmSample), None) is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def nvmlGpmSampleGet(self, device: Handle, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Take a sample of a GPU, or of a compute instance."""
         if isinstance(device, MigHandle):
-            own = self._instance(device)
-            gpu = self._whole(device)
+            own = self._mig.instance_of(device)
+            gpu = self._session.whole_gpu(device)
             return self._sample(gpu, lambda one: float(gpu.instance_of(one) == own), gpmSample)
-        return self._sample(self._gpu(device), self._gpu(device).share, gpmSample)
+        return self._sample(self._session.gpu(device), self._session.gpu(device).share, gpmSample)
 
     def nvmlGpmMigSampleGet(self, device: Handle, gpuInstanceId: int, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Take a sample of a GPU instance."""
-        gpu = self._gpu(device)
-        cut = gpu.cut(self._since_epoch_ns())
+        gpu = self._session.gpu(device)
+        cut = gpu.cut(self._session.since_epoch_ns())
         there = {one.gpu_instance for one in cut.instances} if cut else set()
         if gpuInstanceId not in there:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -128,21 +133,17 @@ class Profiling(Mig):
         if not gpu.facts.architecture.has_profiling:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         address = _address(pointer)
-        if address not in self._buffers():
+        if address not in self._buffers:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        buffer, _ = self._buffers()[address]
-        self._buffers()[address] = (buffer, _Taken(gpu, weigh, self._since_epoch_ns()))
+        buffer, _ = self._buffers[address]
+        self._buffers[address] = (buffer, _Taken(gpu, weigh, self._session.since_epoch_ns()))
         return pointer
 
     def _taken(self, pointer: Any) -> _Taken:  # noqa: ANN401  # a ctypes pointer
-        _, taken = self._buffers().get(_address(pointer), (None, None))
+        _, taken = self._buffers.get(_address(pointer), (None, None))
         if taken is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return taken
-
-    def _buffers(self) -> dict[int, tuple[Any, _Taken | None]]:
-        """Return the allocated buffers by their address, each with what it holds."""
-        return self.__dict__.setdefault("_gpm_buffers", {})  # type: ignore[no-any-return]  # made here
 
 
 def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer

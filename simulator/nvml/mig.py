@@ -4,16 +4,13 @@ Here the functions of other subjects are narrowed to what NVML gives under MIG.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
-from typing_extensions import override
 
-from simulator.device import SimulatedGpu
 from simulator.mig import MAX_INSTANCES, Cut, SimulatedInstance
 from simulator.nvml.readings import Identity, Readings
-from simulator.nvml.session import Handle
+from simulator.nvml.session import Handle, MigHandle, Session, Subject
 from simulator.nvml.utilization import Utilization
 from simulator.plan import PlannedProcess
 
@@ -25,19 +22,23 @@ _MIB: Final = 1 << 20
 _MULTIPROCESSORS_PER_SLICE: Final = 16
 
 
-@dataclass(frozen=True)
-class MigHandle(Handle):
-    """The handle of an instance, good until the GPU is cut anew."""
+class Mig(Subject):
+    """The functions of MIG, and what it narrows: they answer of an instance, or not at all."""
 
-    uuid: str
-
-
-class Mig(Identity, Readings, Utilization):
-    """The functions of MIG."""
+    def __init__(
+        self,
+        session: Session,
+        *,
+        identity: Identity,
+        readings: Readings,
+        utilization: Utilization,
+    ) -> None:
+        super().__init__(session)
+        self._identity, self._readings, self._utilization = identity, readings, utilization
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
         """Return whether MIG is on, and whether it will be after a reset."""
-        if not any(name in self._gpu(device).facts.name for name in _CAPABLE):
+        if not any(name in self._session.gpu(device).facts.name for name in _CAPABLE):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         mode = int(self._cut(device) is not None)
         return [mode, mode]
@@ -52,12 +53,12 @@ class Mig(Identity, Readings, Utilization):
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
         """Return the handle of the GPU on which an instance is."""
-        self._instance(migDevice)
+        self.instance_of(migDevice)
         return Handle(migDevice.index, migDevice.session)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
         """Return the id of an instance's GPU instance."""
-        return self._instance(device).gpu_instance
+        return self.instance_of(device).gpu_instance
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
         """Return the handle of a GPU instance."""
@@ -65,7 +66,7 @@ class Mig(Identity, Readings, Utilization):
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return where a GPU instance is on the GPU; the profile's number is not played."""
-        instance = self._instance(gpuInstance)
+        instance = self.instance_of(gpuInstance)
         info = pynvml.c_nvmlGpuInstanceInfo_t()
         info.id = instance.gpu_instance
         info.placement.start, info.placement.size = instance.start, instance.slices
@@ -73,11 +74,11 @@ class Mig(Identity, Readings, Utilization):
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
         """Return the id of an instance in its GPU instance."""
-        return self._instance(device).compute_instance
+        return self.instance_of(device).compute_instance
 
     def nvmlDeviceGetAttributes_v2(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return what an instance has of the GPU."""
-        instance = self._instance(device)
+        instance = self.instance_of(device)
         attributes = pynvml.c_nvmlDeviceAttributes()
         attributes.multiprocessorCount = instance.compute_slices * _MULTIPROCESSORS_PER_SLICE
         attributes.gpuInstanceSliceCount = instance.gpu_slices
@@ -85,27 +86,24 @@ class Mig(Identity, Readings, Utilization):
         attributes.memorySizeMB = instance.memory_bytes // _MIB
         return attributes
 
-    @override
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         """Return the UUID of a GPU or of an instance."""
         if isinstance(handle, MigHandle):
-            return self._instance(handle).uuid
-        return super().nvmlDeviceGetUUID(handle)
+            return self.instance_of(handle).uuid
+        return self._identity.nvmlDeviceGetUUID(handle)
 
-    @override
     def nvmlDeviceGetName(self, handle: Handle) -> str:
         """Return the product's name; that of an instance ends with its profile."""
         if isinstance(handle, MigHandle):
-            instance = self._instance(handle)
-            return f"{self._whole(handle).facts.name} MIG {instance.profile}"
-        return super().nvmlDeviceGetName(handle)
+            instance = self.instance_of(handle)
+            return f"{self._session.whole_gpu(handle).facts.name} MIG {instance.profile}"
+        return self._identity.nvmlDeviceGetName(handle)
 
-    @override
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return the memory of a GPU, or of an instance's GPU instance."""
         if not isinstance(handle, MigHandle):
-            return super().nvmlDeviceGetMemoryInfo(handle, version)
-        instance, used = self._instance(handle), 0
+            return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
+        instance, used = self.instance_of(handle), 0
         for process, other in self._processes_in(handle):
             used += process.spec.memory_bytes * (other.gpu_instance == instance.gpu_instance)
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
@@ -115,31 +113,28 @@ class Mig(Identity, Readings, Utilization):
             memory.version = version
         return memory
 
-    @override
-    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return whole percents of the newest window; not under MIG."""
         self._check_whole(handle)
-        return super().nvmlDeviceGetUtilizationRates(handle)
+        return self._utilization.nvmlDeviceGetUtilizationRates(handle)
 
-    @override
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
         """Return the ring buffer's samples; under MIG only those of power."""
         if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
             self._check_whole(device)
-        return super().nvmlDeviceGetSamples(device, sampling_type, timeStamp)
+        return self._utilization.nvmlDeviceGetSamples(device, sampling_type, timeStamp)
 
-    @override
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
         """Return each buffered sample; not under MIG."""
         self._check_whole(handle)
-        return super().nvmlDeviceGetProcessUtilization(handle, timeStamp)
+        return self._utilization.nvmlDeviceGetProcessUtilization(handle, timeStamp)
 
     def _processes_in(self, handle: Handle) -> list[tuple[PlannedProcess, SimulatedInstance]]:
         """Return the processes in the instances of a handle's GPU."""
-        gpu = self._whole(handle)
-        alive = gpu.alive(self._since_epoch_ns())
+        gpu = self._session.whole_gpu(handle)
+        alive = gpu.alive(self._session.since_epoch_ns())
         return [(one, instance) for one in alive if (instance := gpu.instance_of(one))]
 
     def _handle(self, device: Handle, is_meant: Callable[[SimulatedInstance], bool]) -> MigHandle:
@@ -147,7 +142,8 @@ class Mig(Identity, Readings, Utilization):
             return MigHandle(device.index, device.session, instance.uuid)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    def _instance(self, handle: Handle) -> SimulatedInstance:
+    def instance_of(self, handle: Handle) -> SimulatedInstance:
+        """Return the instance of a handle; InvalidArgument for a GPU's, or after a new cut."""
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = [one for one in self._instances(handle) if one.uuid == handle.uuid]
@@ -164,16 +160,7 @@ class Mig(Identity, Readings, Utilization):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def _cut(self, handle: Handle) -> Cut | None:
-        return self._whole(handle).cut(self._since_epoch_ns())
-
-    def _whole(self, handle: Handle) -> SimulatedGpu:
-        return super()._gpu(handle)
-
-    @override
-    def _gpu(self, handle: Handle) -> SimulatedGpu:
-        if isinstance(handle, MigHandle):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return super()._gpu(handle)
+        return self._session.whole_gpu(handle).cut(self._session.since_epoch_ns())
 
 
 # Which processes are on a GPU, or in an instance of it.
@@ -184,8 +171,12 @@ class Mig(Identity, Readings, Utilization):
 _NO_INSTANCE: Final = 0xFFFFFFFF
 
 
-class Processes(Mig):
+class Processes(Subject):
     """The functions that list processes."""
+
+    def __init__(self, session: Session, mig: Mig) -> None:
+        super().__init__(session)
+        self._mig = mig
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
         """Return the processes with a compute context."""
@@ -200,14 +191,14 @@ class Processes(Mig):
         return self._running(handle, "mps")
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        gpu = self._whole(handle)
+        gpu = self._session.whole_gpu(handle)
         listed = [
             (process, gpu.instance_of(process))
-            for process in gpu.alive(self._since_epoch_ns())
+            for process in gpu.alive(self._session.since_epoch_ns())
             if kind in process.spec.kinds
         ]
         if isinstance(handle, MigHandle):
-            own = self._instance(handle)
+            own = self._mig.instance_of(handle)
             listed = [(process, instance) for process, instance in listed if instance == own]
         return [_process_info(process, instance) for process, instance in listed]
 

@@ -22,6 +22,13 @@ class Handle:
     session: int
 
 
+@dataclass(frozen=True)
+class MigHandle(Handle):
+    """The handle of an instance, good until the GPU is cut anew."""
+
+    uuid: str
+
+
 class Session:
     """What every function of the library needs; each raises the error that NVML would."""
 
@@ -31,47 +38,63 @@ class Session:
         event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
         shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
     ) -> None:  # fmt: skip
-        self._gpus = gpus
-        self._clock = clock
-        self._epoch_ns = epoch_ns
-        self._driver_loaded_ns = -uptime_ns
-        self._shown_ns = shown_ns
+        self.gpus = gpus
+        self.clock = clock
+        self.epoch_ns = epoch_ns
+        self.driver_loaded_ns = -uptime_ns
+        self.shown_ns = shown_ns
         self._windows = [
-            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=self._stamp_us)
-            for gpu in gpus
+            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=self.stamp_us) for gpu in gpus
         ]
-        self._incidents = incidents
-        self._event_support = event_support
-        self._users = 0
-        self._session = 0
+        self.incidents = incidents
+        self.event_support = event_support
+        self.users = 0
+        self.number = 0
 
     def nvmlInit(self) -> None:
         """Open the library; each call needs a shutdown of its own."""
-        self._users += 1
+        self.users += 1
 
     def nvmlShutdown(self) -> None:
         """Close the library; the last call makes all handles invalid."""
-        self._check_open()
-        self._users -= 1
-        if not self._users:
-            self._session += 1
+        self.check_open()
+        self.users -= 1
+        if not self.users:
+            self.number += 1
 
-    def _gpu(self, handle: Handle) -> SimulatedGpu:
-        self._check_open()
-        if handle.session != self._session:
+    def gpu(self, handle: Handle) -> SimulatedGpu:
+        """Return the GPU of a handle; NotSupported for an instance's, as of most functions."""
+        if isinstance(handle, MigHandle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self.whole_gpu(handle)
+
+    def whole_gpu(self, handle: Handle) -> SimulatedGpu:
+        """Return the GPU of a handle, or the one on which an instance is."""
+        self.check_open()
+        if handle.session != self.number:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._gpus[handle.index]
+        return self.gpus[handle.index]
 
-    def _windows_of(self, handle: Handle) -> SamplingWindows:
-        return self._windows[self._gpu(handle).facts.index]
+    def windows_of(self, handle: Handle) -> SamplingWindows:
+        """Return the driver's sampling windows of a GPU."""
+        return self._windows[self.gpu(handle).facts.index]
 
-    def _check_open(self) -> None:
-        if not self._users:
+    def check_open(self) -> None:
+        """Raise the error that NVML raises before the library is open."""
+        if not self.users:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
-    def _stamp_us(self, since_epoch_ns: int) -> int:
+    def stamp_us(self, since_epoch_ns: int) -> int:
         """Return an instant as the driver stamps it: by the node's wall clock as it was then."""
-        return self._shown_ns(self._epoch_ns + since_epoch_ns) // 1000
+        return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
 
-    def _since_epoch_ns(self) -> int:
-        return self._clock.time_ns() - self._epoch_ns
+    def since_epoch_ns(self) -> int:
+        """Return the time since the scenario's start."""
+        return self.clock.time_ns() - self.epoch_ns
+
+
+class Subject:
+    """Functions of one subject of the library, over what its session knows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session

@@ -118,7 +118,7 @@ class Agent:
 @asynccontextmanager
 async def running(node: SimulatedNode, clock: MovedClock) -> AsyncIterator[Agent]:
     waits, bus = asyncio.Event(), MemoryBus()
-    node.nvml.pause = pausing(waits)
+    node.nvml.events.pause = pausing(waits)
     running = asyncio.create_task(
         run_agent(
             machine=replace(play(node), open_kmsg=node.open_kmsg),

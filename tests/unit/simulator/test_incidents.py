@@ -37,7 +37,7 @@ def node_of(clock: ManualClock, *incidents: dict[str, Any], **node: Any) -> Simu
 
 def registered(library: SimulatedNvml, bits: int = XID) -> EventSet:
     library.nvmlInit()
-    events = library.nvmlEventSetCreate()
+    events: EventSet = library.nvmlEventSetCreate()
     library.nvmlDeviceRegisterEvents(library.nvmlDeviceGetHandleByIndex(0), bits, events)
     return events
 
@@ -88,14 +88,14 @@ def test_a_wait_lasts_as_long_as_it_says_and_sees_what_happens_meanwhile(
 ) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     events = registered(library)
-    library.pause = lambda _seconds: clock.advance(0.5)
+    library.events.pause = lambda _seconds: clock.advance(0.5)
     assert library.nvmlEventSetWait_v2(events, 60_000).eventData == 79
 
 
 def test_a_library_that_is_closed_ends_the_wait(clock: ManualClock) -> None:
     library = node_of(clock).nvml
     events = registered(library)
-    library.pause = lambda _seconds: library.nvmlShutdown()
+    library.events.pause = lambda _seconds: library.nvmlShutdown()
     assert fails_with(pynvml.NVML_ERROR_UNINITIALIZED, library, events, 60_000)
 
 

@@ -29,7 +29,8 @@ def nvml(cut: Simulation) -> SimulatedNvml:
 
 @pytest.fixture
 def gpu(nvml: SimulatedNvml) -> Handle:
-    return nvml.nvmlDeviceGetHandleByIndex(0)
+    handle: Handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    return handle
 
 
 def instances(nvml: SimulatedNvml, gpu: Handle) -> dict[int, Handle]:

@@ -11,7 +11,10 @@ from simulator.clock import ManualClock
 from simulator.nvml import Handle, SimulatedNvml
 from simulator.simulation import Simulation
 
-PLAYED = sorted(name for name in dir(SimulatedNvml) if name.startswith("nvml"))
+WITHOUT_GPUS = SimulatedNvml(
+    [], clock=ManualClock(start_ns=0), epoch_ns=0, uptime_ns=0, sample_period_ns=1
+)
+PLAYED = sorted(name for name in dir(WITHOUT_GPUS) if name.startswith("nvml"))
 SUBJECTS = ("Handle", "Memory", "Power", "Samples", "RunningProcesses", "Accounting", "Mig")
 PERIOD_NS = round(1e9 / 6)
 GIB = 1 << 30
@@ -27,7 +30,8 @@ def nvml(simulation: Simulation) -> SimulatedNvml:
 @pytest.fixture
 def shared(nvml: SimulatedNvml) -> Handle:
     """GPU 1 of node-a, which two pods share from second 2 to 8.25."""
-    return nvml.nvmlDeviceGetHandleByIndex(1)
+    handle: Handle = nvml.nvmlDeviceGetHandleByIndex(1)
+    return handle
 
 
 def fields_of(struct: type[Any]) -> set[str]:

@@ -9,8 +9,7 @@ import pytest
 
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
-from simulator.nvml.mig import MigHandle
-from simulator.nvml.session import Handle
+from simulator.nvml.session import Handle, MigHandle
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.simulator.conftest import EPOCH_NS

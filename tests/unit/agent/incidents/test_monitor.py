@@ -92,7 +92,7 @@ async def test_an_event_is_told_with_who_was_on_the_gpu(clock: PatientClock, tol
     watch = watch_of(node, told, processes=on_it)
     gpus = gpus_of(node)
     waits = asyncio.Event()
-    node.nvml.pause = pausing(waits)
+    node.nvml.events.pause = pausing(waits)
     async with running(watch):
         await asyncio.to_thread(watch.opened, gpus)
         await asyncio.wait_for(waits.wait(), SOON_SECONDS)
