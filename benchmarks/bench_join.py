@@ -19,10 +19,10 @@ from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
-from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.service import run_join
 from enricher.join.settings import Guarantee, JoinSettings, JoinTuning
+from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.log_reader import WholeBus

@@ -17,9 +17,9 @@ from quixstreams import Application
 from benchmarks.join_load import cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
-from enricher.join.event import make_event
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.settings import Guarantee
+from enricher.join.stage import make_event
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample
 from gpuledger.topics import EVENTS, SAMPLES

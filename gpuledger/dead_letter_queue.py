@@ -22,7 +22,7 @@ from gpuledger.codec import Decoder, encode, validate
 from gpuledger.decode_errors import shorten
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import DEAD_LETTERS
 
 T = TypeVar("T")

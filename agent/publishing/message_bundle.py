@@ -15,7 +15,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import Cut, fit
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
 _NS_PER_MS: Final = 1_000_000

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cli.demo.alerts import AlertLine, as_line
-from cli.demo.columns import TableColumn, fit, line, shown
+from cli.demo.columns import TableColumn, fit, fold, line, shown, wrap
 from cli.demo.meanings import SUMMARY_COLUMNS, as_facts
-from cli.demo.prose import fold, wrap
 from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.totals import PodTotal

@@ -19,9 +19,9 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import PodRecord
 from gpuledger.records.fitting import fit
-from gpuledger.runtime.backoff import Backoff
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.retry import Backoff
 from gpuledger.topics import PODS, partition_of_node
 
 _NS_PER_MS: Final = 1_000_000

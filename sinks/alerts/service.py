@@ -11,13 +11,13 @@ from typing import Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.client import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import RuleEvaluator

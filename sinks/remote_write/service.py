@@ -11,14 +11,14 @@ from typing import Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import EVENTS
 from sinks.consuming import consume
 from sinks.errors import RejectedError

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import Clock, SystemClock
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import EVENTS
 from sinks.consuming import consume
 from sinks.duplicates import SeenTicks

@@ -21,7 +21,7 @@ from agent.nvml.raw import SampleCursor
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.records import GpuReading
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

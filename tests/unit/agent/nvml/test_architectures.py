@@ -10,7 +10,7 @@ from agent.nvml.library import NvmlSession
 from agent.nvml.raw import SampleCursor
 from gpuledger.records import GpuProfiling
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.unit.record_fields import present_in
 

@@ -25,7 +25,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.records import NodeSample, ProcessRecord
 from simulator.clock import ManualClock
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.presence import GpuPresence
+from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
 from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident, uuid_of
 

@@ -10,8 +10,7 @@ from msgspec import structs
 from typing_extensions import override
 
 from cli.replay.report import show_difference, tell_comparison, verdict
-from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.memory_reader import MemoryReader
+from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
