@@ -62,14 +62,14 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
             continue
         definitions[name]["description"] = titled["description"]  # msgspec's own has line breaks
         if issubclass(cls, ArrayRecord):
-            definitions[name]["prefixItems"] = _places(cls, definition["prefixItems"])
+            definitions[name]["prefixItems"] = _positions(cls, definition["prefixItems"])
         else:
             definitions[name]["properties"] = _properties(cls, definition["properties"])
     return definitions
 
 
-def _places(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the places of a record that is an array, each with its field's name as its title."""
+def _positions(record: type, made: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the positions of an array record, each with its field's name as its title."""
     named = zip(field_docstrings(record).items(), made, strict=True)
     return [
         {"title": name, "description": meaning}
@@ -88,7 +88,7 @@ def _properties(record: type[BaseRecord], made: Mapping[str, Any]) -> dict[str, 
 
 def _present(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of an optional field where it is present; what is not known is absent."""
-    (present,) = [one for one in schema["anyOf"] if one != {"type": "null"}]
+    (present,) = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
     return dict(present)
 
 

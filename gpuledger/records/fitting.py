@@ -1,8 +1,8 @@
-"""Cutting a record to the bounds of its fields, for who makes one of what others told it.
+"""Cutting a record to the bounds of its fields, for writers of what others reported.
 
 A driver, a kubelet or an API server may say more than a record can carry. What is over is cut off:
-the end of a text, the last of a list. Pure; counting and telling it is the caller's business. Costs
-a walk over all of the record, so it is for records that were refused, not for each.
+the end of a text, the last of a list. Pure; counting and reporting it is the caller's business.
+Costs a walk over all of the record, so it is for records that were refused, not for each.
 """
 
 from collections import Counter
@@ -62,20 +62,20 @@ class _Fitting:
         )
 
     def _value(self, value: Any, hint: Any, name: str) -> Any:  # noqa: ANN401  # any value and type
-        kind, most = _bound_of(hint)
+        kind, max_length = _bound_of(hint)
         if isinstance(value, str | list | dict):
-            self.cut[name] += _over(value, most)
+            self.cut[name] += _over(value, max_length)
         if isinstance(value, str):
-            return value if most is None else value[:most]
+            return value[:max_length]
         if isinstance(value, list):
-            return self._list(value, kind, most, name)
+            return self._list(value, kind, max_length, name)
         if isinstance(value, dict):
-            return self._mapping(value, kind, most, name)
+            return self._mapping(value, kind, max_length, name)
         return self.record(value) if isinstance(value, BaseRecord) else value
 
-    def _list(self, value: list[Any], kind: Any, most: int | None, name: str) -> list[Any]:  # noqa: ANN401  # any type
+    def _list(self, value: list[Any], kind: Any, max_length: int | None, name: str) -> list[Any]:  # noqa: ANN401  # any type
         (inner,) = get_args(kind)
-        fitted = [self._value(one, inner, name) for one in value[:most]]
+        fitted = [self._value(item, inner, name) for item in value[:max_length]]
         is_same = len(fitted) == len(value) and all(map(is_, fitted, value))
         return value if is_same else fitted
 
@@ -83,30 +83,30 @@ class _Fitting:
         self,
         value: dict[str, Any],
         kind: Any,  # noqa: ANN401  # any type
-        most: int | None,
+        max_length: int | None,
         name: str,
     ) -> dict[str, Any]:
         of_key, of_value = get_args(kind)
         fitted = {
-            self._value(key, of_key, name): self._value(one, of_value, name)
-            for key, one in islice(value.items(), most)
+            self._value(key, of_key, name): self._value(item, of_value, name)
+            for key, item in islice(value.items(), max_length)
         }
         return value if fitted == value else fitted
 
     def _placed(self, processes: list[P], sample: NodeSample, name: str) -> list[P]:
         gpus, containers = len(sample.gpus), len(sample.containers)
         placed = [
-            one
-            for one in processes
-            if one.gpu < gpus and (one.container is None or one.container < containers)
+            process
+            for process in processes
+            if process.gpu < gpus and (process.container is None or process.container < containers)
         ]
         self.cut[name] += len(processes) - len(placed)
         return placed
 
 
-def _over(value: str | list[Any] | dict[str, Any], most: int | None) -> int:
+def _over(value: str | list[Any] | dict[str, Any], max_length: int | None) -> int:
     """Return what is to be counted: a text that is too long once, of a list what is over."""
-    over = 0 if most is None else max(0, len(value) - most)
+    over = 0 if max_length is None else max(0, len(value) - max_length)
     return min(1, over) if isinstance(value, str) else over
 
 
@@ -123,5 +123,5 @@ def _bound_of(hint: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # any type 
         return _bound_of(present)
     if get_origin(hint) is Annotated:
         kind, *limits = get_args(hint)
-        return kind, next((one.max_length for one in limits if one.max_length), None)
+        return kind, next((limit.max_length for limit in limits if limit.max_length), None)
     return hint, None

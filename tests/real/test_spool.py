@@ -41,7 +41,7 @@ def spooling_agent_of(
         SIMULATOR__EPOCH_NS=str(time.time_ns()),
         SPOOL__FOLDER=str(folder / "spool"),
         SPOOL__SPILL_AFTER_SECONDS=str(AFTER_SECONDS),
-        SPOOL__LEAST_FREE_BYTES="0",
+        SPOOL__MIN_FREE_BYTES="0",
         **settings,
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import yaml
@@ -49,7 +49,8 @@ def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **m
 def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record
     """Return the record of that pod, some of its fields replaced."""
     read = PodReader(labels=[], gpu_resource_prefixes=[]).read(encoded(pod(uid)))
-    return cast("PodRecord", msgspec.structs.replace(cast("Any", read), **changes))
+    assert read is not None
+    return msgspec.structs.replace(read, **changes)
 
 
 def owned_by(kind: str, name: str, *, controller: bool = True) -> Object:
