@@ -33,8 +33,8 @@ class Budget:
 class Recent(Generic[K, V]):
     """A mapping that forgets what was neither asked for nor set for a day, within another day.
 
-    Where more than `most` are used in a day, or the budget is spent, another day begins there, so
-    that twice as many are remembered at most: what is used again and again stays, and names that
+    Where more than `maximum` are used in a day, or the budget is spent, another day begins there
+    so that twice as many are remembered at most: what is used again and again stays, and names that
     come once go. `size_bytes` says what a value counts against the budget; where that changes while
     it is remembered, `grow` is told by how much.
 
@@ -47,7 +47,7 @@ class Recent(Generic[K, V]):
         "_budget",
         "_eve",
         "_eve_bytes",
-        "_most",
+        "_maximum",
         "_size_bytes",
         "_today",
         "_today_bytes",
@@ -57,11 +57,11 @@ class Recent(Generic[K, V]):
     def __init__(
         self,
         *,
-        most: int = MAX_A_DAY,
+        maximum: int = MAX_A_DAY,
         budget: Budget | None = None,
         size_bytes: Callable[[V], int] | None = None,
     ) -> None:
-        self._most, self._budget, self._size_bytes = most, budget, size_bytes
+        self._maximum, self._budget, self._size_bytes = maximum, budget, size_bytes
         self._today: dict[K, V] = {}
         self._eve: dict[K, V] = {}
         self._today_bytes = self._eve_bytes = 0
@@ -103,7 +103,7 @@ class Recent(Generic[K, V]):
         self._turn()
 
     def _remember(self, key: K, value: V) -> None:
-        if len(self._today) >= self._most:
+        if len(self._today) >= self._maximum:
             self._tell_turn()
         self._today[key] = value
         if self._budget is not None:

@@ -135,8 +135,8 @@ class BusyTime:
         at = bisect_right(self._starts, time_ns) - 1
         if at < 0:
             return 0
-        most = self._sums[at + 1] if at + 1 < len(self._sums) else self._total_ns
-        return min(self._sums[at] + time_ns - self._starts[at], most)
+        maximum = self._sums[at + 1] if at + 1 < len(self._sums) else self._total_ns
+        return min(self._sums[at] + time_ns - self._starts[at], maximum)
 
     def intervals(self) -> Iterator[tuple[int, int]]:
         """Yield the intervals that are kept, as (start, end) in nanoseconds."""

@@ -61,23 +61,23 @@ def fit(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width:
         max(map(len, [column.name, *(row[place] for row in rows)]))
         for place, column in enumerate(columns)
     ]
-    least = [
-        most if column.floor is None else min(most, column.floor)
-        for column, most in zip(columns, wanted, strict=True)
+    minimum = [
+        maximum if column.floor is None else min(maximum, column.floor)
+        for column, maximum in zip(columns, wanted, strict=True)
     ]
     leaving = [place for place, column in enumerate(columns) if column.leaves is not None]
     for place in sorted(leaving, key=lambda place: columns[place].leaves or 0):
-        if _total(least) <= width:
+        if _total(minimum) <= width:
             break
-        least[place] = 0
-    return _widened(least, wanted, width=width, columns=columns)
+        minimum[place] = 0
+    return _widened(minimum, wanted, width=width, columns=columns)
 
 
 def _widened(
-    least: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[TableColumn]
+    minimum: Sequence[int], wanted: Sequence[int], *, width: int, columns: Sequence[TableColumn]
 ) -> list[int]:
     """Share out what is left among the names, the first one first; take from it what is missing."""
-    widths = list(least)
+    widths = list(minimum)
     for place, column in enumerate(columns):
         if column.floor is not None and widths[place]:
             spare = width - _total(widths)

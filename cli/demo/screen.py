@@ -127,7 +127,7 @@ def draw(
     for above, below in ((whole, meanings), (whole, []), (_short_head(header, width), [])):
         if len(above) + len(body) + len(below) <= height:
             return [*above, *body, *below]
-    head = _short_head(header, width, most=_room_above(height))
+    head = _short_head(header, width, maximum=_room_above(height))
     above = [*head, titles] if height > _MIN_SCREEN else []
     pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
     number = int(seconds / PAGE_SECONDS) % len(pages)
@@ -151,22 +151,26 @@ def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
         ),
         *(
             ScreenLine(text, "red")
-            for alert in _shown_alerts(header.alerts, most=_MAX_ALERTS)
+            for alert in _shown_alerts(header.alerts, maximum=_MAX_ALERTS)
             for text in fold(alert, width=width, indent="  ")
         ),
     ]
 
 
-def _short_head(header: ScreenHeader, width: int, *, most: int | None = None) -> list[ScreenLine]:
+def _short_head(
+    header: ScreenHeader, width: int, *, maximum: int | None = None
+) -> list[ScreenLine]:
     """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
     facts = _facts(header, width)
-    problems = [ScreenLine(elide(said, width=width), "bold red") for said in header.problems[:most]]
-    room = _MAX_ALERTS if most is None else min(most - len(problems), _MAX_ALERTS)
+    problems = [
+        ScreenLine(elide(said, width=width), "bold red") for said in header.problems[:maximum]
+    ]
+    room = _MAX_ALERTS if maximum is None else min(maximum - len(problems), _MAX_ALERTS)
     alerts = [
         ScreenLine(elide(alert, width=width), "red")
-        for alert in _shown_alerts(header.alerts, most=room)
+        for alert in _shown_alerts(header.alerts, maximum=room)
     ]
-    left = None if most is None else most - len(problems) - len(alerts)
+    left = None if maximum is None else maximum - len(problems) - len(alerts)
     return [*facts[:left], *problems, *alerts]
 
 
@@ -174,11 +178,13 @@ def _facts(header: ScreenHeader, width: int) -> list[ScreenLine]:
     return [ScreenLine(text, "dim") for text in wrap(header.facts, width=width)]
 
 
-def _shown_alerts(alerts: Sequence[str], *, most: int) -> list[str]:
+def _shown_alerts(alerts: Sequence[str], *, maximum: int) -> list[str]:
     """Return what is said of alerts; where there are too many, the last line counts the others."""
     shown = list(alerts)
-    if len(alerts) > most:
-        shown = [*alerts[: most - 1], f"and {len(alerts) - most + 1} more alerts"] if most else []
+    if len(alerts) > maximum:
+        shown = (
+            [*alerts[: maximum - 1], f"and {len(alerts) - maximum + 1} more alerts"] if maximum else []
+        )
     return [f"! {alert}" for alert in shown]
 
 
@@ -214,10 +220,10 @@ def _pages(blocks: Sequence[_Block], room: int) -> list[list[_Block]]:
     return pages
 
 
-def _of_at_most(blocks: Sequence[_Block], most: int) -> Iterator[_Block]:
+def _of_at_most(blocks: Sequence[_Block], maximum: int) -> Iterator[_Block]:
     for node, lines in blocks:
-        for start in range(0, len(lines), most):
-            yield _Block(node, lines[start : start + most])
+        for start in range(0, len(lines), maximum):
+            yield _Block(node, lines[start : start + maximum])
 
 
 def _blocks(
@@ -246,14 +252,14 @@ def _lost_line(gpu: LostGpu, index_width: int, width: int) -> ScreenLine:
 
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
-    debtors = EntryOwners(event)
+    owners = EntryOwners(event)
     seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
-            debtor = debtors.of(entry)
-            who = _pod(entry, debtor) or _account(entry, event)
-            yield _row(entry, debtor.pod, who=who, gpu=index, seconds=seconds)
+            owner = owners.of(entry)
+            who = _pod(entry, owner) or _account(entry, event)
+            yield _row(entry, owner.pod, who=who, gpu=index, seconds=seconds)
             index = ""
 
 
@@ -293,13 +299,13 @@ def _account(entry: Entry, event: GpuEvent) -> str:
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 
 
-def _pod(entry: Entry, debtor: EntryOwner) -> str | None:
+def _pod(entry: Entry, owner: EntryOwner) -> str | None:
     if entry.account is not Account.POD:
         return None
-    description = debtor.pod
+    description = owner.pod
     if description is None or description.state is not PodState.KNOWN:
         state = PodState.PENDING if description is None else description.state
-        return f"{state} {(debtor.pod_uid or debtor.container_id or '')[:8]}"
+        return f"{state} {(owner.pod_uid or owner.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
 
 

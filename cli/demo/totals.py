@@ -188,12 +188,12 @@ class Tally:
         self.latest[event.node] = event
         self.presence.add(event)
         self._cover(event)
-        debtors = EntryOwners(event)
+        owners = EntryOwners(event)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
         for each in (*event.gpus, *(event.settlements or ())):
             for entry in each.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, debtors.of(entry), node=event.node)
+                    self._book(entry, owners.of(entry), node=event.node)
                 elif entry.account in _WITHOUT_POD:
                     self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
                 else:
@@ -203,8 +203,8 @@ class Tally:
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def _book(self, entry: Entry, debtor: EntryOwner, *, node: str) -> None:
-        description, uid = debtor.pod, debtor.pod_uid or debtor.container_id or ""
+    def _book(self, entry: Entry, owner: EntryOwner, *, node: str) -> None:
+        description, uid = owner.pod, owner.pod_uid or owner.container_id or ""
         # What one node says of another one's pod is not that pod's.
         is_foreign = description is not None and description.state is PodState.FOREIGN
         key = f"{node}/{uid}" if is_foreign else uid

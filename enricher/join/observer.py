@@ -148,4 +148,4 @@ class JoinObserver:
     def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
         error = conservation_error(event.gpus, sample)
         if self._errors.add(error, now_ns=now_ns):
-            metrics.CONSERVATION_ERROR_RATIO.set(self._errors.most)
+            metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)

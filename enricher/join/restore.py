@@ -51,9 +51,11 @@ class StalledError(GpuledgerError):
     """A read-back stood still for too long: the consumer is to be opened anew."""
 
 
-async def poll(consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, most: float) -> Polled:
+async def poll(
+    consumer: Consumer, *, insist: UntilDone, tuning: JoinTuning, maximum: float
+) -> Polled:
     """Poll for at most so many seconds, however often the bus must be asked."""
-    seconds = min(most, tuning.poll_timeout_seconds)
+    seconds = min(maximum, tuning.poll_timeout_seconds)
     return await insist(
         lambda: consumer.poll(timeout_seconds=seconds, max_records=tuning.max_poll_records)
     )
@@ -216,15 +218,15 @@ class StateRestorer:
             return math.inf
         return sum(max(0, end - positions[place]) for place, end in ends.items())
 
-    async def _poll(self, consumer: Consumer, *, most: float = math.inf) -> Polled:
-        return await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
+    async def _poll(self, consumer: Consumer, *, maximum: float = math.inf) -> Polled:
+        return await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
         """Wait as a member of the group does; what comes is read again by the next attempt."""
         consumer.pause(consumer.assignment())
         end, changes = self._seconds() + seconds, self._changes
         while (left := end - self._seconds()) > 0 and changes == self._changes:
-            await self._poll(consumer, most=left)
+            await self._poll(consumer, maximum=left)
 
     def _let_through(self, consumer: Consumer) -> None:
         consumer.resume(consumer.assignment())

@@ -210,8 +210,8 @@ class JoinWorker:
         if left_seconds == 0:
             await self._deliver(consumer)
             left_seconds = None
-        most = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
-        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, most=most)
+        maximum = self._tuning.poll_timeout_seconds if left_seconds is None else left_seconds
+        batch = await poll(consumer, insist=self._insist, tuning=self._tuning, maximum=maximum)
         rebuilt = await self._restorer.run(consumer)
         held = consumer.assignment()
         known = {

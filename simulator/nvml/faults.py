@@ -155,11 +155,11 @@ def garble(value: Any) -> Any:  # noqa: ANN401  # as the library has it
     if isinstance(value, ctypes.Structure):
         for name, kind in (field[:2] for field in value._fields_):
             if name not in _KEPT:
-                setattr(value, name, _most(kind, getattr(value, name)))
+                setattr(value, name, _largest(kind, getattr(value, name)))
     return value
 
 
-def _most(kind: Any, held: Any) -> Any:  # noqa: ANN401  # any type of ctypes
+def _largest(kind: Any, held: Any) -> Any:  # noqa: ANN401  # any type of ctypes
     if kind in (ctypes.c_float, ctypes.c_double):
         return float("nan")
     if isinstance(held, int):

@@ -125,8 +125,8 @@ class Health(Subject):
 
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: Handle) -> list[int]:
         """Return the lowest and the highest limit that can be set."""
-        most = self.nvmlDeviceGetEnforcedPowerLimit(handle)
-        return [round(most * _MIN_LIMIT_RATIO), most]
+        maximum = self.nvmlDeviceGetEnforcedPowerLimit(handle)
+        return [round(maximum * _MIN_LIMIT_RATIO), maximum]
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
         """Return a temperature limit; newer GPUs tell margins instead."""

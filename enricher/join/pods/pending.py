@@ -37,11 +37,11 @@ class PendingPod(msgspec.Struct):
 
 
 class PendingPods:
-    """The pods that are waited for; at most `most` of them, and none that is not named any more."""
+    """The pods waited for; at most `maximum` of them, and none that is not named any more."""
 
-    def __init__(self, *, pending_pod_timeout_seconds: float, most: int = MAX_PENDING) -> None:
+    def __init__(self, *, pending_pod_timeout_seconds: float, maximum: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
-        self._most = most
+        self._most = maximum
         self._waiting: OrderedDict[str, PendingPod] = OrderedDict()
         self._by_name: dict[str, PendingPod] = {}
         self._unknown = 0

@@ -27,7 +27,7 @@ class ClockSkew:
     def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Take how new the newest of some ticks is: from the future, a node's clock is ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
-            metrics.MIN_AGE_SECONDS.set(self._ages_ns.least / 1e9)
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / 1e9)
 
     def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
         """Take a pod: that its node had it before it was made shows the node's clock behind.
@@ -37,7 +37,7 @@ class ClockSkew:
         if pod.started_time_ns is None or pod.config_hash is not None:
             return
         if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
-            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.least / 1e9))
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / 1e9))
 
     def see_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set; what it stamps from now on is of a new timeline.
@@ -76,7 +76,7 @@ class WindowedMin:
         return is_over
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         """The least value; infinite where there was none."""
         return min(self._now, self._before)
 
@@ -92,6 +92,6 @@ class WindowedMax:
         return self._negated.add(-value, now_ns=now_ns)
 
     @property
-    def most(self) -> float:
+    def maximum(self) -> float:
         """The greatest value; minus infinity where there was none."""
-        return -self._negated.least
+        return -self._negated.minimum

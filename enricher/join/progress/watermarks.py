@@ -39,7 +39,7 @@ class NodeWatermarks:
         self._watermarks: dict[str, NodeWatermark] = {}
         self._advanced: dict[str, None] = {}
         self._reached_ns: int | None = None
-        self._left_of_round = 0
+        self._left_of_sweep = 0
 
     def __len__(self) -> int:
         return len(self._watermarks)
@@ -61,18 +61,18 @@ class NodeWatermarks:
             self._make_room()
         self._watermarks[node] = watermark
         self._advanced[node] = None
-        self._left_of_round -= 1
+        self._left_of_sweep -= 1
 
     def reached_ns(self, now_ns: int) -> int | None:
         """Return the time that the partition has reached; `None` before its first tick.
 
         It is found anew once in as many ticks as there are nodes: a round costs as much as they.
         """
-        if self._left_of_round <= 0 and self._watermarks:
-            self._begin_round(now_ns)
+        if self._left_of_sweep <= 0 and self._watermarks:
+            self._begin_sweep(now_ns)
         return self._reached_ns
 
-    def _begin_round(self, now_ns: int) -> None:
+    def _begin_sweep(self, now_ns: int) -> None:
         self._reached_ns = partition_watermark(
             (watermark.time_ns for watermark in self._watermarks.values()), now_ns=now_ns
         )
@@ -80,7 +80,7 @@ class NodeWatermarks:
         self._forget(
             [one for one, watermark in self._watermarks.items() if watermark.heard_ns < eldest_ns]
         )
-        self._left_of_round = len(self._watermarks)
+        self._left_of_sweep = len(self._watermarks)
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that were not heard of for longest.
@@ -126,7 +126,7 @@ class NodeWatermarks:
                     watermark.first_ns = min(watermark.first_ns, one.first_ns)
             watermark.before = _kept(watermark, before, told, now_ns=heard_ns)
             self._watermarks[written.node] = watermark
-            self._left_of_round = 0
+            self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
         """Forget a node; one that is not known is no error."""

@@ -285,13 +285,13 @@ def test_a_pod_that_ran_before_it_was_made_shows_a_node_behind_the_api_server(
 
 def test_the_least_of_two_windows_is_kept_and_no_more() -> None:
     """A clock that is set back begins a window anew instead of stopping it."""
-    least = WindowedMin()
-    least.add(1, now_ns=T_NS)
-    least.add(2, now_ns=T_NS + 301 * SECOND_NS)
-    assert least.least == 1
-    least.add(3, now_ns=T_NS + 602 * SECOND_NS)
-    assert least.least == 2
-    least.add(9, now_ns=T_NS - DAY_NS)
-    least.add(8, now_ns=T_NS - DAY_NS + 301 * SECOND_NS)
-    least.add(8, now_ns=T_NS - DAY_NS + 602 * SECOND_NS)
-    assert least.least == 8
+    minimum = WindowedMin()
+    minimum.add(1, now_ns=T_NS)
+    minimum.add(2, now_ns=T_NS + 301 * SECOND_NS)
+    assert minimum.minimum == 1
+    minimum.add(3, now_ns=T_NS + 602 * SECOND_NS)
+    assert minimum.minimum == 2
+    minimum.add(9, now_ns=T_NS - DAY_NS)
+    minimum.add(8, now_ns=T_NS - DAY_NS + 301 * SECOND_NS)
+    minimum.add(8, now_ns=T_NS - DAY_NS + 602 * SECOND_NS)
+    assert minimum.minimum == 8
