@@ -182,9 +182,8 @@ def _shown_alerts(alerts: Sequence[str], *, maximum: int) -> list[str]:
     """Return what is said of alerts; where there are too many, the last line counts the others."""
     shown = list(alerts)
     if len(alerts) > maximum:
-        shown = (
-            [*alerts[: maximum - 1], f"and {len(alerts) - maximum + 1} more alerts"] if maximum else []
-        )
+        others = len(alerts) - maximum + 1
+        shown = [*alerts[: maximum - 1], f"and {others} more alerts"] if maximum else []
     return [f"! {alert}" for alert in shown]
 
 
