@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from gpuledger.ledger.entries import name_holder
 from gpuledger.records import AttributedIncident, GpuEvent, Incident
-from sinks.entry_owner import name_holder
 
 XID: Final = "xid"
 _MAX_INCIDENTS: Final = 200

@@ -14,6 +14,7 @@ from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
 from cli.demo.presence import LostGpu
 from cli.demo.prose import elide, fold, wrap
 from cli.demo.totals import Tally, owner_of
+from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
 from gpuledger.records import (
     Account,
     Entry,
@@ -23,7 +24,6 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from sinks.entry_owner import EntryOwner, EntryOwners, holder_of
 
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
@@ -248,14 +248,14 @@ def _lost_line(gpu: LostGpu, index_width: int, width: int) -> ScreenLine:
 
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
-    debtors = EntryOwners(event)
+    pods = PodIndex(event)
     seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
-            debtor = debtors.of(entry)
-            who = _pod(entry, debtor) or _account(entry, event)
-            yield _row(entry, debtor.pod, who=who, gpu=index, seconds=seconds)
+            owner = pods.owner_of(entry)
+            who = _pod(entry, owner) or _account(entry, event)
+            yield _row(entry, owner.pod, who=who, gpu=index, seconds=seconds)
             index = ""
 
 
@@ -290,18 +290,18 @@ def _account(entry: Entry, event: GpuEvent) -> str:
     if entry.allocation is None or entry.allocation >= len(event.allocations):
         return f"({entry.account})"
     holder = holder_of(entry, event)
-    if holder is None or holder.state is HolderState.UNKNOWN:
+    if holder.state is not HolderState.KNOWN:
         return f"({entry.account}) {HolderState.UNKNOWN} holder"
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 
 
-def _pod(entry: Entry, debtor: EntryOwner) -> str | None:
+def _pod(entry: Entry, owner: EntryOwner) -> str | None:
     if entry.account is not Account.POD:
         return None
-    description = debtor.pod
+    description = owner.pod
     if description is None or description.state is not PodState.KNOWN:
         state = PodState.PENDING if description is None else description.state
-        return f"{state} {(debtor.pod_uid or debtor.container_id or '')[:8]}"
+        return f"{state} {(owner.pod_uid or owner.container_id or '')[:8]}"
     return f"{description.namespace}/{description.name}"
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from enricher.join import metrics
-from enricher.join.booking.holders import TooManyEntriesError
 from enricher.join.event import make_event
 from enricher.join.observer import JoinObserver
 from enricher.join.placing import IsPlaced, explain_misplaced
@@ -33,6 +32,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
+from gpuledger.ledger.holders import TooManyEntriesError
 from gpuledger.records import (
     AttributedIncident,
     GpuEvent,

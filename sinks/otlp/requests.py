@@ -24,11 +24,11 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
 from gpuledger.records import GpuEvent
 from sinks.otlp import naming
 from sinks.otlp.settings import Encoding
-from sinks.remote_write.families import Family
-from sinks.remote_write.values import SeriesGroup, Values, values_of
 
 Names = tuple[tuple[str, str], ...]
 _SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
@@ -53,10 +53,10 @@ class ExportRequests:
         """
         # The key's length counts as well.
         max_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
-        return self._cut(event, list(values_of(event).items()), max_bytes)
+        return self._split(event, list(values_of(event).items()), max_bytes)
 
-    def _cut(
-        self, event: GpuEvent, groups: Sequence[tuple[SeriesGroup, Values]], max_bytes: int
+    def _split(
+        self, event: GpuEvent, groups: Sequence[tuple[SeriesGroup, SeriesValues]], max_bytes: int
     ) -> list[bytes]:
         parts = ceil(len(groups) / _MAX_IN_MESSAGE)
         if parts <= 1:
@@ -68,11 +68,11 @@ class ExportRequests:
         return [
             value
             for begin in range(0, len(groups), size)
-            for value in self._cut(event, groups[begin : begin + size], max_bytes)
+            for value in self._split(event, groups[begin : begin + size], max_bytes)
         ]
 
     def _request(
-        self, event: GpuEvent, groups: Iterable[tuple[SeriesGroup, Values]]
+        self, event: GpuEvent, groups: Iterable[tuple[SeriesGroup, SeriesValues]]
     ) -> ExportMetricsServiceRequest:
         request = ExportMetricsServiceRequest()
         by_resource: dict[Names, _Points] = {}
@@ -98,7 +98,7 @@ class _Points:
         self._into = into
         self._points: dict[str, Metric] = {}
 
-    def add(self, group: SeriesGroup, values: Values, *, time_ns: int) -> None:
+    def add(self, group: SeriesGroup, values: SeriesValues, *, time_ns: int) -> None:
         constant = _constant_part(group)
         for instrument, value in zip(_instruments_of(group.family), values, strict=True):
             if value is None:

@@ -14,7 +14,7 @@ from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
-from sinks.store.query import count_rows
+from gpuledger.store.query import count_rows
 from sinks.store.service import GROUP as STORE_GROUP
 
 Batch = Mapping[TopicPartition, Sequence[Record]]

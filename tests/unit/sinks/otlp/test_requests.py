@@ -12,11 +12,11 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.event_series import values_of
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from sinks.otlp import naming
 from sinks.otlp.requests import ExportRequests
 from sinks.otlp.settings import Encoding
-from sinks.remote_write.values import values_of
 from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.otlp.decoded import Point, points_in, points_of

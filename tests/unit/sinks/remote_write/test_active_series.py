@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
+from gpuledger.ledger.event_series import MAX_GROUPS
+from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.families import FAMILIES
 from sinks.remote_write.requests import WrittenTick, cut
-from sinks.remote_write.values import MAX_GROUPS
 from sinks.remote_write.wire import STALE_VALUE
 from tests.unit.sinks.builders import (
     GPU,

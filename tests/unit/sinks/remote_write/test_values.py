@@ -2,9 +2,9 @@
 
 import pytest
 
+from gpuledger.ledger.event_series import values_of
 from gpuledger.records import Account, Entry
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.values import values_of
 from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
 from tests.unit.sinks.remote_write.oracle import Series
 from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names

@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, Entry, PodDescription, PodState
-from sinks.store.columns import COLUMNS, table_of
+from gpuledger.store.schema import ENTRIES
 from sinks.store.rows import rows_of
 from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 
@@ -17,7 +17,7 @@ RECORD = Record(
 
 
 def rows(**changes: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as event() takes them
-    names = [column.name for column in COLUMNS]
+    names = [column.name for column in ENTRIES.columns]
     return [dict(zip(names, row, strict=True)) for row in rows_of(event(**changes), RECORD)]
 
 
@@ -168,11 +168,13 @@ def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
     (row,) = rows(entries=[entry(busy_seconds=None, memory_byte_seconds=None, joules=None)])
 
     assert row["busy_seconds"] is row["memory_byte_seconds"] is row["joules"] is None
-    assert table_of(list(rows_of(event(entries=[entry(joules=None)]), RECORD))).num_rows == 1
+    assert (
+        ENTRIES.table_of(list(rows_of(event(entries=[entry(joules=None)]), RECORD))).num_rows == 1
+    )
 
 
 def test_time_and_day_are_those_of_the_event_in_utc() -> None:
-    table = table_of(list(rows_of(event(), RECORD)))
+    table = ENTRIES.table_of(list(rows_of(event(), RECORD)))
 
     at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_NS // 1000)
     assert table.column("time").to_pylist()[0] == at
@@ -182,7 +184,7 @@ def test_time_and_day_are_those_of_the_event_in_utc() -> None:
 @pytest.mark.parametrize(("column", "value"), [("seq", 2.5), ("node", 7), ("seq", None)])
 def test_a_value_of_another_type_is_refused_and_never_cast(column: str, value: object) -> None:
     (row,) = rows_of(event(entries=[entry()]), RECORD)
-    position = [one.name for one in COLUMNS].index(column)
+    position = [one.name for one in ENTRIES.columns].index(column)
 
     with pytest.raises(Exception, match=r"."):
-        table_of([(*row[:position], value, *row[position + 1 :])])
+        ENTRIES.table_of([(*row[:position], value, *row[position + 1 :])])

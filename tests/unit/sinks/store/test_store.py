@@ -32,11 +32,11 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import CheckSeverity, Readiness
+from gpuledger.store.query import entries_sql, gaps_sql
+from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import MAX_DAYS
-from sinks.store.columns import ENTRIES, Shape
-from sinks.store.query import entries_sql, gaps_sql
 from sinks.store.rows import Row, rows_of
 from sinks.store.service import GROUP, run_store
 from sinks.store.settings import StoreSettings
@@ -742,7 +742,7 @@ class PanicException(BaseException):
     """What a panic in Rust is in Python: no `Exception`."""
 
 
-class Panicking(Shape):
+class Panicking(TableSchema):
     """A table of whose rows no columns can be made."""
 
     @override

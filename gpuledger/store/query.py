@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from sinks.store.columns import GAPS, StoreColumn
-from sinks.store.table import table_uri
+from gpuledger.store.schema import GAPS, StoreColumn, table_uri
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -32,7 +31,7 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
         files = []
     if files:
         return f"read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)"
-    columns = ", ".join(f"NULL::{_sql_type(one)} AS {one.name}" for one in GAPS.columns)
+    columns = ", ".join(f"NULL::{_sql_type(column)} AS {column.name}" for column in GAPS.columns)
     return f"(SELECT {columns} WHERE false)"
 
 

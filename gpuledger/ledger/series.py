@@ -1,14 +1,18 @@
-"""The series that the remote-write sink sends: names, help, labels.
+"""The series that are made of events: names, help, labels. Remote-write and OTLP share them.
 
 Here lives the one table of them. A name is in one family, and a family's series are of different
 things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
 the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
-(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. How an event fills the table is
-`sinks.remote_write.values`' business.
+(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
+series of each quantity of the books, averaged over the tick. How an event fills the table is
+`gpuledger.ledger.event_series`' business.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED
+from gpuledger.ledger.rows import ATTRIBUTES, Attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +39,6 @@ class Family:
 
 _GPU_LABELS: Final = ("gpu_uuid", "gpu_index")
 _HOLDER_LABELS: Final = ("holder_namespace", "holder_pod", "holder_container", "holder_state")
-
-
-def _activity(of: str, whom: str) -> tuple[FamilyMetric, ...]:
-    parts = (("sm", "multiprocessors"), ("tensor", "tensor pipes"), ("dram", "memory interface"))
-    return tuple(
-        FamilyMetric(
-            name=f"gpuledger_{of}_gpu_{part}_active_ratio",
-            help=f"Share of the tick in which the GPU's {name} worked, as far as it is booked on "
-            f"{whom}: apportioned by busy time, where the chip has counters.",
-        )
-        for part, name in parts
-    )
-
 
 DEVICE: Final = Family(
     labels=(*_GPU_LABELS, "model"),
@@ -133,39 +124,35 @@ POD: Final = Family(
         "owner_name",
         "method",
     ),
-    metrics=(
-        FamilyMetric(
-            name="gpuledger_pod_gpu_busy_ratio",
-            help="Share of the tick in which the container's kernels ran on the GPU.",
-        ),
-        FamilyMetric(
-            name="gpuledger_pod_gpu_memory_bytes",
-            help="Device memory that the container's processes held at the tick.",
-        ),
-        FamilyMetric(
-            name="gpuledger_pod_gpu_power_watts",
-            help="Power booked on the container, averaged over the tick.",
-        ),
-        *_activity("pod", "the container"),
+    metrics=tuple(
+        FamilyMetric(name=f"gpuledger_pod_gpu_{quantity.average}", help=quantity.pod_help)
+        for quantity in (*BOOKED, *APPORTIONED)
     ),
 )
 ACCOUNT: Final = Family(
     labels=(*_GPU_LABELS, "account", "method", *_HOLDER_LABELS),
-    metrics=(
-        FamilyMetric(
-            name="gpuledger_account_gpu_busy_ratio",
-            help="Share of the tick booked on no pod: on the host, on nobody that could be seen "
-            "(unattributed), or on idle, where it is the share in which no kernel ran.",
-        ),
-        FamilyMetric(
-            name="gpuledger_account_gpu_memory_bytes",
-            help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
-        ),
-        FamilyMetric(
-            name="gpuledger_account_gpu_power_watts",
-            help="Power booked on no pod, averaged over the tick.",
-        ),
-        *_activity("account", "the account"),
+    metrics=tuple(
+        FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
+        for quantity in (*BOOKED, *APPORTIONED)
     ),
 )
 FAMILIES: Final = (DEVICE, INSTANCE, NODE, POD, ACCOUNT)
+LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
+    "parent_uuid": ("hw.parent", Attribute.POINT),
+    "gpu_instance": ("gpuledger.mig.gpu_instance", Attribute.POINT),
+    "compute_instance": ("gpuledger.mig.compute_instance", Attribute.POINT),
+    "mig_profile": ("gpuledger.mig.profile", Attribute.POINT),
+}
+"""What OpenTelemetry calls each label, and of what it is an attribute: most are columns of the flat
+row, these four are of devices alone."""
+
+
+class SeriesGroup(NamedTuple):
+    """The series of one thing: a family and the values of its labels."""
+
+    family: Family
+    label_values: tuple[str, ...]
+
+
+SeriesValues = tuple[float | None, ...]
+"""The values of a group in a tick, in the order of its family's metrics; `None` where unknown."""

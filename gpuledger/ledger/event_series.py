@@ -1,49 +1,48 @@
-"""An event to the values of its series.
+"""The values of the series of one event.
 
-Here lives that transformation. Pure; nothing is remembered from one tick to the next.
+Here lives how an event fills the families of `gpuledger.ledger.series`. Pure; nothing is remembered
+from one tick to the next.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Final
 
-from gpuledger.activity import Activity, split_activity
-from gpuledger.records import (
-    Account,
-    Entry,
-    GpuEvent,
-    GpuReading,
-    HolderState,
+from gpuledger.ledger.entries import NO_HOLDER, DeviceHolder, EntryOwner, PodIndex, holder_of
+from gpuledger.ledger.quantities import BOOKED, Amounts, apportion
+from gpuledger.ledger.series import (
+    ACCOUNT,
+    DEVICE,
+    INSTANCE,
+    NODE,
+    POD,
+    SeriesGroup,
+    SeriesValues,
 )
-from sinks.entry_owner import DeviceHolder, EntryOwner, EntryOwners, holder_of
-from sinks.remote_write.families import ACCOUNT, DEVICE, INSTANCE, NODE, POD, Family
+from gpuledger.records import Account, Entry, GpuEvent, GpuReading, HolderState
 
-Values = tuple[float | None, ...]
 _Memory = tuple[str | None, int | str]
 """A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
-
-
 MAX_GROUPS: Final = 16_384
 """Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
 40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
+_NO_NAMES: Final = ("", "", "", "")
+_booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
+    *(quantity.name for quantity in BOOKED)
+)
 
 
-class SeriesGroup(NamedTuple):
-    """The series of one thing: a family and the values of its labels."""
-
-    family: Family
-    label_values: tuple[str, ...]
-
-
-def values_of(event: GpuEvent) -> dict[SeriesGroup, Values]:
+def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
     """Return the values of each group, in the order of its family's metrics; `None` where unknown.
 
     Entries with the same labels, as of two containers whose names are not known yet, are summed:
     a series has one sample a tick. Raises ValueError where an entry names a holder that the event
     does not list, and where there are more than `MAX_GROUPS`.
     """
-    values: dict[SeriesGroup, Values] = {}
+    values: dict[SeriesGroup, SeriesValues] = {}
     if event.uncovered_seconds is not None:
         values[SeriesGroup(NODE, ())] = (event.uncovered_seconds,)
-    debtors = EntryOwners(event)
+    pods = PodIndex(event)
     memories: set[_Memory] = set()
     interval_seconds = event.interval_ns / 1e9
     for books in event.gpus:
@@ -56,13 +55,13 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, Values]:
             values[_instance_group(books.reading)] = _of_instance(books.reading, memories)
         if interval_seconds <= 0:
             continue
-        activities = split_activity(books, interval_seconds)
-        for entry, active in zip(books.entries, activities, strict=True):
+        amounts = apportion(books, interval_seconds)
+        for entry, apportioned in zip(books.entries, amounts, strict=True):
             if entry.account is Account.POD:
-                group = _pod_group(entry, gpu, debtors.of(entry))
+                group = _pod_group(entry, gpu, pods.owner_of(entry))
             else:
                 group = _account_group(entry, gpu, holder_of(entry, event))
-            found = _of_entry(entry, active, interval_seconds)
+            found = _of_entry(entry, apportioned, interval_seconds)
             values[group] = _sum(values[group], found) if group in values else found
         if len(values) > MAX_GROUPS:
             raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
@@ -70,51 +69,41 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, Values]:
 
 
 def _instance_group(reading: GpuReading) -> SeriesGroup:
-    places = (reading.gpu_instance, reading.compute_instance)
+    numbers = (reading.gpu_instance, reading.compute_instance)
     labels = (
         reading.uuid,
         str(reading.index),
         reading.model or "",
         reading.parent_uuid or "",
-        *("" if place is None else str(place) for place in places),
+        *("" if number is None else str(number) for number in numbers),
         reading.mig_profile or "",
     )
     return SeriesGroup(INSTANCE, labels)
 
 
-def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder | None) -> SeriesGroup:
-    return SeriesGroup(
-        ACCOUNT, (*gpu, entry.account.value, entry.method.value, *_holder_names(holder))
-    )
+def _account_group(entry: Entry, gpu: tuple[str, str], holder: DeviceHolder) -> SeriesGroup:
+    names = _NO_NAMES
+    if holder is not NO_HOLDER:
+        # Where the holder is known, its names say so: one label less to write.
+        state = HolderState.UNKNOWN.value if holder.state is HolderState.UNKNOWN else ""
+        names = (holder.namespace or "", holder.pod or "", holder.container or "", state)
+    return SeriesGroup(ACCOUNT, (*gpu, entry.account.value, entry.method.value, *names))
 
 
-def _holder_names(holder: DeviceHolder | None) -> tuple[str, str, str, str]:
-    if holder is None:
-        return "", "", "", ""
-    state = holder.state.value if holder.state is HolderState.UNKNOWN else ""
-    return holder.namespace or "", holder.pod or "", holder.container or "", state
-
-
-def _pod_group(entry: Entry, gpu: tuple[str, str], debtor: EntryOwner) -> SeriesGroup:
-    names = _names(debtor)
-    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
-
-
-def _names(debtor: EntryOwner) -> tuple[str | None, ...]:
-    pod = debtor.pod
-    if pod is None:
-        return None, None, debtor.pod_uid, None, None, None
-    return (
+def _pod_group(entry: Entry, gpu: tuple[str, str], owner: EntryOwner) -> SeriesGroup:
+    pod = owner.described
+    names = (
         pod.namespace,
         pod.name,
-        debtor.pod_uid,
-        debtor.container,
+        owner.pod_uid,
+        owner.container,
         pod.owner_kind,
         pod.owner_name,
     )
+    return SeriesGroup(POD, (*gpu, *(name or "" for name in names), entry.method.value))
 
 
-def _of_device(reading: GpuReading) -> Values:
+def _of_device(reading: GpuReading) -> SeriesValues:
     return (
         reading.utilization_ratio,
         reading.memory_utilization_ratio,
@@ -129,10 +118,10 @@ def _of_device(reading: GpuReading) -> Values:
     )
 
 
-def _of_instance(reading: GpuReading, memories: set[_Memory]) -> Values:
+def _of_instance(reading: GpuReading, memories: set[_Memory]) -> SeriesValues:
     """Return an instance's values; a memory is given once and then found in `memories`."""
-    place = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
-    memory = (reading.parent_uuid, place)
+    instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
+    memory = (reading.parent_uuid, instance)
     if memory in memories or reading.memory_total_bytes is None:
         return (reading.utilization_ratio, None, None, None)
     memories.add(memory)
@@ -144,16 +133,12 @@ def _of_instance(reading: GpuReading, memories: set[_Memory]) -> Values:
     )
 
 
-def _of_entry(entry: Entry, active: Activity, interval_seconds: float) -> Values:
-    quantities = (
-        entry.busy_seconds,
-        entry.memory_byte_seconds,
-        entry.joules,
-        *active,
-    )
-    return tuple(None if one is None else one / interval_seconds for one in quantities)
+def _of_entry(entry: Entry, apportioned: Amounts, interval_seconds: float) -> SeriesValues:
+    amounts = (*_booked_amounts(entry), *apportioned)
+    # Of a list, as a tuple of a generator takes a third longer, for each entry of each tick.
+    return tuple([None if amount is None else amount / interval_seconds for amount in amounts])
 
 
-def _sum(first: Values, second: Values) -> Values:
+def _sum(first: SeriesValues, second: SeriesValues) -> SeriesValues:
     pairs = zip(first, second, strict=True)
     return tuple(b if a is None else a if b is None else a + b for a, b in pairs)

@@ -1,8 +1,8 @@
-"""Activity: what the chip's counters say of the device, apportioned by busy seconds."""
+"""Quantities: what the chip's counters say of the device, apportioned by busy seconds."""
 
 import pytest
 
-from gpuledger.activity import Activity, split_activity
+from gpuledger.ledger.quantities import Amounts, apportion
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method
 
 SECONDS = 2.0
@@ -14,11 +14,11 @@ def entry(account: Account, busy_seconds: float | None) -> Entry:
 
 def split(
     *entries: Entry, sm: float | None = 0.4, tensor: float | None = 0.2, mig: bool | None = None
-) -> list[Activity]:
+) -> list[Amounts]:
     reading = GpuReading(
         uuid="GPU-a", index=0, sm_active_ratio=sm, tensor_active_ratio=tensor, mig_enabled=mig
     )
-    return split_activity(GpuBooks(reading=reading, entries=list(entries)), SECONDS)
+    return apportion(GpuBooks(reading=reading, entries=list(entries)), SECONDS)
 
 
 POD, OTHER = entry(Account.POD, 1.2), entry(Account.HOST, 0.4)

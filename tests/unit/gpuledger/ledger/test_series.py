@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
+from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import FAMILIES, Family
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
 from simulator.scenario import load_scenario
 from simulator.simulation import Simulation
-from sinks.remote_write.families import FAMILIES, Family
-from sinks.remote_write.values import values_of
 from tests.ticks import event_of, play
 from tests.unit.simulator.mig_builders import EPOCH_NS
 
