@@ -22,7 +22,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FileWatch
 from gpuledger.runtime.files_in_force import FilesInForce
 from gpuledger.settings import Secret
-from sinks.login import LoginSettings
+from sinks.settings import LoginSettings
 
 _log = structlog.get_logger(__name__)
 _TOKEN: Final = re.compile(r"[!-~]+")

@@ -133,10 +133,10 @@ class JoinStage:
                 events += self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
-                self._office.bury(record, reason="invalid", detail=detail)
+                self._office.reject(record, reason="invalid", detail=detail)
             except TooManyEntriesError as error:
                 detail = f"{record.topic}: its event would be too large: {error}"
-                self._office.bury(record, reason="too_large", detail=detail)
+                self._office.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
         self._audit.tell(now_ns)
         return events
@@ -208,7 +208,7 @@ class JoinStage:
             f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
             f" {MAX_MESSAGE_BYTES} allowed"
         )
-        self._office.bury(record, reason="too_large", detail=detail)
+        self._office.reject(record, reason="too_large", detail=detail)
         return ()
 
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
@@ -217,7 +217,7 @@ class JoinStage:
             f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
             f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
         )
-        self._office.bury(record, reason="seq_ahead", detail=detail)
+        self._office.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
@@ -228,7 +228,7 @@ class JoinStage:
         if record.key == key.encode() and self._is_placed(node, record.partition):
             return True
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
-        self._office.bury(record, reason="misplaced", detail=detail)
+        self._office.reject(record, reason="misplaced", detail=detail)
         return False
 
     def _attribute(self, incident: Incident) -> AttributedIncident:

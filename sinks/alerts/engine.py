@@ -13,9 +13,9 @@ from typing import Final
 
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
+from sinks.alerts.active_alerts import Labels, Now, StandingAlerts
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
-from sinks.alerts.standing import Labels, Now, StandingAlerts
 from sinks.timelines import TickOrder, Timelines
 
 _Key = tuple[str, str, str]

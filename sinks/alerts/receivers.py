@@ -17,8 +17,7 @@ from gpuledger.clock import Clock
 from gpuledger.runtime import Check
 from gpuledger.runtime.repeats import Repeats
 from gpuledger.runtime.tasks import end_tasks
-from sinks.alerts.client import AlertmanagerClient
-from sinks.alerts.standing import (
+from sinks.alerts.active_alerts import (
     SECOND_NS,
     ActiveAlert,
     Now,
@@ -27,7 +26,8 @@ from sinks.alerts.standing import (
     mark_refused,
     mark_told,
 )
-from sinks.alerts.turns import Turns
+from sinks.alerts.alertmanager import AlertmanagerClient
+from sinks.alerts.send_order import Turns
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.retrying import until_answered

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.records import Account, GpuBooks, Severity
-from sinks.alerts.settings import AlertsSettings
+from sinks.settings import AlertsSettings
 
 BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
 _OUTSIDE_PODS: Final = (Account.HOST, Account.UNATTRIBUTED)

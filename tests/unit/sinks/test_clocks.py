@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, GpuEvent
+from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Now
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.admission import admit
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted

@@ -37,10 +37,10 @@ from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, Topic
-from sinks.consuming import consume
+from sinks.context import Progress
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.offsets import Progress
-from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.loop import consume
+from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
 from sinks.retrying import until_answered
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
@@ -62,12 +62,14 @@ GROUP = "test"
 AT = place_of(NODE)
 
 
-class Recorder:
+class Recorder(Sink):
     """A sink that takes everything, when its gate is open."""
 
     name = "recorder"
 
-    def __init__(self) -> None:
+    def __init__(self, receiver: str = "") -> None:
+        self.receiver = receiver
+        self.gaps: list[tuple[Gap, int]] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.entered = 0
@@ -75,21 +77,25 @@ class Recorder:
         self.released: list[Partitions] = []
         self.acknowledges = True
 
-    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         pass
 
-    async def prepare(self, desk: SinkContext) -> Partitions:
-        return frozenset()
+    @override
+    async def handle_gap(self, gap: Gap) -> None:
+        self.gaps.append((gap, len(self.taken)))
 
-    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         self.entered += len(batches)
         for batch in batches:
             await self.gate.wait()
             self.taken += [(batch.partition, record.offset) for record, _ in batch.items]
             if self.acknowledges:
-                desk.acknowledge(batch.partition, batch.next_offset)
+                context.acknowledge(batch.partition, batch.next_offset)
 
-    async def release(self, partitions: Partitions, desk: SinkContext) -> None:
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
         self.released.append(partitions)
 
 
@@ -103,7 +109,7 @@ def consuming(on: Any, sink: Recorder, **how: Any) -> asyncio.Future[None]:  # n
         consume(
             bus=on,
             sink=sink,
-            how=ConsumerConfig(decoders=decoders, **values),
+            config=ConsumerConfig(decoders=decoders, **values),
             check=check,
             clock=clock,
             gaps=gaps,
@@ -176,8 +182,8 @@ async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
 ) -> None:
     class Failing(Recorder):
         @override
-        async def release(self, partitions: Partitions, desk: SinkContext) -> None:
-            await super().release(partitions, desk)
+        async def release(self, partitions: Partitions, context: SinkContext) -> None:
+            await super().release(partitions, context)
             raise error
 
     on, sink = bus(), Failing()
@@ -272,17 +278,12 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
 ):
     on, sink, gaps = SpoiledBus(), Recorder(), Readiness().check("gaps")
     on.create(BUS_TOPICS)
-    told: list[tuple[Gap, int]] = []
-
-    async def on_gap(gap: Gap) -> None:
-        told.append((gap, len(sink.taken)))
-
     await publish(on, event(0), b"undecodable", b"spoiled", event(3))
-    async with running(consuming(on, sink, gaps=gaps, on_gap=on_gap)):
+    async with running(consuming(on, sink, gaps=gaps)):
         await eventually(is_committed(on, 4))
         (_, letter) = await dead_letters(on)
 
-    ((gap, taken_before),) = told
+    ((gap, taken_before),) = sink.gaps
     assert (gap.partition, gap.reason, gap.missed) == (AT, GapReason.UNREADABLE, 2)
     assert (gap.first_offset, gap.next_offset, taken_before) == (1, 3, 0)
     assert (letter.reason, letter.offset, letter.last_offset) == ("unreadable", 1, 2)
@@ -371,7 +372,7 @@ async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() ->
 async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
     class Broken(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -380,7 +381,7 @@ async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
 
 async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_holds() -> None:
     with capture_logs() as logged:
-        async with running(consuming(bus(), Recorder(), receiver="http://prometheus:9090/write")):
+        async with running(consuming(bus(), Recorder("http://prometheus:9090/write"))):
             await eventually(lambda: len(logged) >= 2)
 
     started, assigned = logged[:2]
@@ -793,14 +794,14 @@ async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_pu
 
 
 async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:
-    class LateBurying(Stuck):
+    class LateRejecting(Stuck):
         @override
-        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
-            await super().take(batches, desk)
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+            await super().handle(batches, context)
             for record, _ in (item for batch in batches for item in batch.items):
-                desk.office.bury(record, reason="invalid", detail="late")
+                context.dead_letters.reject(record, reason="invalid", detail="late")
 
-    sink, over = LateBurying(), asyncio.Event()
+    sink, over = LateRejecting(), asyncio.Event()
     member = Held(sink)
 
     async def ends(_: ScriptedConsumer) -> Polled:
@@ -828,13 +829,13 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
 async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
     class Finishing(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
             self.entered += len(batches)
 
         @override
-        async def release(self, partitions: Partitions, desk: SinkContext) -> None:
+        async def release(self, partitions: Partitions, context: SinkContext) -> None:
             for partition in partitions:
-                desk.acknowledge(partition, 1)
+                context.acknowledge(partition, 1)
 
     member = Held(Finishing())
     await member.through(member.gains(KEPT, brings=first_of(KEPT)), member.loses(KEPT))
@@ -866,8 +867,8 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
         is_set = False
 
         @override
-        async def prepare(self, desk: SinkContext) -> Partitions:
-            voided = frozenset() if self.is_set else desk.consumer.assignment()
+        async def prepare(self, context: SinkContext) -> Partitions:
+            voided = frozenset() if self.is_set else context.consumer.assignment()
             self.is_set = bool(voided)
             return voided
 
@@ -883,9 +884,9 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
 async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
     class Committing(Recorder):
         @override
-        async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+        async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
             for batch in batches:
-                desk.acknowledge(batch.partition, batch.next_offset, is_committed=True)
+                context.acknowledge(batch.partition, batch.next_offset, is_committed=True)
 
     member, clock, check = Held(Committing()), ManualClock(), Check()
     brings = member.gains(KEPT, brings=first_of(KEPT))
@@ -902,7 +903,7 @@ async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind
 ) -> None:
     class Preparing(Stuck):
         @override
-        async def prepare(self, desk: SinkContext) -> Partitions:
+        async def prepare(self, context: SinkContext) -> Partitions:
             await self.gate.wait()
             return frozenset()
 

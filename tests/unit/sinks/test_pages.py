@@ -19,8 +19,8 @@ from gpuledger.store.query import entries_sql
 from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from gpuledger.topics import ROWS
 from sinks.otlp import naming
-from sinks.rows.rows import encoded_rows_of
-from sinks.store.rows import rows_of
+from sinks.rows.flat_rows import encoded_rows_of
+from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.unit.sinks.builders import START_NS, allocation, entry, event
 from tests.unit.sinks.store.test_store import AT, STREAM, a_row

@@ -8,12 +8,12 @@ import pytest
 
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
+from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Now
 from sinks.duplicates import SeenTicks
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gpuledger.bus.protocol import Record, TopicPartition
+from sinks.concurrency import LARGE_BYTES, LargeTurns
 from sinks.protocol import Batch
-from sinks.turns import LARGE_BYTES, LargeTurns
 
 
 def batch(number: int, *, size_bytes: int) -> Batch:
@@ -24,7 +24,7 @@ async def test_one_partition_at_a_time_works_on_what_is_large(
 
     async def work(on: Batch) -> None:
         nonlocal working, most
-        async with turns.take(on):
+        async with turns.enter(on):
             working += 1
             most = max(most, working)
             await asyncio.sleep(0)
@@ -38,9 +38,9 @@ async def test_one_partition_at_a_time_works_on_what_is_large(
 async def test_who_stops_waiting_for_its_turn_keeps_nobody_from_it() -> None:
     turns = LargeTurns()
     large = batch(0, size_bytes=LARGE_BYTES + 1)
-    async with turns.take(large):
+    async with turns.enter(large):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), turns.take(large):
+            async with asyncio.timeout(0), turns.enter(large):
                 pass
-    async with asyncio.timeout(10), turns.take(large):
+    async with asyncio.timeout(10), turns.enter(large):
         pass

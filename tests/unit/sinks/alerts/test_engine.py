@@ -15,11 +15,11 @@ from gpuledger.records import (
     PodDescription,
     Severity,
 )
+from sinks.alerts.active_alerts import ActiveAlert, Now, mark_told, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import ActiveAlert, Now, mark_told, rfc3339
-from sinks.alerts.turns import Turns
+from sinks.alerts.send_order import Turns
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder
 from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 

@@ -7,8 +7,8 @@ import pytest
 from gpuledger.bus.protocol import Consumer, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.alerts.owed import Owed
-from sinks.alerts.standing import ActiveAlert, Now, StandingAlerts, mark_told
+from sinks.alerts.active_alerts import ActiveAlert, Now, StandingAlerts, mark_told
+from sinks.alerts.unacknowledged import Owed
 from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
@@ -16,8 +16,8 @@ OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
-class NotedDesk:
-    """A desk that keeps what it is told."""
+class RecordedContext:
+    """A context that keeps what it is told."""
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[TopicPartition, int, int | None]] = []
@@ -27,7 +27,7 @@ class NotedDesk:
         raise NotImplementedError
 
     @property
-    def office(self) -> DeadLetterQueue:
+    def dead_letters(self) -> DeadLetterQueue:
         raise NotImplementedError
 
     def is_current(self, partition: TopicPartition) -> bool:
@@ -46,10 +46,10 @@ class NotedDesk:
 
 
 class Given:
-    """What is owed to a desk, and the alerts that stand."""
+    """What is owed to a context, and the alerts that stand."""
 
     def __init__(self) -> None:
-        self.desk, self.owed, self.alerts = NotedDesk(), Owed(), StandingAlerts()
+        self.context, self.owed, self.alerts = RecordedContext(), Owed(), StandingAlerts()
 
     def fire(self, name: str) -> ActiveAlert:
         key = self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=NOW)
@@ -58,12 +58,14 @@ class Given:
     def add(
         self, next_offset: int, alerts: Sequence[ActiveAlert] = (), *, at: TopicPartition = AT
     ) -> None:
-        self.owed.add(at, desk=self.desk, next_offset=next_offset, time_ns=None, alerts=alerts)
+        self.owed.add(
+            at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
+        )
 
     def settled(self) -> list[tuple[TopicPartition, int]]:
         """Return what has been acknowledged by now."""
         self.owed.settle()
-        return [(partition, offset) for partition, offset, _ in self.desk.acknowledged]
+        return [(partition, offset) for partition, offset, _ in self.context.acknowledged]
 
 
 @pytest.fixture

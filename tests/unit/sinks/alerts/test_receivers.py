@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
-from sinks.alerts.client import AlertmanagerClient
+from sinks.alerts.active_alerts import Now, StandingAlerts
+from sinks.alerts.alertmanager import AlertmanagerClient
 from sinks.alerts.receivers import Checked, Receivers
-from sinks.alerts.standing import Now, StandingAlerts
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 

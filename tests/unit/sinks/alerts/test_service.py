@@ -21,9 +21,10 @@ from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.alerts.service import GROUP, run_alerts
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import rfc3339
+from sinks.alerts.active_alerts import rfc3339
+from sinks.loop import run_sink
+from sinks.registry import ALERTS
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.sinks.builders import (
     GPU,
     NODE,
@@ -82,7 +83,8 @@ def sink(
         **changes,
     )
     return asyncio.ensure_future(
-        run_alerts(
+        run_sink(
+            ALERTS,
             bus=on,
             settings=settings,
             readiness=readiness or Readiness(),
@@ -109,7 +111,7 @@ def rejected() -> float:
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
-    return lambda: committed(on, GROUP, AT) == offset
+    return lambda: committed(on, ALERTS.group, AT) == offset
 
 
 def alerts(receiver: Receiver) -> list[dict[str, Any]]:
@@ -319,7 +321,7 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
         message = Message(key=b"k", value=value, timestamp_ms=0)
         bad = Message(key=b"k", value=b"[]", timestamp_ms=0)
         await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [bad, message])
-        await eventually(lambda: committed(on, GROUP, AT_INCIDENTS) == 2)
+        await eventually(lambda: committed(on, ALERTS.group, AT_INCIDENTS) == 2)
 
     assert [alert["labels"]["xid"] for alert in alerts(receiver)] == ["79"] * sent
     assert [letter.offset for letter in await dead_letters(on)] == [0]
@@ -340,7 +342,7 @@ async def another_member(on: MemoryBus) -> AsyncIterator[None]:
 
     async def polls() -> None:
         topics = (EVENTS.name, ATTRIBUTED_INCIDENTS.name)
-        async with on.consumer(Subscription(group=GROUP, topics=topics)) as consumer:
+        async with on.consumer(Subscription(group=ALERTS.group, topics=topics)) as consumer:
             while True:
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
                 if consumer.assignment():
@@ -384,7 +386,7 @@ async def test_what_no_alertmanager_took_is_told_after_any_rebalance(node: str) 
                     seen = len(receiver.received)
                     clock.gate.set()
                     await eventually(lambda: len(receiver.received) > seen + 5)
-                    assert committed(on, GROUP, at) is None
+                    assert committed(on, ALERTS.group, at) is None
         is_away.clear()
         seen = len(receiver.received)
         async with running(sink(on, receiver)):
@@ -404,11 +406,11 @@ async def test_incidents_of_a_topic_made_anew_while_no_alertmanager_answers_are_
                 await eventually(lambda: assignments(logged) == 2)
                 is_away.clear()
                 clock.gate.set()
-                await eventually(lambda: committed(on, GROUP, at))
+                await eventually(lambda: committed(on, ALERTS.group, at))
                 await eventually(lambda: "12" in xids(receiver))
         await publish_incidents(on, 21, 22, 23)
         async with running(sink(on, receiver)):
-            await eventually(lambda: committed(on, GROUP, at) == 5)
+            await eventually(lambda: committed(on, ALERTS.group, at) == 5)
 
     assert xids(receiver) >= {"11", "12", "21", "22", "23"}
 
@@ -492,10 +494,10 @@ async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_commit
         await publish(on, *(quiet(tick) for tick in range(5)))
         await eventually(is_committed(on, 5))
         clock.advance(100)
-        assert committed(on, GROUP, at) is None
+        assert committed(on, ALERTS.group, at) is None
         assert REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "alerts"})
         may_answer.set()
-        await eventually(lambda: committed(on, GROUP, at) == 1)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 1)
 
 
 async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not() -> None:
@@ -545,7 +547,7 @@ async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
     def is_done(offset: int) -> bool:
-        return committed(on, GROUP, at) == offset
+        return committed(on, ALERTS.group, at) == offset
 
     async with (
         hanging() as hung,
@@ -645,7 +647,9 @@ async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_ta
         await eventually(lambda: receiver.received)
         clock.advance(3 * 3600)
         is_away.clear()
-        await eventually(lambda: committed(on, GROUP, place_of(NODE, ATTRIBUTED_INCIDENTS.name)))
+        await eventually(
+            lambda: committed(on, ALERTS.group, place_of(NODE, ATTRIBUTED_INCIDENTS.name))
+        )
 
     assert alerts(receiver)[-1]["endsAt"] == rfc3339(clock.now_ns + 300 * SECOND_NS)
 

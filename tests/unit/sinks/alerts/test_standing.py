@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sinks.alerts.standing import (
+from sinks.alerts.active_alerts import (
     MAX_CHARACTERS,
     MAX_HELD,
     MAX_HELD_OF_NODE,
@@ -15,7 +15,7 @@ from sinks.alerts.standing import (
     mark_refused,
     mark_told,
 )
-from sinks.alerts.turns import Turns
+from sinks.alerts.send_order import Turns
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)

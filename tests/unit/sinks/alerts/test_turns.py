@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from sinks.alerts.standing import (
+from sinks.alerts.active_alerts import (
     ActiveAlert,
     Now,
     StandingAlerts,
@@ -10,7 +10,7 @@ from sinks.alerts.standing import (
     mark_refused,
     mark_told,
 )
-from sinks.alerts.turns import MAX_TOGETHER, Turns
+from sinks.alerts.send_order import MAX_TOGETHER, Turns
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 AM = "am"

@@ -15,8 +15,8 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.event_series import values_of
 from gpuledger.records import Account, GpuBooks, GpuEvent
 from sinks.otlp import naming
-from sinks.otlp.requests import ExportRequests
-from sinks.otlp.settings import Encoding
+from sinks.otlp.export import ExportRequests
+from sinks.settings import Encoding
 from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.otlp.decoded import Point, points_in, points_of

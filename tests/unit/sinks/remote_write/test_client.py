@@ -8,8 +8,8 @@ import pytest
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.client import open_client
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.remote_write.write_client import open_client
+from sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.receiver import Answer, Received, receiving
 from tests.unit.sinks.remote_write.oracle import WriteRequest
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpuledger.bus.protocol import Record
 from sinks.remote_write.active_series import EncodedTick
-from sinks.remote_write.requests import WrittenTick, cut
+from sinks.remote_write.write_requests import WrittenTick, split_into_requests
 
 
 def ticks(nodes: str) -> list[WrittenTick]:
@@ -37,13 +37,13 @@ def ticks(nodes: str) -> list[WrittenTick]:
 def test_what_is_behind_goes_alone_and_all_else_together_once_a_node(
     nodes: str, together: Sequence[str]
 ) -> None:
-    requests = cut(ticks(nodes), max_samples=8, repeated_before=0)
+    requests = split_into_requests(ticks(nodes), max_samples=8, repeated_before=0)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == together
 
 
 def test_what_may_have_been_sent_before_goes_alone() -> None:
-    requests = cut(ticks("abcd"), max_samples=8, repeated_before=2)
+    requests = split_into_requests(ticks("abcd"), max_samples=8, repeated_before=2)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == [
         "a",

@@ -15,8 +15,9 @@ from gpuledger.codec import encode
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
 from gpuledger.topics import EVENTS
-from sinks.remote_write.service import GROUP, run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
@@ -47,7 +48,8 @@ def sink(
     **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
     return asyncio.ensure_future(
-        run_remote_write(
+        run_sink(
+            REMOTE_WRITE,
             bus=on,
             settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **changes),
             readiness=readiness or Readiness(),
@@ -57,7 +59,7 @@ def sink(
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
-    return lambda: committed(on, GROUP, AT) == offset
+    return lambda: committed(on, REMOTE_WRITE.group, AT) == offset
 
 
 def times(receiver: Receiver) -> list[list[int]]:
@@ -127,7 +129,7 @@ async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_aw
 
         assert not readiness.check("remote_write.receiver").is_ok
         assert "503 away" in readiness.check("remote_write.receiver").detail
-        assert committed(on, GROUP, AT) is None
+        assert committed(on, REMOTE_WRITE.group, AT) is None
 
 
 async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
@@ -139,7 +141,7 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
     assert times(receiver) == [[0], [1]]
     (letter,) = await dead_letters(on)
     assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 no such tenant")
-    assert letter.consumer == GROUP
+    assert letter.consumer == REMOTE_WRITE.group
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
                 seen = len(receiver.received)
                 is_away.clear()
                 at = place_of(stays)
-                await eventually(lambda: committed(on, GROUP, at) == 1)
+                await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 1)
 
     assert nodes_of(receiver.received[seen:]) == {stays}
 
@@ -248,7 +250,9 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
     """Let another member join the group of a sink and take its share, once it has its own."""
 
     async def polls() -> None:
-        async with on.consumer(Subscription(group=GROUP, topics=[EVENTS.name])) as consumer:
+        async with on.consumer(
+            Subscription(group=REMOTE_WRITE.group, topics=[EVENTS.name])
+        ) as consumer:
             while True:
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
 

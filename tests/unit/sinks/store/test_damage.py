@@ -11,7 +11,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.store.query import entries_sql
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import announce, is_complete
-from sinks.store.rows import rows_of
+from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import event
 

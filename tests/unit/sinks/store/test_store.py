@@ -36,10 +36,11 @@ from gpuledger.store.query import entries_sql, gaps_sql
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.topics import DEAD_LETTERS, EVENTS
 from sinks.errors import ReceiverUnavailableError
+from sinks.loop import run_sink
+from sinks.registry import STORE
+from sinks.settings import StoreSettings
 from sinks.store.buffer import MAX_DAYS
-from sinks.store.rows import Row, rows_of
-from sinks.store.service import GROUP, run_store
-from sinks.store.settings import StoreSettings
+from sinks.store.entry_rows import Row, rows_of
 from sinks.store.table import EntriesTable, StaleTableError, StreamTable
 from tests.unit.sinks.builders import (
     NODE,
@@ -60,7 +61,7 @@ from tests.unit.sinks.builders import (
 )
 
 AT = place_of(NODE)
-STREAM = f"{GROUP}|{AT.topic}|{AT.partition}"
+STREAM = f"{STORE.group}|{AT.topic}|{AT.partition}"
 
 
 def store(
@@ -72,7 +73,8 @@ def store(
     **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
     values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **settings}
-    return run_store(
+    return run_sink(
+        STORE,
         bus=on,
         settings=StoreSettings(**values),
         readiness=readiness or Readiness(),
@@ -106,7 +108,7 @@ def holds_rows() -> bool:
 
 
 def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
-    return lambda: committed(on, GROUP, AT) == offset
+    return lambda: committed(on, STORE.group, AT) == offset
 
 
 async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ async def test_what_is_held_is_written_when_the_sink_ends(tmp_path: Path) -> Non
         await eventually(holds_rows)
 
     assert offsets(tmp_path) == [0, 1]
-    assert committed(on, GROUP, AT) == 2
+    assert committed(on, STORE.group, AT) == 2
 
 
 async def test_what_the_table_has_is_not_appended_again_where_the_commit_was_lost(
@@ -157,7 +159,7 @@ async def test_what_the_table_has_is_not_appended_again_where_the_commit_was_los
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 2))
-    on._groups[GROUP].committed.clear()
+    on._groups[STORE.group].committed.clear()
     await publish(on, event(2, entries=[entry()]))
 
     async with running(store(tmp_path, on)):
@@ -207,7 +209,7 @@ async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(
     assert offsets(tmp_path) == [0, 2]
     (letter,) = await dead_letters(on)
     assert (letter.topic, letter.partition, letter.offset) == (*AT, 1)
-    assert (letter.reason, letter.consumer) == (reason, GROUP)
+    assert (letter.reason, letter.consumer) == (reason, STORE.group)
     assert detail in letter.detail
     assert base64.b64decode(letter.value_base64 or "") == (
         bad if isinstance(bad, bytes) else encode(bad)
@@ -335,7 +337,7 @@ async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_
 
     async with running(store(tmp_path, on, readiness=readiness)):
         await eventually(lambda: found.has_failed)
-        async with on.consumer(Subscription(group=GROUP, topics=(EVENTS.name,))) as other:
+        async with on.consumer(Subscription(group=STORE.group, topics=(EVENTS.name,))) as other:
             while not other.assignment():
                 await other.poll(timeout_seconds=0.01, max_records=1)
         await publish(on, event(20))
@@ -651,7 +653,7 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
     )
     async with running(store(tmp_path, on)):
         await publish(on, event(0, node=stays, entries=[entry()]))
-        await eventually(lambda: committed(on, GROUP, place_of(stays)) == 1)
+        await eventually(lambda: committed(on, STORE.group, place_of(stays)) == 1)
     async with running(store(tmp_path, on, flush_seconds=1.0)):
         await publish(on, event(1, node=stays, entries=[entry()]))
         await eventually(holds_rows)
@@ -660,7 +662,7 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
             on.newest.gives_up.append(place_of(goes))
             await eventually(lambda: "commit_skipped" in {line["event"] for line in logged})
         undo()
-        await eventually(lambda: committed(on, GROUP, place_of(stays)) == 2)
+        await eventually(lambda: committed(on, STORE.group, place_of(stays)) == 2)
 
     assert offsets(tmp_path) == [0, 1]
 

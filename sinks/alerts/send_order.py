@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sinks.alerts.standing import ActiveAlert, Now
+from sinks.alerts.active_alerts import ActiveAlert, Now
 
 MAX_TOGETHER: Final = 256
 """How many alerts are posted in one request."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.alerts.standing import ActiveAlert
+from sinks.alerts.active_alerts import ActiveAlert
 from sinks.protocol import Partitions, SinkContext
 
 
@@ -16,7 +16,7 @@ from sinks.protocol import Partitions, SinkContext
 class _Polled:
     """What one or more polls brought of a partition."""
 
-    desk: SinkContext
+    context: SinkContext
     next_offset: int
     time_ns: int | None
     alerts: list[ActiveAlert]
@@ -33,7 +33,7 @@ class Owed:
         self,
         partition: TopicPartition,
         *,
-        desk: SinkContext,
+        context: SinkContext,
         next_offset: int,
         time_ns: int | None,
         alerts: Sequence[ActiveAlert],
@@ -44,11 +44,11 @@ class Owed:
         waiting = self._polled.setdefault(partition, deque())
         if waiting and not alerts:  # it waits for the same as what is before it
             last = waiting[-1]
-            last.desk, last.next_offset = desk, next_offset
+            last.context, last.next_offset = context, next_offset
             last.time_ns = last.time_ns if time_ns is None else time_ns
             return
         waiting.append(
-            _Polled(desk=desk, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
+            _Polled(context=context, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
         )
 
     def settle(self) -> None:
@@ -58,7 +58,7 @@ class Owed:
                 polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
             while waiting and not waiting[0].alerts:
                 done = waiting.popleft()
-                done.desk.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
+                done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
 
     def count(self) -> int:
         """Return how many alerts are waited for."""

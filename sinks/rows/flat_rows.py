@@ -4,13 +4,20 @@ Here lives how the values of `gpuledger.ledger.rows` are written to the topic. P
 function of the event alone, so that an event that is read again gives the same bytes.
 """
 
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Final
 
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
 from gpuledger.ledger.entries import booked_entries
 from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
 from gpuledger.records import GpuEvent
+from gpuledger.runtime import Readiness
 from gpuledger.twins import encode_twin, twin_of
+from sinks.kafka_sink import KafkaSink, open_kafka_sink
+from sinks.registry import ROWS
+from sinks.settings import RowsSettings
 
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
 
@@ -38,3 +45,23 @@ _make_row: Final = row_maker(
     {"as_text": _as_text},
     make=twin_of(EntryRow),
 )
+
+
+def open_sink(
+    *,
+    bus: TransactionalBus,
+    settings: RowsSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AbstractAsyncContextManager[KafkaSink]:
+    """Return the sink that writes the flat rows of every event."""
+    return open_kafka_sink(
+        ROWS,
+        bus=bus,
+        settings=settings,
+        values_of=encoded_rows_of,
+        readiness=readiness,
+        clock=clock,
+        group=group,
+    )

@@ -1,5 +1,7 @@
 """The one consume loop of all sinks: poll, decode, hand over, put aside, commit.
 
+`run_sink` opens a sink of a kind and feeds it; `consume` is the loop.
+
 Offsets are committed after the sink has acknowledged them and after the dead letters before them
 lie on the bus. While a receiver is slow or away the partitions are paused and polling goes on, so
 that the group keeps its member and memory stays bounded by one poll. What is sent, and to whom, is
@@ -12,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -27,17 +29,19 @@ from gpuledger.bus.protocol import (
     Subscription,
     TopicPartition,
 )
-from gpuledger.clock import Clock
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
-from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS
-from sinks.desk import EpochContext
+from gpuledger.twins import twin_of
+from sinks.concurrency import work_beside
+from sinks.context import EpochContext, Progress
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
-from sinks.offsets import Progress
 from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink
-from sinks.working import work_beside
+from sinks.registry import SinkKind
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
@@ -46,11 +50,48 @@ _MAX_FAILURES: Final = 8
 _log = structlog.get_logger(__name__)
 
 
+async def run_sink(
+    kind: SinkKind,
+    *,
+    bus: Bus,
+    settings: Any,  # noqa: ANN401  # the kind's section
+    readiness: Readiness,
+    member: str | None = None,
+    group: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Open a sink of this kind and feed it until cancelled, by default as its own group.
+
+    A sink that writes to Kafka needs a `TransactionalBus`. Raises UserError for settings that
+    cannot be used, and where a receiver has what cannot be gone on from.
+    """
+    clock, group = clock or SystemClock(), group or kind.group
+    async with kind.load()(
+        bus=bus, settings=settings, readiness=readiness, clock=clock, group=group
+    ) as sink:
+        await consume(
+            bus=bus,
+            sink=sink,
+            config=ConsumerConfig(
+                group=group,
+                member=member,
+                decoders={
+                    topic.name: Decoder(topic=topic.name, record=twin_of(topic.record))
+                    for topic in kind.topics
+                },
+                max_poll_records=settings.max_poll_records,
+            ),
+            check=readiness.check(f"{kind.name}.bus"),
+            gaps=readiness.check(f"{kind.name}.gaps", severity=CheckSeverity.WARNING),
+            clock=clock,
+        )
+
+
 async def consume(
     *,
     bus: Bus,
     sink: Sink,
-    how: ConsumerConfig,
+    config: ConsumerConfig,
     check: Check,
     clock: Clock,
     gaps: Check | None = None,
@@ -59,10 +100,10 @@ async def consume(
     _log.info(
         "sink_started",
         sink=sink.name,
-        receiver=how.receiver,
-        group=how.group,
-        member=how.member,
-        topics=sorted(how.decoders),
+        receiver=sink.receiver,
+        group=config.group,
+        member=config.member,
+        topics=sorted(config.decoders),
     )
     lag = Lag(clock=clock)
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
@@ -71,7 +112,7 @@ async def consume(
     backoff = Backoff()
     while True:
         session = _Session(
-            sink=sink, how=how, check=check, clock=clock, lag=lag, gap_check=gap_check
+            sink=sink, config=config, check=check, clock=clock, lag=lag, gap_check=gap_check
         )
         try:
             await session.run(bus)
@@ -105,19 +146,19 @@ class _Session:
     """One opened consumer with its producer of dead letters."""
 
     consumer: Consumer
-    office: DeadLetterQueue
+    dead_letters: DeadLetterQueue
 
     def __init__(
         self,
         *,
         sink: Sink,
-        how: ConsumerConfig,
+        config: ConsumerConfig,
         check: Check,
         clock: Clock,
         lag: Lag,
         gap_check: GapCheck,
     ) -> None:
-        self._sink, self._how, self._check, self._clock = sink, how, check, clock
+        self._sink, self._config, self._check, self._clock = sink, config, check, clock
         self._lag, self._gap_check = lag, gap_check
         self._progress = Progress()
         self._settling = asyncio.Lock()
@@ -128,8 +169,8 @@ class _Session:
 
     async def run(self, bus: Bus) -> None:
         async with AsyncExitStack() as stack:
-            self.office = DeadLetterQueue(
-                consumer=self._how.group,
+            self.dead_letters = DeadLetterQueue(
+                consumer=self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
                 partitions=await bus.partitions(DEAD_LETTERS.name),
                 time_ns=self._clock.time_ns,
@@ -138,14 +179,14 @@ class _Session:
             self.consumer = await stack.enter_async_context(bus.consumer(self._subscription()))
             self._lag.follow(self.consumer.withheld_seconds)
             while True:
-                await self._take(await self._poll(self._how.max_poll_records))
+                await self._handle(await self._poll(self._config.max_poll_records))
                 await self._settle()
 
-    def _desk(self) -> EpochContext:
-        """Return the desk for what is polled, or given up, in the epochs of now."""
+    def _context(self) -> EpochContext:
+        """Return the context for what is polled, or given up, in the epochs of now."""
         return EpochContext(
             consumer=self.consumer,
-            office=self.office,
+            dead_letters=self.dead_letters,
             progress=self._progress,
             lag=self._lag,
             epochs=self._progress.epochs,
@@ -153,9 +194,9 @@ class _Session:
 
     def _subscription(self) -> Subscription:
         return Subscription(
-            group=self._how.group,
-            topics=tuple(self._how.decoders),
-            member=self._how.member,
+            group=self._config.group,
+            topics=tuple(self._config.decoders),
+            member=self._config.member,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
             on_gap=self._on_gap,
@@ -163,26 +204,26 @@ class _Session:
 
     async def _on_gap(self, gap: Gap) -> None:
         self._gap_check.add(gap)
-        await self._how.on_gap(gap)
+        await self._sink.handle_gap(gap)
 
     async def _on_assigned(self, partitions: Partitions) -> None:
         self._is_member = True
         _log.info(
             "partitions_assigned",
             sink=self._sink.name,
-            group=self._how.group,
+            group=self._config.group,
             partitions=_by_topic(partitions),
         )
         if self._hands_out_nothing:
             self.consumer.pause(partitions)
         self._progress.begin(partitions)
-        await self._sink.assign(partitions, self._desk())
+        await self._sink.assign(partitions, self._context())
 
     async def _on_revoked(self, partitions: Partitions) -> None:
         """Commit what the receiver has; what it does not have is the next owner's to send."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                await self._sink.release(partitions, self._desk())
+                await self._sink.release(partitions, self._context())
                 await self._settle_once()
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
@@ -196,24 +237,24 @@ class _Session:
         self._lag.keep(self._progress.epochs)
 
     def _drop_letters(self, partitions: Iterable[TopicPartition]) -> None:
-        for topic, number in partitions:
-            self.office.drop(number, topic=topic)
+        for topic, partition in partitions:
+            self.dead_letters.drop(partition, topic=topic)
 
     async def _poll(self, max_records: int) -> Polled:
         """Poll; wait and return nothing where that fails."""
         try:
             polled = await self.consumer.poll(
-                timeout_seconds=self._how.poll_seconds, max_records=max_records
+                timeout_seconds=self._config.poll_seconds, max_records=max_records
             )
         except BusError as error:
             await self._endure(error, self._polling)
             return {}
         self._polling.end()
         self.has_polled = True
-        self._tell_membership()
+        self._report_membership()
         return polled
 
-    def _tell_membership(self) -> None:
+    def _report_membership(self) -> None:
         """Pass the check once the group has answered, even with no partition for this member.
 
         Where polls are answered and commits are not, or the other way round, it goes on failing.
@@ -223,7 +264,7 @@ class _Session:
         if self._is_member:
             self._check.ok(self._holding)
         elif not self._check.has_failed:
-            self._check.waits(f"joining the group {self._how.group}")
+            self._check.waits(f"joining the group {self._config.group}")
 
     def _holding(self) -> str:
         held = len(self.consumer.assignment())
@@ -242,47 +283,49 @@ class _Session:
         return [
             Batch(
                 partition=partition,
-                items=list(self.office.decode(self._how.decoders[partition.topic], records)),
+                items=list(
+                    self.dead_letters.decode(self._config.decoders[partition.topic], records)
+                ),
                 next_offset=records[-1].offset + 1,
             )
             for partition, records in polled.items()
             if records
         ]
 
-    async def _work(self, polled: Polled, desk: EpochContext) -> None:
-        voided = await self._sink.prepare(desk)
+    async def _work(self, polled: Polled, context: EpochContext) -> None:
+        voided = await self._sink.prepare(context)
         # A partition may also have been given up meanwhile, or given up and come back.
         kept = {
             at: records
             for at, records in polled.items()
-            if at not in voided and desk.is_current(at)
+            if at not in voided and context.is_current(at)
         }
         self._lag.polled(kept)
         for record in chain.from_iterable(kept.values()):
             if record.unreadable is not None:
-                await self._how.on_gap(_gap_of(record))
-        await self._sink.take(self._decode(kept), desk)
+                await self._sink.handle_gap(_gap_of(record))
+        await self._sink.handle(self._decode(kept), context)
 
-    async def _take(self, polled: Polled) -> None:
+    async def _handle(self, polled: Polled) -> None:
         """Let the sink work; where that takes long, keep the membership of the group alive."""
-        desk = self._desk()
+        context = self._context()
         try:
             await work_beside(
-                self._work(polled, desk),
-                meanwhile=partial(self._stay_member, polled, desk),
-                after_seconds=self._how.poll_seconds,
+                self._work(polled, context),
+                meanwhile=partial(self._stay_member, polled, context),
+                after_seconds=self._config.poll_seconds,
             )
         finally:
-            self._drop_late_letters(polled, desk)
+            self._drop_late_letters(polled, context)
             self.consumer.resume(self.consumer.assignment())
 
-    def _drop_late_letters(self, polled: Polled, desk: EpochContext) -> None:
+    def _drop_late_letters(self, polled: Polled, context: EpochContext) -> None:
         """Forget what the sink put aside after its partition was given up."""
-        self._drop_letters(at for at in polled if not desk.is_current(at))
+        self._drop_letters(at for at in polled if not context.is_current(at))
 
-    async def _stay_member(self, polled: Polled, desk: EpochContext) -> None:
+    async def _stay_member(self, polled: Polled, context: EpochContext) -> None:
         await self._poll_paused()
-        self._drop_late_letters(polled, desk)
+        self._drop_late_letters(polled, context)
         await self._settle()
 
     async def _poll_paused(self) -> None:
@@ -307,12 +350,12 @@ class _Session:
                 break
         if self._committing.failures:
             self._committing.end()
-            self._tell_membership()
+            self._report_membership()
 
     async def _settle_once(self) -> None:
         async with self._settling:
             offsets = self._progress.uncommitted()
-            await self.office.flush()
+            await self.dead_letters.flush()
             if offsets:
                 await self.consumer.commit(offsets)
                 self._progress.committed(offsets)
@@ -332,5 +375,6 @@ def _gap_of(record: Record) -> Gap:
 def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
     topics = sorted({partition.topic for partition in partitions})
     return {
-        topic: sorted(number for name, number in partitions if name == topic) for topic in topics
+        topic: sorted(partition for name, partition in partitions if name == topic)
+        for topic in topics
     }

@@ -5,6 +5,7 @@ alone, so that an event that is read again gives the same bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cache, lru_cache
 from math import ceil
 from typing import Final
@@ -24,11 +25,16 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
 from gpuledger.ledger.event_series import values_of
 from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
 from gpuledger.records import GpuEvent
+from gpuledger.runtime import Readiness
+from sinks.kafka_sink import KafkaSink, open_kafka_sink
 from sinks.otlp import naming
-from sinks.otlp.settings import Encoding
+from sinks.registry import OTLP
+from sinks.settings import Encoding, OtlpSettings
 
 Names = tuple[tuple[str, str], ...]
 _SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
@@ -171,3 +177,24 @@ _ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], byte
     "otlp_proto": ExportMetricsServiceRequest.SerializeToString,
     "otlp_json": _as_json,
 }
+
+
+def open_sink(
+    *,
+    bus: TransactionalBus,
+    settings: OtlpSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AbstractAsyncContextManager[KafkaSink]:
+    """Return the sink that writes the metrics of every event."""
+    requests = ExportRequests(encoding=settings.encoding, attributes=settings.resource_attributes)
+    return open_kafka_sink(
+        OTLP,
+        bus=bus,
+        settings=settings,
+        values_of=requests.of,
+        readiness=readiness,
+        clock=clock,
+        group=group,
+    )

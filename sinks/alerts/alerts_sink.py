@@ -1,7 +1,7 @@
 """The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
 
 What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
-`sinks.consuming`'s, and calls `take` at least twice a second, with or without records.
+`sinks.loop`'s, and calls `take` at least twice a second, with or without records.
 """
 
 import asyncio
@@ -10,30 +10,27 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import structlog
+from typing_extensions import override
 
 from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
-from gpuledger.clock import Clock, SystemClock
-from gpuledger.codec import Decoder
-from gpuledger.records import AttributedIncident, GpuEvent
+from gpuledger.clock import Clock
+from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from gpuledger.twins import twin_of
-from sinks.alerts.client import HEADERS, AlertmanagerClient
+from sinks.alerts.active_alerts import Now
+from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.owed import Owed
 from sinks.alerts.receivers import NAME, Checked, Receivers
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import Now
-from sinks.consuming import consume
+from sinks.alerts.unacknowledged import Owed
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
-from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
 
-GROUP: Final = "gpuledger-alerts"
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _UNJUDGED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
@@ -44,55 +41,36 @@ _MAX_OWED: Final = 2_000
 _log = structlog.get_logger(__name__)
 
 
-async def run_alerts(
+@asynccontextmanager
+async def open_sink(
     *,
-    bus: Bus,
+    bus: Bus,  # noqa: ARG001  # as OpenSink has it
     settings: AlertsSettings,
     readiness: Readiness,
-    member: str | None = None,
-    group: str = GROUP,
-    clock: Clock | None = None,
-) -> None:
-    """Hold the rules against every event and tell the Alertmanagers, until cancelled."""
-    clock = clock or SystemClock()
-    receiver = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
-    how = ConsumerConfig(
-        group=group,
-        member=member,
-        decoders={
-            EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent)),
-            ATTRIBUTED_INCIDENTS.name: Decoder(
-                topic=ATTRIBUTED_INCIDENTS.name, record=twin_of(AttributedIncident)
-            ),
-        },
-        max_poll_records=settings.max_poll_records,
-        receiver=", ".join(map(shown_url, settings.urls)),
-    )
-    gaps = readiness.check("alerts.gaps", severity=CheckSeverity.WARNING)
-    check = readiness.check("alerts.bus")
-    async with _open_clients(settings, readiness) as clients:
+    clock: Clock,
+    group: str,  # noqa: ARG001  # as OpenSink has it
+) -> AsyncIterator["AlertsSink"]:
+    """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
+    check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
+    credentials = watch_credentials(settings, section=NAME, readiness=readiness)
+    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
         receivers = [
-            Checked(client=client, check=_check_of(client.url, readiness)) for client in clients
+            Checked(
+                client=AlertmanagerClient(http=http, url=url, credentials=credentials),
+                check=readiness.check(
+                    f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING
+                ),
+            )
+            for url in settings.urls
         ]
-        sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=receiver)
+        sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=check)
         try:
-            await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
+            yield sink
         finally:
             await sink.close()
 
 
-@asynccontextmanager
-async def _open_clients(
-    settings: AlertsSettings, readiness: Readiness
-) -> AsyncIterator[list[AlertmanagerClient]]:
-    credentials = watch_credentials(settings, section=NAME, readiness=readiness)
-    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
-        yield [
-            AlertmanagerClient(http=http, url=url, credentials=credentials) for url in settings.urls
-        ]
-
-
-class AlertsSink:
+class AlertsSink(Sink):
     """Judges the events of each partition and keeps every Alertmanager told."""
 
     name = NAME
@@ -106,6 +84,7 @@ class AlertsSink:
         check: Check,
     ) -> None:
         self._settings, self._clock = settings, clock
+        self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
         self._watches: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
@@ -118,15 +97,13 @@ class AlertsSink:
             resend_ns=round(settings.resend_seconds * 1e9),
         )
 
-    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         """Begin without any state: `for` begins anew."""
         self._held |= partitions
 
-    async def prepare(self, desk: SinkContext) -> Partitions:  # noqa: ARG002  # a sink's method
-        """Nothing has to come before."""
-        return frozenset()
-
-    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Judge what was polled, and begin to tell what is due.
 
         Returns once all is told that has to be told before something is acknowledged, or soon
@@ -135,7 +112,7 @@ class AlertsSink:
         """
         owed_before = self._owed.count()
         for batch in batches:
-            self._judge(batch, desk)
+            self._judge(batch, context)
         self._forget()
         if self._owed.count() > owed_before:
             with suppress(TimeoutError):
@@ -156,7 +133,8 @@ class AlertsSink:
         owed = self._owed.count()
         return not owed or (owed < _MAX_OWED and not self._receivers.are_away)
 
-    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Forget these without ending their alerts: the next owner goes on, or they end."""
         self._owed.settle()
         self._owed.drop(partitions)
@@ -170,7 +148,7 @@ class AlertsSink:
         """End what is on its way to the Alertmanagers."""
         await self._receivers.close()
 
-    def _judge(self, batch: Batch, desk: SinkContext) -> None:
+    def _judge(self, batch: Batch, context: SinkContext) -> None:
         newest_ns: int | None = None
         watch, now = self._watch(batch.partition), Now.of(self._clock)
         for _, value in batch.items:
@@ -182,7 +160,7 @@ class AlertsSink:
                 self._take_incident(watch, value, now)
         self._owed.add(
             batch.partition,
-            desk=desk,
+            context=context,
             next_offset=batch.next_offset,
             time_ns=newest_ns,
             alerts=watch.alerts.not_awaited(),
@@ -214,7 +192,3 @@ class AlertsSink:
             silent = watch.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:
                 _log.warning("silent_alerts_dropped", count=silent)
-
-
-def _check_of(url: str, readiness: Readiness) -> Check:
-    return readiness.check(f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING)

@@ -1,41 +1,39 @@
 """The remote-write sink's shell: events in, samples out, one request a partition at a time.
 
 Here live sending, and what becomes of a request that the receiver refuses. Series and requests are
-made elsewhere in this package; the consume loop is `sinks.consuming`'s.
+made elsewhere in this package; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
+from typing_extensions import override
 
 from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
-from gpuledger.clock import Clock, SystemClock
-from gpuledger.codec import Decoder
+from gpuledger.clock import Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.repeats import Repeats
-from gpuledger.topics import EVENTS
-from gpuledger.twins import twin_of
-from sinks.consuming import consume
+from sinks.concurrency import LargeTurns
 from sinks.errors import RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped
-from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
+from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from sinks.remote_write.admission import FUTURE, admit
-from sinks.remote_write.client import RemoteWriteClient, open_client
-from sinks.remote_write.requests import WriteRequest, WrittenTick, cut
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.remote_write.write_client import RemoteWriteClient, open_client
+from sinks.remote_write.write_requests import WriteRequest, WrittenTick, split_into_requests
 from sinks.retrying import until_answered
+from sinks.settings import RemoteWriteSettings
 from sinks.timelines import TickOrder, Timelines
-from sinks.turns import LargeTurns
 
-GROUP: Final = "gpuledger-remote-write"
-NAME: Final = "remote_write"
+NAME: Final = REMOTE_WRITE.name
 _RELEASE_SECONDS: Final = 3.0
 _OUT_OF_ORDER: Final = re.compile(
     r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
@@ -45,34 +43,23 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
-async def run_remote_write(
+@asynccontextmanager
+async def open_sink(
     *,
-    bus: Bus,
+    bus: Bus,  # noqa: ARG001  # as OpenSink has it
     settings: RemoteWriteSettings,
     readiness: Readiness,
-    member: str | None = None,
-    group: str = GROUP,
-    clock: Clock | None = None,
-) -> None:
-    """Send every event's samples to the receiver until cancelled."""
-    clock = clock or SystemClock()
-    receiver = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
-    receiver.ok("nothing sent yet")
-    how = ConsumerConfig(
-        group=group,
-        member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=twin_of(GpuEvent))},
-        max_poll_records=settings.max_poll_records,
-        receiver=shown_url(settings.url),
-    )
-    gaps = readiness.check("remote_write.gaps", severity=CheckSeverity.WARNING)
-    check = readiness.check("remote_write.bus")
+    clock: Clock,
+    group: str,  # noqa: ARG001  # as OpenSink has it
+) -> AsyncIterator["RemoteWriteSink"]:
+    """Open the sink that sends every event's samples to the receiver."""
+    check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
+    check.ok("nothing sent yet")
     async with open_client(settings, readiness=readiness) as client:
-        sink = RemoteWriteSink(client=client, settings=settings, clock=clock, check=receiver)
-        await consume(bus=bus, sink=sink, how=how, check=check, gaps=gaps, clock=clock)
+        yield RemoteWriteSink(client=client, settings=settings, clock=clock, check=check)
 
 
-class RemoteWriteSink:
+class RemoteWriteSink(Sink):
     """Sends the samples of each partition in order, one request at a time."""
 
     name = NAME
@@ -86,6 +73,7 @@ class RemoteWriteSink:
         check: Check,
     ) -> None:
         self._client, self._settings, self._clock, self._check = client, settings, clock, check
+        self.receiver = shown_url(settings.url)
         self._budget = series_budget(settings.max_series_bytes)
         self._series: dict[TopicPartition, ActiveSeries] = {}
         self._timelines: dict[TopicPartition, Timelines] = {}
@@ -93,7 +81,8 @@ class RemoteWriteSink:
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
         self._turns = LargeTurns()
 
-    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         """Begin without any series: who held these before us has not told us his."""
         for partition in partitions:
             self._forget_series(partition)
@@ -101,21 +90,26 @@ class RemoteWriteSink:
             self._timelines[partition] = Timelines()
             self._repeated_before.pop(partition, None)
 
-    async def prepare(self, desk: SinkContext) -> Partitions:
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
         """Find out, of partitions newly held, up to where records may have been sent before."""
-        unknown = desk.consumer.assignment() - self._repeated_before.keys()
+        unknown = context.consumer.assignment() - self._repeated_before.keys()
         if unknown:
-            self._repeated_before.update(await desk.consumer.end_offsets(unknown))
+            self._repeated_before.update(await context.consumer.end_offsets(unknown))
         return frozenset()
 
-    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Send what was polled; partitions go side by side, each in its order."""
         async with asyncio.TaskGroup() as group:
             for batch in batches:
-                self._sending[batch.partition] = group.create_task(self._send_in_turn(batch, desk))
-        await self._end_silent(desk)
+                self._sending[batch.partition] = group.create_task(
+                    self._send_in_turn(batch, context)
+                )
+        await self._end_silent(context)
 
-    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let requests on their way be answered, then forget the series without ending them."""
         sending = {self._sending[at] for at in partitions if at in self._sending}
         if sending:
@@ -132,23 +126,23 @@ class RemoteWriteSink:
         if (series := self._series.pop(partition, None)) is not None:
             series.clear()
 
-    async def _send_in_turn(self, batch: Batch, desk: SinkContext) -> None:
-        async with self._turns.take(batch):
-            await self._send_all(batch, desk)
+    async def _send_in_turn(self, batch: Batch, context: SinkContext) -> None:
+        async with self._turns.enter(batch):
+            await self._send_all(batch, context)
 
-    async def _send_all(self, batch: Batch, desk: SinkContext) -> None:
+    async def _send_all(self, batch: Batch, context: SinkContext) -> None:
         partition = batch.partition
-        requests = cut(
-            self._ticks(batch, desk),
+        requests = split_into_requests(
+            self._ticks(batch, context),
             max_samples=self._settings.samples_per_request,
             repeated_before=self._repeated_before.get(partition, batch.next_offset),
         )
         for request in requests:
-            await self._send(request, desk)
-            desk.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
-        desk.acknowledge(partition, batch.next_offset)
+            await self._send(request, context)
+            context.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
+        context.acknowledge(partition, batch.next_offset)
 
-    async def _end_silent(self, desk: SinkContext) -> None:
+    async def _end_silent(self, context: SinkContext) -> None:
         """End the series of nodes of which nothing has come for long.
 
         What waits on the bus, as after an outage of the receiver, has come too: a node is silent
@@ -157,7 +151,7 @@ class RemoteWriteSink:
         silent_ns = round(self._settings.stale_after_seconds * 1e9)
         before_ns = self._clock.monotonic_ns() - silent_ns
         silent = {at for at, series in self._series.items() if series.has_silent(before_ns)}
-        for partition in await _read_to_the_end(silent, desk.consumer):
+        for partition in await _read_to_the_end(silent, context.consumer):
             # It may have been given up meanwhile.
             if (series := self._series.get(partition)) is not None:
                 for tick in series.end_silent(before_ns=before_ns):
@@ -172,7 +166,7 @@ class RemoteWriteSink:
         else:
             SENT_TOTAL.labels(sink=NAME).inc(tick.samples)
 
-    def _ticks(self, batch: Batch, desk: SinkContext) -> Iterator[WrittenTick]:
+    def _ticks(self, batch: Batch, context: SinkContext) -> Iterator[WrittenTick]:
         series = self._series.setdefault(batch.partition, ActiveSeries(budget=self._budget))
         forgotten_before = series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
@@ -186,7 +180,7 @@ class RemoteWriteSink:
             if refusal is not None:
                 if refusal == FUTURE:
                     detail = _ahead(event, time_ns)
-                    desk.office.bury(record, reason=refusal, detail=detail)
+                    context.dead_letters.reject(record, reason=refusal, detail=detail)
                 else:
                     count_dropped(NAME, refusal)
                 continue
@@ -197,7 +191,7 @@ class RemoteWriteSink:
                     else series.encode(event, now_ns=now_ns)
                 )
             except ValueError as error:
-                desk.office.bury(record, reason="invalid", detail=str(error))
+                context.dead_letters.reject(record, reason="invalid", detail=str(error))
                 continue
             if encoded.samples:
                 yield WrittenTick(
@@ -205,16 +199,16 @@ class RemoteWriteSink:
                 )
         SERIES_FORGOTTEN_TOTAL.inc(series.forgotten - forgotten_before)
 
-    async def _send(self, request: WriteRequest, desk: SinkContext) -> None:
+    async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
             await self._write(request.body)
         except RejectedError as error:
             if len(request.ticks) > 1:
                 # One bad sample is enough for that: the others must not go down with it.
                 for single in request.split():
-                    await self._send(single, desk)
+                    await self._send(single, context)
             else:
-                self._put_aside(request.ticks[0], str(error), desk)
+                self._put_aside(request.ticks[0], str(error), context)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(request.samples)
 
@@ -224,10 +218,10 @@ class RemoteWriteSink:
             sink=NAME,
             check=self._check,
             clock=self._clock,
-            receiver=shown_url(self._settings.url),
+            receiver=self.receiver,
         )
 
-    def _put_aside(self, tick: WrittenTick, message: str, desk: SinkContext) -> None:
+    def _put_aside(self, tick: WrittenTick, message: str, context: SinkContext) -> None:
         is_order = bool(_OUT_OF_ORDER.search(message))
         if not is_order:
             self._check.failed(f"rejected: {message}")
@@ -235,7 +229,7 @@ class RemoteWriteSink:
                 _log.warning("samples_rejected", count=count, error=message)
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         reason = "out_of_order" if is_order else "rejected"
-        desk.office.bury(tick.record, reason=reason, detail=message)
+        context.dead_letters.reject(tick.record, reason=reason, detail=message)
 
 
 async def _read_to_the_end(

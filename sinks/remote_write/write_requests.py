@@ -1,4 +1,4 @@
-"""Ticks put together to write requests, cut where a repetition would still be harmless.
+"""Ticks put together to write requests, split where a repetition would still be harmless.
 
 A request holds at most one tick of a node, so at most one sample of a series. What may have been
 sent before (everything published before this consumer came), and what is stamped no later than
@@ -54,10 +54,10 @@ class WriteRequest:
         return (WriteRequest(ticks=(tick,)) for tick in self.ticks)
 
 
-def cut(
+def split_into_requests(
     ticks: Iterable[WrittenTick], *, max_samples: int, repeated_before: int
 ) -> Iterator[WriteRequest]:
-    """Cut the ticks of one partition into requests, in their order.
+    """Split the ticks of one partition into requests, in their order.
 
     `repeated_before` is the offset before which records may have been sent by somebody before us.
     """

@@ -16,7 +16,7 @@ from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import HttpAnswer, HttpClient, NoAnswerError, open_http
 from sinks.credentials import ReceiverCredentials, watch_credentials
 from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.settings import RemoteWriteSettings
 
 _PROTOCOL_HEADERS: Final = {
     "Content-Encoding": "snappy",
