@@ -49,12 +49,12 @@ class RunAlerts:
 
     def add(self, event: GpuEvent) -> None:
         """Hold the rules against an event."""
-        self._watch.judge(event, now=Now.of(self._clock))
+        self._watch.evaluate(event, now=Now.of(self._clock))
         self._keep()
 
     def add_incident(self, taken: AttributedIncident) -> None:
         """Let an incident's alert stand."""
-        self._watch.take_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
+        self._watch.add_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
         self._keep()
 
     def firing(self) -> list[AlertLine]:

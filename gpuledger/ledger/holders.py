@@ -52,7 +52,7 @@ class TooManyEntriesError(GpuledgerError):
     """The books of a tick would have more entries than can be published; says of what."""
 
 
-class ContainerName(NamedTuple):
+class HoldingContainer(NamedTuple):
     """A container as the kubelet names it."""
 
     namespace: str
@@ -84,7 +84,7 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
 
 def exclusive_holder(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
-) -> ContainerName | None:
+) -> HoldingContainer | None:
     """Return the one container that has all of a device; `None` where none or several have it."""
     devices = devices_named_by(reading)
     holders = set()
@@ -93,7 +93,7 @@ def exclusive_holder(
             continue
         if allocation.replica is not None:
             return None
-        holders.add(ContainerName(allocation.namespace, allocation.pod, allocation.container))
+        holders.add(HoldingContainer(allocation.namespace, allocation.pod, allocation.container))
     return holders.pop() if len(holders) == 1 else None
 
 

@@ -17,7 +17,7 @@ _ENDS_AFTER_RESENDS: Final = 4
 """As Prometheus does: two sends may be lost before a firing alert ends by itself."""
 _TELL_END_NS: Final = 300 * SECOND_NS
 """How long the end of an alert is told again."""
-_REFUSED_NS: Final = 3600 * SECOND_NS
+_REJECTED_NS: Final = 3600 * SECOND_NS
 """How long an alert that is refused and that nobody took is held anew each time it is offered."""
 
 MAX_HELD: Final = 10_000
@@ -77,9 +77,9 @@ class ActiveAlert:
     """Once it has an end: when that is, by the monotonic clock."""
     hold_ns: int = 0
     """For how long it stands from when it is told, where it has its end from the beginning."""
-    told_ns: dict[str, int] = field(default_factory=dict)
+    taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
-    refused_ns: dict[str, int] = field(default_factory=dict)
+    rejected_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last refused this alert as it is now, likewise."""
     change: int = 1
     """The number of the change that made it as it is now."""
@@ -96,17 +96,17 @@ class ActiveAlert:
 
         Of one that is refused there is an end to that: it may be refused for ever.
         """
-        is_given_up = self.refused_ns and now.monotonic_ns - self.seen_ns >= _REFUSED_NS
-        if self.hold_ns and not self.told_ns and not is_given_up:
+        is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
+        if self.hold_ns and not self.taken_ns and not is_given_up:
             self.ends_ns = now.time_ns + self.hold_ns
             self.over_ns = now.monotonic_ns + self.hold_ns
 
     def answered_ns(self, receiver: str) -> int | None:
         """Return when the Alertmanager last took or refused it, by the monotonic clock."""
-        taken_ns, refused_ns = self.told_ns.get(receiver), self.refused_ns.get(receiver)
-        if taken_ns is None or refused_ns is None:
-            return refused_ns if taken_ns is None else taken_ns
-        return max(taken_ns, refused_ns)
+        taken_ns, rejected_ns = self.taken_ns.get(receiver), self.rejected_ns.get(receiver)
+        if taken_ns is None or rejected_ns is None:
+            return rejected_ns if taken_ns is None else taken_ns
+        return max(taken_ns, rejected_ns)
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
         """Return the alert as `/api/v2/alerts` takes it."""
@@ -126,18 +126,18 @@ def rfc3339(time_ns: int) -> str:
     return (_EPOCH + timedelta(microseconds=time_ns // 1000)).isoformat()
 
 
-class StandingAlerts:
+class ActiveAlerts:
     """All alerts of one partition, by their labels."""
 
     def __init__(self) -> None:
-        self._standing: dict[Labels, ActiveAlert] = {}
+        self._active: dict[Labels, ActiveAlert] = {}
         self._held: dict[str, dict[Labels, None]] = {}
         """By node the alerts that are held, which alone may become too many."""
         self._held_count = 0
 
     def __iter__(self) -> Iterator[ActiveAlert]:
         """Return each of them."""
-        return iter(self._standing.values())
+        return iter(self._active.values())
 
     def fire(
         self,
@@ -152,8 +152,8 @@ class StandingAlerts:
         # An alert that began ahead of this clock could not be ended by it.
         starts_ns = min(since_ns, now.time_ns)
         words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
-        known = self._standing.get(key)
-        self._standing[key] = ActiveAlert(
+        known = self._active.get(key)
+        self._active[key] = ActiveAlert(
             labels=key,
             annotations=words,
             starts_ns=starts_ns,
@@ -166,24 +166,24 @@ class StandingAlerts:
 
     def confirm(self, key: Labels, *, now: Now) -> None:
         """Record that its condition still holds."""
-        if key in self._standing:
-            self._standing[key].seen_ns = now.monotonic_ns
+        if key in self._active:
+            self._active[key].seen_ns = now.monotonic_ns
 
     def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
         """Let an alert end at `at_ns`, or now where that is still to come."""
-        if key in self._standing:
-            alert = self._standing[key]
+        if key in self._active:
+            alert = self._active[key]
             # Another object, which nobody has answered: an answer to the firing one that is on its
             # way is no answer to its end.
-            self._standing[key] = replace(
+            self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
                 # Told for some minutes from now on, however long ago that was by the node's clock.
                 over_ns=now.monotonic_ns,
                 changed_ns=now.monotonic_ns,
                 change=alert.change + 1,
-                told_ns={},
-                refused_ns={},
+                taken_ns={},
+                rejected_ns={},
             )
 
     def hold(
@@ -201,12 +201,12 @@ class StandingAlerts:
         too many. Where nobody has taken it yet, nobody ever hears of it: whoever asks counts it.
         """
         key, node = _identity(labels), labels.get("node", "")
-        dropped = None if key in self._standing else self._make_room(node)
+        dropped = None if key in self._active else self._make_room(node)
         of_node = self._held.setdefault(node, {})
         self._held_count += key not in of_node
         of_node[key] = None
-        known = self._standing.get(key)
-        alert = self._standing[self.fire(labels, annotations, since_ns=at_ns, now=now)]
+        known = self._active.get(key)
+        alert = self._active[self.fire(labels, annotations, since_ns=at_ns, now=now)]
         alert.hold_ns = hold_ns
         alert.hold_until_taken(now)
         if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
@@ -221,7 +221,7 @@ class StandingAlerts:
         return None
 
     def _drop(self, key: Labels) -> ActiveAlert:
-        alert = self._standing.pop(key)
+        alert = self._active.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
         node = dict(key).get("node", "")
         if key in (of_node := self._held.get(node, {})):
@@ -254,18 +254,18 @@ def _identity(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
 
 
-def mark_told(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
+def mark_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
     """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
-        alert.told_ns[receiver] = now.monotonic_ns
+        alert.taken_ns[receiver] = now.monotonic_ns
         alert.changes.max_together.pop(receiver, None)
         _mark_answered(alert)
 
 
-def mark_refused(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
+def mark_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
     """Record that the Alertmanager refuses this alert; return whether that is news."""
-    is_news = receiver not in alert.refused_ns
-    alert.refused_ns[receiver] = now.monotonic_ns
+    is_news = receiver not in alert.rejected_ns
+    alert.rejected_ns[receiver] = now.monotonic_ns
     alert.changes.max_together[receiver] = 1
     _mark_answered(alert)
     return is_news

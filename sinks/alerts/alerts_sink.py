@@ -22,9 +22,9 @@ from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import Now
 from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
 from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.receivers import NAME, Checked, Receivers
+from sinks.alerts.receivers import NAME, CheckedClient, Receivers
 from sinks.alerts.rules import rules_of
-from sinks.alerts.unacknowledged import Owed
+from sinks.alerts.unacknowledged import Unacknowledged
 from sinks.credentials import watch_credentials
 from sinks.metrics import count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
@@ -32,11 +32,11 @@ from sinks.settings import AlertsSettings
 from sinks.timelines import TickOrder
 
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
-_UNJUDGED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
+_NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
 _PATIENCE_SECONDS: Final = 0.5
 """How long a poll waits for the answer to what the one before it brought."""
-_MAX_OWED: Final = 2_000
+_MAX_UNACKNOWLEDGED: Final = 2_000
 """So many alerts may wait for their first answer while polling goes on."""
 _log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ async def open_sink(
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
     async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
         receivers = [
-            Checked(
+            CheckedClient(
                 client=AlertmanagerClient(http=http, url=url, credentials=credentials),
                 check=readiness.check(
                     f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING
@@ -78,7 +78,7 @@ class AlertsSink(Sink):
     def __init__(
         self,
         *,
-        receivers: Sequence[Checked],
+        receivers: Sequence[CheckedClient],
         settings: AlertsSettings,
         clock: Clock,
         check: Check,
@@ -86,12 +86,12 @@ class AlertsSink(Sink):
         self._settings, self._clock = settings, clock
         self.receiver = ", ".join(map(shown_url, settings.urls))
         self._rules = rules_of(settings)
-        self._watches: dict[int, RuleEvaluator] = {}
+        self._evaluators: dict[int, RuleEvaluator] = {}
         self._held: Partitions = frozenset()
-        self._owed = Owed()
+        self._unacknowledged = Unacknowledged()
         self._receivers = Receivers(
             receivers,
-            standing=lambda: [watch.alerts for watch in self._watches.values()],
+            active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
             check=check,
             clock=clock,
             resend_ns=round(settings.resend_seconds * 1e9),
@@ -110,85 +110,89 @@ class AlertsSink(Sink):
         where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
         answers it waits.
         """
-        owed_before = self._owed.count()
+        unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
-            self._judge(batch, context)
+            self._evaluate(batch, context)
         self._forget()
-        if self._owed.count() > owed_before:
+        if self._unacknowledged.count() > unacknowledged_before:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_SECONDS):
-                    await self._until(lambda: not self._owed.count())
+                    await self._until(lambda: not self._unacknowledged.count())
         await self._until(self._has_room)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         """Report what is due, and acknowledge what is told, until it is so."""
         while True:
             self._receivers.begin()
-            self._owed.settle()
+            self._unacknowledged.settle()
             if is_so():
                 return
             await self._receivers.change()
 
     def _has_room(self) -> bool:
-        owed = self._owed.count()
-        return not owed or (owed < _MAX_OWED and not self._receivers.are_away)
+        unacknowledged = self._unacknowledged.count()
+        return not unacknowledged or (
+            unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
+        )
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Forget these without ending their alerts: the next owner goes on, or they end."""
-        self._owed.settle()
-        self._owed.drop(partitions)
+        self._unacknowledged.settle()
+        self._unacknowledged.drop(partitions)
         self._held -= partitions
-        numbers = {partition.partition for partition in self._held}
-        for number in [number for number in self._watches if number not in numbers]:
-            del self._watches[number]
-        self._receivers.look_again()
+        held = {partition.partition for partition in self._held}
+        for partition in self._evaluators.keys() - held:
+            del self._evaluators[partition]
+        self._receivers.wake()
 
     async def close(self) -> None:
         """End what is on its way to the Alertmanagers."""
         await self._receivers.close()
 
-    def _judge(self, batch: Batch, context: SinkContext) -> None:
+    def _evaluate(self, batch: Batch, context: SinkContext) -> None:
         newest_ns: int | None = None
-        watch, now = self._watch(batch.partition), Now.of(self._clock)
+        evaluator, now = self._evaluator(batch.partition), Now.of(self._clock)
         for _, value in batch.items:
             if batch.partition.topic == EVENTS.name:
                 newest_ns = value.time_ns
-                if reason := _UNJUDGED.get(watch.judge(value, now=now)):
+                if reason := _NOT_EVALUATED.get(evaluator.evaluate(value, now=now)):
                     count_dropped(NAME, reason)
             else:
-                self._take_incident(watch, value, now)
-        self._owed.add(
+                self._add_incident(evaluator, value, now)
+        self._unacknowledged.add(
             batch.partition,
             context=context,
             next_offset=batch.next_offset,
             time_ns=newest_ns,
-            alerts=watch.alerts.not_awaited(),
+            alerts=evaluator.alerts.not_awaited(),
         )
 
-    def _watch(self, partition: TopicPartition) -> RuleEvaluator:
+    def _evaluator(self, partition: TopicPartition) -> RuleEvaluator:
         # Equally numbered partitions of both topics come to the same consumer.
-        if (watch := self._watches.get(partition.partition)) is None:
-            watch = self._watches[partition.partition] = RuleEvaluator(rules=self._rules)
-        return watch
+        if (evaluator := self._evaluators.get(partition.partition)) is None:
+            evaluator = self._evaluators[partition.partition] = RuleEvaluator(rules=self._rules)
+        return evaluator
 
-    def _take_incident(self, watch: RuleEvaluator, taken: AttributedIncident, now: Now) -> None:
+    def _add_incident(
+        self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now
+    ) -> None:
         """Alert of an incident, unless it is long past.
 
         One that is older than the topic keeps records has not waited there: its node's clock is
         wrong, as one in 1970, and when it happened is not known.
         """
-        age_ns = watch.age_ns(taken, now=now)
+        age_ns = evaluator.age_ns(attributed, now=now)
         if self._settings.incident_age_seconds * 1e9 < age_ns <= _KEPT_NS:
             count_dropped(NAME, "too_old")
             return
         hold_ns = round(self._settings.incident_hold_seconds * 1e9)
-        if watch.take_incident(taken, hold_ns=hold_ns, now=now):
+        if evaluator.add_incident(attributed, hold_ns=hold_ns, now=now):
             count_dropped(NAME, "too_many")
 
     def _forget(self) -> None:
         silent_ns = round(self._settings.stale_after_seconds * 1e9)
-        for watch in self._watches.values():
-            silent = watch.forget(now=Now.of(self._clock), silent_ns=silent_ns)
+        for evaluator in self._evaluators.values():
+            silent = evaluator.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:
                 _log.warning("silent_alerts_dropped", count=silent)

@@ -36,7 +36,7 @@ class _Due:
     """Since when the oldest is due of all that it does not refuse."""
 
 
-class Turns:
+class SendOrder:
     """Chooses what one Alertmanager is sent next."""
 
     def __init__(self, receiver: str, *, resend_ns: int) -> None:

@@ -23,7 +23,7 @@ class _Polled:
     """What has to be answered first."""
 
 
-class Owed:
+class Unacknowledged:
     """For each partition what waits for an answer, in the order of its offsets."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Owed:
 
     def count(self) -> int:
         """Return how many alerts are waited for."""
-        return sum(len(polled.alerts) for each in self._polled.values() for polled in each)
+        return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
 
     def drop(self, partitions: Partitions) -> None:
         """Forget partitions: what was not answered of them is their next owner's to tell."""

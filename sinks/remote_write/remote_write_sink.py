@@ -170,7 +170,7 @@ class RemoteWriteSink(Sink):
         series = self._series.setdefault(batch.partition, ActiveSeries(budget=self._budget))
         forgotten_before = series.forgotten
         time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
-        for record, event, place, refusal in admit(
+        for record, event, order, refusal in admit(
             batch.items,
             self._timelines.setdefault(batch.partition, Timelines()),
             time_ns=time_ns,
@@ -187,7 +187,7 @@ class RemoteWriteSink(Sink):
             try:
                 encoded = (
                     series.encode_past(event, now_ns=now_ns)
-                    if place is TickOrder.SUPERSEDED
+                    if order is TickOrder.SUPERSEDED
                     else series.encode(event, now_ns=now_ns)
                 )
             except ValueError as error:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 from sinks.alerts.active_alerts import (
     ActiveAlert,
+    ActiveAlerts,
     Now,
-    StandingAlerts,
     mark_doubted,
-    mark_refused,
-    mark_told,
+    mark_rejected,
+    mark_taken,
 )
-from sinks.alerts.send_order import MAX_TOGETHER, Turns
+from sinks.alerts.send_order import MAX_TOGETHER, SendOrder
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 AM = "am"
@@ -26,8 +26,8 @@ class Alertmanager:
     """One that answers what it is posted, each answer taking so long."""
 
     def __init__(self, *, seconds: float = 0.0, refuses: Callable[[str], bool]) -> None:
-        self.alerts = StandingAlerts()
-        self.turns = Turns(AM, resend_ns=RESEND_SECONDS * SECOND_NS)
+        self.alerts = ActiveAlerts()
+        self.turns = SendOrder(AM, resend_ns=RESEND_SECONDS * SECOND_NS)
         self.posts: list[list[str]] = []
         self._seconds, self._refuses = seconds, refuses
         self.now = 0.0
@@ -55,11 +55,11 @@ class Alertmanager:
 
     def _answer(self, alerts: Sequence[ActiveAlert], names: Sequence[str]) -> None:
         if not any(map(self._refuses, names)):
-            mark_told(alerts, AM, now=at(self.now))
+            mark_taken(alerts, AM, now=at(self.now))
         elif len(alerts) > 1:
             mark_doubted(alerts, AM)
         else:
-            mark_refused(alerts[0], AM, now=at(self.now))
+            mark_rejected(alerts[0], AM, now=at(self.now))
 
 
 def bad(name: str) -> bool:

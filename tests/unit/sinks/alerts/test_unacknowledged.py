@@ -7,8 +7,8 @@ import pytest
 from gpuledger.bus.protocol import Consumer, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.alerts.active_alerts import ActiveAlert, Now, StandingAlerts, mark_told
-from sinks.alerts.unacknowledged import Owed
+from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, mark_taken
+from sinks.alerts.unacknowledged import Unacknowledged
 from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
@@ -46,10 +46,14 @@ class RecordedContext:
 
 
 class Given:
-    """What is owed to a context, and the alerts that stand."""
+    """What is unacknowledged to a context, and the alerts that stand."""
 
     def __init__(self) -> None:
-        self.context, self.owed, self.alerts = RecordedContext(), Owed(), StandingAlerts()
+        self.context, self.unacknowledged, self.alerts = (
+            RecordedContext(),
+            Unacknowledged(),
+            ActiveAlerts(),
+        )
 
     def fire(self, name: str) -> ActiveAlert:
         key = self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=NOW)
@@ -58,13 +62,13 @@ class Given:
     def add(
         self, next_offset: int, alerts: Sequence[ActiveAlert] = (), *, at: TopicPartition = AT
     ) -> None:
-        self.owed.add(
+        self.unacknowledged.add(
             at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
         )
 
     def settled(self) -> list[tuple[TopicPartition, int]]:
         """Return what has been acknowledged by now."""
-        self.owed.settle()
+        self.unacknowledged.settle()
         return [(partition, offset) for partition, offset, _ in self.context.acknowledged]
 
 
@@ -77,7 +81,7 @@ def test_what_brought_no_alert_is_acknowledged_at_once(given: Given) -> None:
     given.add(5)
 
     assert given.settled() == [(AT, 5)]
-    assert given.owed.count() == 0
+    assert given.unacknowledged.count() == 0
 
 
 def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partition(
@@ -88,11 +92,11 @@ def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partit
     given.add(2, [second])
     given.add(3)
     given.add(7, at=OTHER)
-    mark_told([second], "am", now=NOW)
+    mark_taken([second], "am", now=NOW)
     assert given.settled() == [(OTHER, 7)]
-    assert given.owed.count() == 1
+    assert given.unacknowledged.count() == 1
 
-    mark_told([first], "am", now=NOW)
+    mark_taken([first], "am", now=NOW)
     assert given.settled() == [(OTHER, 7), (AT, 1), (AT, 3)]
 
 
@@ -101,7 +105,7 @@ def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None
     later = given.fire("same")
     assert given.settled() == []
 
-    mark_told([later], "am", now=NOW)
+    mark_taken([later], "am", now=NOW)
     assert given.settled() == [(AT, 1)]
 
 
@@ -109,7 +113,7 @@ def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None
     earlier = given.fire("same")
     given.add(1, [earlier])
     given.add(2, [given.fire("same")])
-    mark_told([earlier], "am", now=NOW)
+    mark_taken([earlier], "am", now=NOW)
 
     assert given.settled() == [(AT, 1)]
 
@@ -120,14 +124,14 @@ def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given)
     late = NOW._replace(monotonic_ns=2 * START_NS)
     assert given.alerts.forget(now=late, silent_ns=1) == []
 
-    mark_told([alert], "am", now=NOW)
+    mark_taken([alert], "am", now=NOW)
     assert given.alerts.forget(now=late, silent_ns=1) == [alert]
 
 
 def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -> None:
     alert = given.fire("one")
     given.add(1, [alert])
-    given.owed.drop(frozenset({AT}))
-    mark_told([alert], "am", now=NOW)
+    given.unacknowledged.drop(frozenset({AT}))
+    mark_taken([alert], "am", now=NOW)
 
     assert given.settled() == []

@@ -10,18 +10,18 @@ from sinks.alerts.active_alerts import (
     MAX_HELD,
     MAX_HELD_OF_NODE,
     ActiveAlert,
+    ActiveAlerts,
     Now,
-    StandingAlerts,
-    mark_refused,
-    mark_told,
+    mark_rejected,
+    mark_taken,
 )
-from sinks.alerts.send_order import Turns
+from sinks.alerts.send_order import SendOrder
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
-def bytes_to_hold(alerts: StandingAlerts, *, gpu: int) -> int:
+def bytes_to_hold(alerts: ActiveAlerts, *, gpu: int) -> int:
     """Return how much memory it takes at most to let an alert stand."""
     tracemalloc.start()
     try:
@@ -33,7 +33,7 @@ def bytes_to_hold(alerts: StandingAlerts, *, gpu: int) -> int:
 
 
 def test_an_alert_that_is_held_costs_the_same_however_many_others_stand() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     alone = bytes_to_hold(alerts, gpu=0)
     for gpu in range(2000):
         bytes_to_hold(alerts, gpu=gpu)
@@ -47,19 +47,19 @@ SOON = Now(time_ns=START_NS + 900 * SECOND_NS, monotonic_ns=START_NS + 900 * SEC
 HOLD_NS = 300 * SECOND_NS
 
 
-def hold(alerts: StandingAlerts, *, node: str, gpu: int) -> bool:
+def hold(alerts: ActiveAlerts, *, node: str, gpu: int) -> bool:
     """Let an incident's alert stand; tell whether another one had to go for it."""
     labels = {"alertname": "GpuIncident", "node": node, "gpu_uuid": f"GPU-{gpu}"}
     held = alerts.hold(labels, {}, at_ns=START_NS, hold_ns=300 * SECOND_NS, now=NOW)
     return held is not None
 
 
-def nodes(alerts: StandingAlerts) -> list[str]:
+def nodes(alerts: ActiveAlerts) -> list[str]:
     return [dict(alert.labels)["node"] for alert in alerts]
 
 
 def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     hold(alerts, node="quiet", gpu=0)
     dropped = [hold(alerts, node="loud", gpu=gpu) for gpu in range(3 * MAX_HELD_OF_NODE)]
 
@@ -69,7 +69,7 @@ def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
 
 
 def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     for number in range(MAX_HELD + 5_000):
         hold(alerts, node=f"n{number // 100}", gpu=number)
 
@@ -80,13 +80,13 @@ def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> 
 
 
 def test_what_stands_already_is_held_on_and_pushes_out_nothing() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     for _ in range(2):
         assert not any(hold(alerts, node="n", gpu=gpu) for gpu in range(MAX_HELD_OF_NODE))
 
 
 def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     long = "x" * 500_000
     alerts.hold(
         {"node": "n", "kind": long}, {"summary": long}, at_ns=START_NS, hold_ns=SECOND_NS, now=NOW
@@ -100,16 +100,16 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
     ("answers", "offered", "held_from"),
     [
         ([], LATER, LATER),
-        ([lambda one: mark_told([one], "am", now=NOW)], SOON, NOW),
-        ([lambda one: mark_refused(one, "am", now=NOW)], SOON, SOON),
-        ([lambda one: mark_refused(one, "am", now=NOW)], LATER, NOW),
+        ([lambda one: mark_taken([one], "am", now=NOW)], SOON, NOW),
+        ([lambda one: mark_rejected(one, "am", now=NOW)], SOON, SOON),
+        ([lambda one: mark_rejected(one, "am", now=NOW)], LATER, NOW),
     ],
     ids=["nobody answered", "taken", "refused", "refused for long"],
 )
 def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
     answers: list[Answering], offered: Now, held_from: Now
 ) -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
     (alert,) = alerts
     for answer in answers:
@@ -120,9 +120,9 @@ def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
 
 
 def test_what_is_refused_for_ever_is_forgotten() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
-    turns = Turns("am", resend_ns=60 * SECOND_NS)
+    turns = SendOrder("am", resend_ns=60 * SECOND_NS)
     minutes = 0
     while list(alerts):
         minutes += 1
@@ -131,20 +131,20 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
         while due := turns.next(alerts, now=now):
             (alert,) = due
             alert.hold_until_taken(now)
-            mark_refused(alert, "am", now=now)
+            mark_rejected(alert, "am", now=now)
         alerts.forget(now=now, silent_ns=600 * SECOND_NS)
 
     assert minutes == 59 + 5 + 5  # the last hold, and for how long its end is told
 
 
 def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
-    alerts = StandingAlerts()
+    alerts = ActiveAlerts()
     key = alerts.fire({"alertname": "GpuBusyWithoutPod"}, {}, since_ns=START_NS, now=NOW)
     on_its_way = list(alerts)
     alerts.end(key, at_ns=START_NS, now=NOW)
-    mark_told(on_its_way, "am", now=NOW)
-    mark_refused(on_its_way[0], "am", now=NOW)
+    mark_taken(on_its_way, "am", now=NOW)
+    mark_rejected(on_its_way[0], "am", now=NOW)
 
-    (due,) = Turns("am", resend_ns=HOLD_NS).next(alerts, now=NOW)
+    (due,) = SendOrder("am", resend_ns=HOLD_NS).next(alerts, now=NOW)
     assert due.ends_ns == START_NS
     assert on_its_way[0].ends_ns is None
