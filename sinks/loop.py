@@ -36,7 +36,6 @@ from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.topics import DEAD_LETTERS
-from gpuledger.twins import twin_of
 from sinks.concurrency import work_beside
 from sinks.context import EpochContext, Progress
 from sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
@@ -76,7 +75,7 @@ async def run_sink(
                 group=group,
                 member=member,
                 decoders={
-                    topic.name: Decoder(topic=topic.name, record=twin_of(topic.record))
+                    topic.name: Decoder(topic=topic.name, record=topic.record)
                     for topic in kind.topics
                 },
                 max_poll_records=settings.max_poll_records,
@@ -312,7 +311,7 @@ class _Session:
         try:
             await work_beside(
                 self._work(polled, context),
-                meanwhile=partial(self._stay_member, polled, context),
+                meanwhile=partial(self._keep_membership, polled, context),
                 after_seconds=self._config.poll_seconds,
             )
         finally:
@@ -323,7 +322,7 @@ class _Session:
         """Forget what the sink put aside after its partition was given up."""
         self._drop_letters(at for at in polled if not context.is_current(at))
 
-    async def _stay_member(self, polled: Polled, context: EpochContext) -> None:
+    async def _keep_membership(self, polled: Polled, context: EpochContext) -> None:
         await self._poll_paused()
         self._drop_late_letters(polled, context)
         await self._settle()

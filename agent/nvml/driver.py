@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from agent.metrics import DRIVER_UP
 from agent.nvml.availability import GpuAvailability, Tell, tell_nobody

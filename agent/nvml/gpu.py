@@ -5,8 +5,10 @@ Whether a value can be true is judged elsewhere. Safe to ask different GPUs from
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from agent.nvml.catalogue import CATALOGUE
 from agent.nvml.core import list_processes, query_core

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.records.base import record
+from gpuledger.records.base import BaseRecord
 from sinks.alerts.active_alerts import ActiveAlert, Labels, Now, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
@@ -17,8 +17,7 @@ from sinks.settings import AlertsSettings
 _MAX_ALERTS: Final = 200
 
 
-@record
-class AlertLine:
+class AlertLine(BaseRecord, frozen=True, kw_only=True):
     """One alert of the run."""
 
     name: str

@@ -6,6 +6,7 @@ names. Pure.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
@@ -171,32 +172,39 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
     a settlement a GPU.
     """
     pods = PodIndex(event)
-    for row, (entry, time_ns, interval_ns, gpu, apportioned) in enumerate(_entries(event)):
-        yield BookedEntry(
-            event,
-            origin,
-            row,
-            entry,
-            time_ns,
-            interval_ns,
-            gpu,
-            pods.owner_of(entry),
-            holder_of(entry, event),
-            apportioned,
-        )
-
-
-def _entries(event: GpuEvent) -> Iterator[tuple[Entry, int, int, GpuReading, Amounts]]:
+    row = count()
     for books in event.gpus:
         amounts = apportion(books, event.interval_ns / 1e9)
         for entry, apportioned in zip(books.entries, amounts, strict=True):
-            yield entry, event.time_ns, event.interval_ns, books.reading, apportioned
+            yield BookedEntry(
+                event,
+                origin,
+                next(row),
+                entry,
+                event.time_ns,
+                event.interval_ns,
+                books.reading,
+                pods.owner_of(entry),
+                holder_of(entry, event),
+                apportioned,
+            )
     for settlement in event.settlements or ():
         length_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
         for entry in settlement.entries:
-            # The chip's counters of the ticks that are settled were split by what was known then.
-            reading = gpu_of(settlement, event).reading
-            yield entry, settlement.until_time_ns, length_ns, reading, UNKNOWN
+            yield BookedEntry(
+                event,
+                origin,
+                next(row),
+                entry,
+                settlement.until_time_ns,
+                length_ns,
+                gpu_of(settlement, event).reading,
+                pods.owner_of(entry),
+                holder_of(entry, event),
+                # The chip's counters of the ticks that are settled were split by what was known
+                # then.
+                UNKNOWN,
+            )
 
 
 def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:

@@ -11,13 +11,14 @@ their last column, hence `added`; what is added may be null there.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import new_class
 from typing import Any, Final
+
+import msgspec
 
 from gpuledger.docstrings import FIELD_DOCSTRINGS
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
-from gpuledger.records.base import BootId, Natural, NodeName, Seq, SmallNatural, record
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
 from gpuledger.records.bounds import Id, Label, Labels, Subdomain, Word
 from gpuledger.records.events import Account, HolderState, Method, PodState
 
@@ -373,36 +374,43 @@ def row_maker(
 
     A row is what `make` returns for the values by their columns' names, without it a tuple in the
     columns' order. `written` says how values of a type are written, as an expression with `{}` in
-    the place of the value, which may be `None` where that is optional; it may call the functions
-    named here.
+    the place of the value; it may call the functions named here. What is absent is `None`.
     """
-    values = {
-        column.name: written.get(column.type, "{}").format(column.source) for column in columns
-    }
+    values = {column.name: _expression(column, written.get(column.type)) for column in columns}
     if make is None:
         row = f"({', '.join(values.values())},)"
     else:
         row = f"make({', '.join(f'{name}={value}' for name, value in values.items())})"
     # Some forty values of each entry: attributes that are looked up by name take twice as long.
-    made: Callable[..., Any] = eval(  # noqa: S307  # made of the table above, as a namedtuple's code is
+    made: Callable[..., Any] = eval(  # noqa: S307  # of the table above, as a namedtuple's code is
         f"lambda {', '.join(BookedEntry._fields)}: {row}", {**functions, "make": make}
     )
     return made
 
 
-def _fill(namespace: dict[str, Any]) -> None:
-    """Fill the body of the record's class from the table."""
-    namespace["__module__"] = __name__
-    namespace["__doc__"] = (
-        "An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its identity."
-    )
-    namespace["__annotations__"] = {
-        column.name: column.bounds | None if column.optional else column.bounds
+def _expression(column: Column, written: str | None) -> str:
+    if written is None:
+        return column.source
+    present = written.format(column.source)
+    return f"None if {column.source} is None else {present}" if column.optional else present
+
+
+EntryRow: Final[Any] = msgspec.defstruct(
+    "EntryRow",
+    [
+        (column.name, column.bounds | None, None)
+        if column.optional
+        else (column.name, column.bounds)
         for column in TOPIC_COLUMNS
-    }
-    namespace.update((column.name, None) for column in TOPIC_COLUMNS if column.optional)
-    namespace[FIELD_DOCSTRINGS] = {column.name: column.meaning for column in TOPIC_COLUMNS}
-
-
-EntryRow: Final[Any] = record(new_class("EntryRow", exec_body=_fill))
+    ],
+    bases=(BaseRecord,),
+    module=__name__,
+    namespace={
+        "__doc__": "An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its"
+        " identity.",
+        FIELD_DOCSTRINGS: {column.name: column.meaning for column in TOPIC_COLUMNS},
+    },
+    frozen=True,
+    kw_only=True,
+)
 """The record of `gpuledger.rows.v1`."""

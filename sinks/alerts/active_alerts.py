@@ -254,30 +254,30 @@ def _identity(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
 
 
-def mark_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
+def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
     """Record that the Alertmanager has taken these alerts."""
     for alert in alerts:
         alert.taken_ns[receiver] = now.monotonic_ns
         alert.changes.max_together.pop(receiver, None)
-        _mark_answered(alert)
+        _record_answered(alert)
 
 
-def mark_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
+def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
     """Record that the Alertmanager refuses this alert; return whether that is news."""
     is_news = receiver not in alert.rejected_ns
     alert.rejected_ns[receiver] = now.monotonic_ns
     alert.changes.max_together[receiver] = 1
-    _mark_answered(alert)
+    _record_answered(alert)
     return is_news
 
 
-def mark_doubted(alerts: Sequence[ActiveAlert], receiver: str) -> None:
+def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None:
     """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
     for alert in alerts:
         alert.changes.max_together[receiver] = (len(alerts) + 1) // 2
 
 
-def _mark_answered(alert: ActiveAlert) -> None:
+def _record_answered(alert: ActiveAlert) -> None:
     alert.changes.answered = max(alert.changes.answered, alert.change)
 
 

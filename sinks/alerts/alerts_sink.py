@@ -12,12 +12,12 @@ from typing import Final
 import structlog
 from typing_extensions import override
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import open_http
+from gpuledger.settings.address import shown_url
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
 from sinks.alerts.active_alerts import Now
 from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
@@ -34,7 +34,7 @@ from sinks.timelines import TickOrder
 _KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
 _NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
 """Why an event is not held against the rules, by where it stands."""
-_PATIENCE_SECONDS: Final = 0.5
+_ANSWER_TIMEOUT_SECONDS: Final = 0.5
 """How long a poll waits for the answer to what the one before it brought."""
 _MAX_UNACKNOWLEDGED: Final = 2_000
 """So many alerts may wait for their first answer while polling goes on."""
@@ -116,7 +116,7 @@ class AlertsSink(Sink):
         self._forget()
         if self._unacknowledged.count() > unacknowledged_before:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
                     await self._until(lambda: not self._unacknowledged.count())
         await self._until(self._has_room)
 

@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import structlog
 
-from gpuledger.addresses import shown_url
 from gpuledger.clock import Clock
 from gpuledger.runtime import Check
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings.address import shown_url
 from sinks.alerts.active_alerts import (
     SECOND_NS,
     ActiveAlert,
     ActiveAlerts,
     Now,
-    mark_doubted,
-    mark_rejected,
-    mark_taken,
+    record_partly_rejected,
+    record_rejected,
+    record_taken,
 )
 from sinks.alerts.alertmanager import AlertmanagerClient
 from sinks.alerts.send_order import SendOrder
@@ -238,18 +238,18 @@ class _Receiver:
         except RejectedError as error:
             if len(alerts) > 1:
                 # Which of them it is, only the answers to fewer of them tell.
-                mark_doubted(alerts, self._client.url)
+                record_partly_rejected(alerts, self._client.url)
             elif alerts:
                 self._reject(alerts[0], str(error), now)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
-            mark_taken(alerts, self._client.url, now=now)
+            record_taken(alerts, self._client.url, now=now)
 
     def _reject(self, alert: ActiveAlert, error: str, now: Now) -> None:
         """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
         self._all_receivers.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
         self._rejected.record(error, now_ns=now.monotonic_ns)
-        if mark_rejected(alert, self._client.url, now=now):
+        if record_rejected(alert, self._client.url, now=now):
             count_dropped(NAME, "rejected")
         if count := _repeats.count(self._client.url):
             _log.warning("alerts_rejected", url=self._url, count=count, error=error)

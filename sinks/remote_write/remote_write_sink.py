@@ -13,13 +13,13 @@ from typing import Final
 import structlog
 from typing_extensions import override
 
-from gpuledger.addresses import shown_url
 from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.errors import BusError, NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
+from gpuledger.settings.address import shown_url
 from sinks.concurrency import LargeTurns
 from sinks.errors import RejectedError
 from sinks.metrics import SENT_TOTAL, SERIES_FORGOTTEN_TOTAL, count_dropped

@@ -10,11 +10,11 @@ from typing import Final
 
 from gpuledger.bus.protocol import TransactionalBus
 from gpuledger.clock import Clock
+from gpuledger.codec import encode
 from gpuledger.ledger.entries import booked_entries
 from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
-from gpuledger.twins import encode_twin, twin_of
 from sinks.kafka_sink import KafkaSink, open_kafka_sink
 from sinks.registry import ROWS
 from sinks.settings import RowsSettings
@@ -27,7 +27,7 @@ def encoded_rows_of(event: GpuEvent) -> list[bytes]:
 
     Raises ValueError where `booked_entries` does.
     """
-    return [encode_twin(_make_row(*booked)) for booked in booked_entries(event)]
+    return [encode(_make_row(*booked)) for booked in booked_entries(event)]
 
 
 def _as_text(time_ns: int) -> str:
@@ -43,7 +43,7 @@ _make_row: Final = row_maker(
         ColumnType.FLAG: "bool({})",
     },
     {"as_text": _as_text},
-    make=twin_of(EntryRow),
+    make=EntryRow,
 )
 
 

@@ -5,6 +5,7 @@ table.
 """
 
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any, Final
 
 import orjson
@@ -17,12 +18,11 @@ Row = tuple[Any, ...]
 
 
 def rows_of(event: GpuEvent, origin: Origin) -> Iterator[Row]:
-    """Yield one row for each entry of each GPU of the event, and of each settlement.
+    """Return one row for each entry of each GPU of the event, and of each settlement.
 
     Raises ValueError where `booked_entries` does.
     """
-    for booked in booked_entries(event, origin):
-        yield _make_row(*booked)
+    return starmap(_make_row, booked_entries(event, origin))
 
 
 def _as_json(labels: dict[str, str]) -> str:
@@ -37,8 +37,8 @@ _make_row: Final = row_maker(
         ColumnType.DURATION: "{} / 1e9",
         ColumnType.FLAG: "bool({})",
         # The text, not the word, which is of a class of its own.
-        ColumnType.CODE: "{0} and {0}.value",
-        ColumnType.LABELS: "None if {0} is None else as_json({0})",
+        ColumnType.CODE: "{}.value",
+        ColumnType.LABELS: "as_json({})",
     },
     {"as_json": _as_json},
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuledger.bus.protocol import Gap, TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.runtime.threads import in_daemon_thread
+from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.stored import Stored
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError

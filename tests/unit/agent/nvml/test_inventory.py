@@ -14,7 +14,7 @@ from agent.nvml.raw import CallGroup, SampleCursor
 from gpuledger.records import Capability, GpuFacts
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.fakes.altered import Altered
 from tests.fakes.nvml_pointers import play

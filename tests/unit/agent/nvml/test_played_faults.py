@@ -13,7 +13,7 @@ from agent.nvml.library import NvmlSession
 from agent.nvml.raw import RawGpuSample, SampleCursor
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

@@ -16,7 +16,7 @@ from gpuledger.ledger.series import FAMILIES, Family
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.device import SimulatedGpu
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import event_of, play
 from tests.unit.simulator.mig_builders import EPOCH_NS

@@ -12,8 +12,8 @@ from sinks.alerts.active_alerts import (
     ActiveAlert,
     ActiveAlerts,
     Now,
-    mark_rejected,
-    mark_taken,
+    record_rejected,
+    record_taken,
 )
 from sinks.alerts.send_order import SendOrder
 from tests.unit.sinks.builders import SECOND_NS, START_NS
@@ -100,9 +100,9 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
     ("answers", "offered", "held_from"),
     [
         ([], LATER, LATER),
-        ([lambda one: mark_taken([one], "am", now=NOW)], SOON, NOW),
-        ([lambda one: mark_rejected(one, "am", now=NOW)], SOON, SOON),
-        ([lambda one: mark_rejected(one, "am", now=NOW)], LATER, NOW),
+        ([lambda one: record_taken([one], "am", now=NOW)], SOON, NOW),
+        ([lambda one: record_rejected(one, "am", now=NOW)], SOON, SOON),
+        ([lambda one: record_rejected(one, "am", now=NOW)], LATER, NOW),
     ],
     ids=["nobody answered", "taken", "refused", "refused for long"],
 )
@@ -131,7 +131,7 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
         while due := turns.next(alerts, now=now):
             (alert,) = due
             alert.hold_until_taken(now)
-            mark_rejected(alert, "am", now=now)
+            record_rejected(alert, "am", now=now)
         alerts.forget(now=now, silent_ns=600 * SECOND_NS)
 
     assert minutes == 59 + 5 + 5  # the last hold, and for how long its end is told
@@ -142,8 +142,8 @@ def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
     key = alerts.fire({"alertname": "GpuBusyWithoutPod"}, {}, since_ns=START_NS, now=NOW)
     on_its_way = list(alerts)
     alerts.end(key, at_ns=START_NS, now=NOW)
-    mark_taken(on_its_way, "am", now=NOW)
-    mark_rejected(on_its_way[0], "am", now=NOW)
+    record_taken(on_its_way, "am", now=NOW)
+    record_rejected(on_its_way[0], "am", now=NOW)
 
     (due,) = SendOrder("am", resend_ns=HOLD_NS).next(alerts, now=NOW)
     assert due.ends_ns == START_NS

@@ -1,10 +1,10 @@
 """Rules over event time, and what Alertmanager is told of them."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.records import (
     Account,
@@ -15,7 +15,7 @@ from gpuledger.records import (
     PodDescription,
     Severity,
 )
-from sinks.alerts.active_alerts import ActiveAlert, Now, mark_taken, rfc3339
+from sinks.alerts.active_alerts import ActiveAlert, Now, record_taken, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
 from sinks.alerts.send_order import SendOrder
@@ -52,7 +52,7 @@ def evaluate(of: RuleEvaluator, *host_seconds: float | None, first: int = 0) -> 
 
 def told(of: RuleEvaluator, *, now: float) -> list[ActiveAlert]:
     due = SendOrder(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
-    mark_taken(due, AM, now=now_at(now))
+    record_taken(due, AM, now=now_at(now))
     return due
 
 

@@ -6,9 +6,9 @@ from sinks.alerts.active_alerts import (
     ActiveAlert,
     ActiveAlerts,
     Now,
-    mark_doubted,
-    mark_rejected,
-    mark_taken,
+    record_partly_rejected,
+    record_rejected,
+    record_taken,
 )
 from sinks.alerts.send_order import MAX_TOGETHER, SendOrder
 from tests.unit.sinks.builders import SECOND_NS, START_NS
@@ -55,11 +55,11 @@ class Alertmanager:
 
     def _answer(self, alerts: Sequence[ActiveAlert], names: Sequence[str]) -> None:
         if not any(map(self._refuses, names)):
-            mark_taken(alerts, AM, now=at(self.now))
+            record_taken(alerts, AM, now=at(self.now))
         elif len(alerts) > 1:
-            mark_doubted(alerts, AM)
+            record_partly_rejected(alerts, AM)
         else:
-            mark_rejected(alerts[0], AM, now=at(self.now))
+            record_rejected(alerts[0], AM, now=at(self.now))
 
 
 def bad(name: str) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from gpuledger.bus.protocol import Consumer, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, mark_taken
+from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
 from sinks.alerts.unacknowledged import Unacknowledged
 from tests.unit.sinks.builders import START_NS
 
@@ -92,11 +92,11 @@ def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partit
     given.add(2, [second])
     given.add(3)
     given.add(7, at=OTHER)
-    mark_taken([second], "am", now=NOW)
+    record_taken([second], "am", now=NOW)
     assert given.settled() == [(OTHER, 7)]
     assert given.unacknowledged.count() == 1
 
-    mark_taken([first], "am", now=NOW)
+    record_taken([first], "am", now=NOW)
     assert given.settled() == [(OTHER, 7), (AT, 1), (AT, 3)]
 
 
@@ -105,7 +105,7 @@ def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None
     later = given.fire("same")
     assert given.settled() == []
 
-    mark_taken([later], "am", now=NOW)
+    record_taken([later], "am", now=NOW)
     assert given.settled() == [(AT, 1)]
 
 
@@ -113,7 +113,7 @@ def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None
     earlier = given.fire("same")
     given.add(1, [earlier])
     given.add(2, [given.fire("same")])
-    mark_taken([earlier], "am", now=NOW)
+    record_taken([earlier], "am", now=NOW)
 
     assert given.settled() == [(AT, 1)]
 
@@ -124,7 +124,7 @@ def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given)
     late = NOW._replace(monotonic_ns=2 * START_NS)
     assert given.alerts.forget(now=late, silent_ns=1) == []
 
-    mark_taken([alert], "am", now=NOW)
+    record_taken([alert], "am", now=NOW)
     assert given.alerts.forget(now=late, silent_ns=1) == [alert]
 
 
@@ -132,6 +132,6 @@ def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -
     alert = given.fire("one")
     given.add(1, [alert])
     given.unacknowledged.drop(frozenset({AT}))
-    mark_taken([alert], "am", now=NOW)
+    record_taken([alert], "am", now=NOW)
 
     assert given.settled() == []
