@@ -139,7 +139,7 @@ class KafkaSink(Sink):
             self._cannot_take_over = True
             await self._pause([error])
         except NotAssignedError:
-            pass
+            pass  # a rebalance came between: what is held then is taken over next time
         else:
             self._cannot_take_over = False
             self._pass_check()
@@ -148,6 +148,7 @@ class KafkaSink(Sink):
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Deliver what was polled of each partition; what is undone is read again."""
+        # A transaction spans one partition, so that partitions do not wait for each other.
         errors = await asyncio.gather(*(self._deliver(batch, context) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
@@ -203,32 +204,33 @@ class KafkaSink(Sink):
             ) from error
 
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
-        """Deliver a batch, in its turn where it is large."""
-        async with self._turns.enter(batch):
-            return await self._deliver_parts(batch, context)
+        """Deliver a batch, in as many transactions as it takes for none to be too large.
 
-    async def _deliver_parts(self, batch: Batch, context: SinkContext) -> Exception | None:
-        """Deliver a batch, in as many transactions as it takes for none to be too large."""
-        for made in self._parts(batch, context):
-            if batch.partition.partition not in self._writers:
-                # Given up meanwhile: the next owner's to say.
-                context.dead_letters.drop(batch.partition.partition)
-                return None
-            if (error := await self._deliver_part(batch.partition, made, context)) is not None:
-                return error
+        Returns what undid one of them.
+        """
+        async with self._turns.enter(batch):
+            for part in self._parts(batch, context):
+                if batch.partition.partition not in self._writers:
+                    # Given up meanwhile: the next owner's to say.
+                    context.dead_letters.drop(batch.partition.partition)
+                    return None
+                if (error := await self._deliver_part(batch.partition, part, context)) is not None:
+                    return error
         return None
 
     async def _deliver_part(
-        self, partition: TopicPartition, made: "_Part", context: SinkContext
+        self, partition: TopicPartition, part: "_Part", context: SinkContext
     ) -> Exception | None:
-        messages = made.messages
+        """Write a part, the dead letters before its end, and that offset, in one transaction."""
+        messages = part.messages
+        # A topic of another number of partitions still keeps a node's messages in one of them.
         target = TopicPartition(self._settings.topic, partition.partition % self._partitions)
         drained = context.dead_letters.drain(partition.partition)
         try:
             await self._writers.commit(
                 partition.partition,
                 {target: messages, **drained.messages},
-                offsets={partition: made.next_offset},
+                offsets={partition: part.next_offset},
             )
         except (FencedError, BusError) as error:
             if partition.partition not in self._writers:
@@ -237,12 +239,13 @@ class KafkaSink(Sink):
             # One that was shut out has nothing to deliver: another one has it.
             if isinstance(error, FencedError):
                 return error
-            self._undelivered[partition] = made.next_offset
+            self._undelivered[partition] = part.next_offset
             return drained.explain(error)
         context.dead_letters.acknowledge(drained)
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
-        context.acknowledge(partition, made.next_offset, time_ns=made.newest_ns, is_committed=True)
+        # The offset is in the transaction: a commit of the loop would be a second one.
+        context.acknowledge(partition, part.next_offset, time_ns=part.newest_ns, is_committed=True)
         return None
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
@@ -259,13 +262,13 @@ class KafkaSink(Sink):
                 count_dropped(self.name, "duplicate")
                 continue
             try:
-                part.add(self._made_of(event, newest_ns))
+                part.add(self._messages_of(event, newest_ns))
             except _UnfitError as error:
                 context.dead_letters.reject(record, reason=error.reason, detail=str(error))
         part.next_offset = batch.next_offset
         yield part
 
-    def _made_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
+    def _messages_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
         if event.time_ns > newest_ns:
             seconds = (event.time_ns - newest_ns) / 1e9
             raise _UnfitError(
@@ -275,13 +278,15 @@ class KafkaSink(Sink):
         key, timestamp_ms = event.node.encode(), event.time_ns // 1_000_000
         try:
             values = self._values_of(event)
-            made = [Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values]
-            refuse_too_large(self._settings.topic, made)
+            messages = [
+                Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values
+            ]
+            refuse_too_large(self._settings.topic, messages)
         except ValueError as error:
             raise _UnfitError(str(error), reason="invalid") from error
         except MessageTooLargeError as error:
             raise _UnfitError(str(error), reason="too_large") from error
-        return made
+        return messages
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
         pause_seconds = pause_seconds_after(
@@ -289,6 +294,7 @@ class KafkaSink(Sink):
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         for error in undone:
+            # Being shut out is how a partition changes hands, and no failure of the brokers.
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)

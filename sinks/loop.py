@@ -211,9 +211,13 @@ class _Session:
             "partitions_assigned",
             sink=self._sink.name,
             group=self._config.group,
-            partitions=_by_topic(partitions),
+            partitions={
+                topic: sorted(partition for name, partition in partitions if name == topic)
+                for topic in sorted({partition.topic for partition in partitions})
+            },
         )
         if self._hands_out_nothing:
+            # This came with a poll for the membership alone: nothing may be handed out by it.
             self.consumer.pause(partitions)
         self._progress.begin(partitions)
         await self._sink.assign(partitions, self._context())
@@ -227,13 +231,10 @@ class _Session:
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
         finally:
-            self._forget(partitions)
-
-    def _forget(self, partitions: Partitions) -> None:
-        """Forget what was read of partitions: the next owner reads it again and tells it."""
-        self._progress.end(partitions)
-        self._drop_letters(partitions)
-        self._lag.keep(self._progress.epochs)
+            # What was read of them and not committed is the next owner's to read and to report.
+            self._progress.end(partitions)
+            self._drop_letters(partitions)
+            self._lag.keep(self._progress.epochs)
 
     def _drop_letters(self, partitions: Iterable[TopicPartition]) -> None:
         for topic, partition in partitions:
@@ -261,11 +262,11 @@ class _Session:
         if self._polling.failures or self._committing.failures:
             return
         if self._is_member:
-            self._check.ok(self._holding)
+            self._check.ok(self._describe_assignment)
         elif not self._check.has_failed:
             self._check.waits(f"joining the group {self._config.group}")
 
-    def _holding(self) -> str:
+    def _describe_assignment(self) -> str:
         held = len(self.consumer.assignment())
         if not held:
             return "no partition: the group has members enough"
@@ -369,11 +370,3 @@ def _gap_of(record: Record) -> Gap:
         reason=GapReason.UNREADABLE,
         time_after_ms=known_time_ms(record.timestamp_ms),
     )
-
-
-def _by_topic(partitions: Partitions) -> dict[str, list[int]]:
-    topics = sorted({partition.topic for partition in partitions})
-    return {
-        topic: sorted(partition for name, partition in partitions if name == topic)
-        for topic in topics
-    }

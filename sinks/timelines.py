@@ -79,18 +79,16 @@ class Timeline:
         """Return where a tick stands, and go on to it; `received_ns` is of a clock never set."""
         if not self._boots.is_new(event):
             return Arrival(TickOrder.REPEATED, has_leapt=False)
+        is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
         if event.boot_id == self._boot_id:
             self._go_on(event)
-        elif self._is_earlier_boot(event, received_ns):
+        elif is_alive and event.time_ns < self._time_ns:
+            # Of an earlier boot, which a spool brings late.
             return Arrival(TickOrder.SUPERSEDED, has_leapt=False)
         else:
             self._begin(event)
         self._seq, self._time_ns, self.received_ns = event.seq, event.time_ns, received_ns
         return Arrival(TickOrder.CURRENT, has_leapt=self._leapt_seq is not None)
-
-    def _is_earlier_boot(self, event: GpuEvent, received_ns: int) -> bool:
-        is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
-        return is_alive and event.time_ns < self._time_ns
 
     def _begin(self, event: GpuEvent) -> None:
         """Begin with a boot; the clock of one that follows another may be wrong."""
@@ -100,6 +98,7 @@ class Timeline:
         self._boot_id = event.boot_id
 
     def _go_on(self, event: GpuEvent) -> None:
+        # By how much the wall clock went otherwise than the clock that is never set.
         step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
         if abs(step_ns) > LEAP_NS:
             self._offset_ns += step_ns

@@ -55,13 +55,17 @@ def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
             values[_instance_group(books.reading)] = _of_instance(books.reading, memories)
         if interval_seconds <= 0:
             continue
-        amounts = apportion(books, interval_seconds)
-        for entry, apportioned in zip(books.entries, amounts, strict=True):
+        of_entries = apportion(books, interval_seconds)
+        for entry, apportioned in zip(books.entries, of_entries, strict=True):
             if entry.account is Account.POD:
                 group = _pod_group(entry, gpu, pods.owner_of(entry))
             else:
                 group = _account_group(entry, gpu, holder_of(entry, event))
-            found = _of_entry(entry, apportioned, interval_seconds)
+            amounts = (*_booked_amounts(entry), *apportioned)
+            # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
+            found = tuple(
+                [None if amount is None else amount / interval_seconds for amount in amounts]
+            )
             values[group] = _sum(values[group], found) if group in values else found
         if len(values) > MAX_GROUPS:
             raise ValueError(f"gpus: more than {MAX_GROUPS} devices and accounts have series")
@@ -131,12 +135,6 @@ def _of_instance(reading: GpuReading, memories: set[_Memory]) -> SeriesValues:
         reading.memory_total_bytes,
         reading.memory_reserved_bytes,
     )
-
-
-def _of_entry(entry: Entry, apportioned: Amounts, interval_seconds: float) -> SeriesValues:
-    amounts = (*_booked_amounts(entry), *apportioned)
-    # Of a list, as a tuple of a generator takes a third longer, for each entry of each tick.
-    return tuple([None if amount is None else amount / interval_seconds for amount in amounts])
 
 
 def _sum(first: SeriesValues, second: SeriesValues) -> SeriesValues:

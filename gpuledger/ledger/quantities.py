@@ -41,6 +41,8 @@ class Quantity:
     the driver measures it of the board. Otherwise those of each row sum to the row's total."""
     apportioned_from: str | None = None
     """The reading's field that has it per second, where it is apportioned; else it is booked."""
+    added: int = 0
+    """With which version of the store's table its column came; older tables get it at their end."""
     average: str
     """What it is called per second of the tick: the end of the name of its series."""
     pod_help: str
@@ -94,6 +96,7 @@ def _active_seconds(part: str, what: str, meaning: str) -> Quantity:
         meaning=meaning,
         total=total,
         apportioned_from=field,
+        added=2,
         average=field,
         pod_help=help_of("the container"),
         account_help=help_of("the account"),

@@ -84,7 +84,7 @@ class Column:
         return self.optional or self.added > 0
 
 
-def _quantities(quantities: Iterable[Quantity], *, source: str, added: int) -> list[Column]:
+def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
     return [
         Column(
             name=quantity.name,
@@ -92,7 +92,7 @@ def _quantities(quantities: Iterable[Quantity], *, source: str, added: int) -> l
             source=f"{source}.{quantity.name}",
             bounds=float,
             optional=True,
-            added=added,
+            added=quantity.added,
             meaning=quantity.meaning,
         )
         for quantity in quantities
@@ -276,7 +276,7 @@ COLUMNS: Final = (
         optional=True,
         meaning="The pod's labels that the pod watch was asked to keep.",
     ),
-    *_quantities(BOOKED, source="entry", added=0),
+    *_quantities(BOOKED, source="entry"),
     Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.partition"),
     Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.offset"),
     Column(
@@ -330,7 +330,7 @@ COLUMNS: Final = (
         attribute="gpuledger.holder.container",
         meaning="On `idle`: the container that held this part unused.",
     ),
-    *_quantities(APPORTIONED, source="apportioned", added=2),
+    *_quantities(APPORTIONED, source="apportioned"),
     Column(
         name="late",
         type=ColumnType.FLAG,

@@ -104,16 +104,16 @@ class AlertsSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Judge what was polled, and begin to tell what is due.
+        """Evaluate what was polled, and begin to send what is due.
 
-        Returns once all is told that has to be told before something is acknowledged, or soon
+        Returns once all is sent that has to be sent before something is acknowledged, or soon
         where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
         answers it waits.
         """
         unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
             self._evaluate(batch, context)
-        self._forget()
+        self._forget_silent()
         if self._unacknowledged.count() > unacknowledged_before:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
@@ -121,7 +121,7 @@ class AlertsSink(Sink):
         await self._until(self._has_room)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Report what is due, and acknowledge what is told, until it is so."""
+        """Send what is due, and acknowledge what is answered, until it is so."""
         while True:
             self._receivers.begin()
             self._unacknowledged.settle()
@@ -130,6 +130,7 @@ class AlertsSink(Sink):
             await self._receivers.change()
 
     def _has_room(self) -> bool:
+        """Return whether more may be polled, while the rest waits for its first answer."""
         unacknowledged = self._unacknowledged.count()
         return not unacknowledged or (
             unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
@@ -190,9 +191,11 @@ class AlertsSink(Sink):
         if evaluator.add_incident(attributed, hold_ns=hold_ns, now=now):
             count_dropped(NAME, "too_many")
 
-    def _forget(self) -> None:
+    def _forget_silent(self) -> None:
+        """Drop alerts of GPUs of which nothing comes any more."""
         silent_ns = round(self._settings.stale_after_seconds * 1e9)
         for evaluator in self._evaluators.values():
             silent = evaluator.forget(now=Now.of(self._clock), silent_ns=silent_ns)
             if silent:
+                # They end at the Alertmanagers by themselves, without being resolved by us.
                 _log.warning("silent_alerts_dropped", count=silent)

@@ -39,7 +39,7 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 AllActive = Callable[[], Iterable[ActiveAlerts]]
-"""Gives all alerts that stand, as of now."""
+"""Returns all alerts that are active, as of now."""
 
 
 class RejectedAlerts:
@@ -107,7 +107,7 @@ class Receivers:
         check.ok("nothing sent yet")
 
     def begin(self) -> None:
-        """Begin to tell each what it is due; raises what a task of theirs has raised."""
+        """Begin to send each what it is due; raises what a task of theirs has raised."""
         for receiver in self._receivers:
             receiver.begin()
 
@@ -173,7 +173,10 @@ class _Receiver:
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
-        if self._sending is None and (self._is_due() or self._is_to_be_asked()):
+        # An answer alone is wanted where the check has failed: only that passes it again.
+        now_ns = self._clock.monotonic_ns()
+        wants_answer = self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
+        if self._sending is None and (self._is_due() or wants_answer):
             self._sending = asyncio.create_task(self._send())
             self._sending.add_done_callback(lambda _: self._all_receivers.wake())
 
@@ -187,11 +190,6 @@ class _Receiver:
 
     def _all(self) -> Iterable[ActiveAlert]:
         return chain.from_iterable(self._active())
-
-    def _is_to_be_asked(self) -> bool:
-        """Return whether an answer alone is wanted: only that passes a check which has failed."""
-        now_ns = self._clock.monotonic_ns()
-        return self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
 
     async def _send(self) -> None:
         """Send until nothing is due; what is sent is chosen anew for each request."""

@@ -86,15 +86,12 @@ class ExportRequests:
             names = _resource_names(event.node, group)
             points = by_resource.get(names)
             if points is None:
-                points = by_resource[names] = self._begin(request, names)
+                added = request.resource_metrics.add(
+                    resource=Resource(attributes=_attributes((*names, *self._attributes)))
+                )
+                points = by_resource[names] = _Points(added.scope_metrics.add(scope=_SCOPE))
             points.add(group, values, time_ns=event.time_ns)
         return request
-
-    def _begin(self, request: ExportMetricsServiceRequest, names: Names) -> "_Points":
-        added = request.resource_metrics.add(
-            resource=Resource(attributes=_attributes((*names, *self._attributes)))
-        )
-        return _Points(added.scope_metrics.add(scope=_SCOPE))
 
 
 class _Points:

@@ -83,7 +83,7 @@ class RemoteWriteSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions, context: SinkContext) -> None:
-        """Begin without any series: who held these before us has not told us his."""
+        """Begin without any series: those of who held these before are not known here."""
         for partition in partitions:
             self._forget_series(partition)
             self._series[partition] = ActiveSeries(budget=self._budget)
@@ -103,9 +103,7 @@ class RemoteWriteSink(Sink):
         """Send what was polled; partitions go side by side, each in its order."""
         async with asyncio.TaskGroup() as group:
             for batch in batches:
-                self._sending[batch.partition] = group.create_task(
-                    self._send_in_turn(batch, context)
-                )
+                self._sending[batch.partition] = group.create_task(self._send_all(batch, context))
         await self._end_silent(context)
 
     @override
@@ -113,6 +111,7 @@ class RemoteWriteSink(Sink):
         """Let requests on their way be answered, then forget the series without ending them."""
         sending = {self._sending[at] for at in partitions if at in self._sending}
         if sending:
+            # A request that is cancelled on its way may have been taken: its ticks come twice.
             _, late = await asyncio.wait(sending, timeout=_RELEASE_SECONDS)
             for task in late:
                 task.cancel()
@@ -126,21 +125,20 @@ class RemoteWriteSink(Sink):
         if (series := self._series.pop(partition, None)) is not None:
             series.clear()
 
-    async def _send_in_turn(self, batch: Batch, context: SinkContext) -> None:
-        async with self._turns.enter(batch):
-            await self._send_all(batch, context)
-
     async def _send_all(self, batch: Batch, context: SinkContext) -> None:
         partition = batch.partition
-        requests = split_into_requests(
-            self._ticks(batch, context),
-            max_samples=self._settings.samples_per_request,
-            repeated_before=self._repeated_before.get(partition, batch.next_offset),
-        )
-        for request in requests:
-            await self._send(request, context)
-            context.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
-        context.acknowledge(partition, batch.next_offset)
+        async with self._turns.enter(batch):
+            # Ticks are encoded as requests are sent, so that few of them are held.
+            requests = split_into_requests(
+                self._ticks(batch, context),
+                max_samples=self._settings.samples_per_request,
+                repeated_before=self._repeated_before.get(partition, batch.next_offset),
+            )
+            for request in requests:
+                await self._send(request, context)
+                context.acknowledge(partition, request.next_offset, time_ns=request.newest_ns)
+            # What came behind the last request was put aside, or had no samples.
+            context.acknowledge(partition, batch.next_offset)
 
     async def _end_silent(self, context: SinkContext) -> None:
         """End the series of nodes of which nothing has come for long.

@@ -89,19 +89,16 @@ class GapRecorder:
 
         Raises ReceiverUnavailableError where that is to be tried again.
         """
-        for stream, alike in self._by_stream(gaps).items():
+        by_stream: dict[str, list[Gap]] = {}
+        for gap in gaps:
+            stream = stream_of(self._stored.streams.of(gap.partition), gap)
+            by_stream.setdefault(stream, []).append(gap)
+        for stream, alike in by_stream.items():
             try:
                 await in_daemon_thread(partial(self._record, stream, alike))
             except StaleTableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
             self._waiting = [gap for gap in self._waiting if gap not in alike]
-
-    def _by_stream(self, gaps: Sequence[Gap]) -> dict[str, list[Gap]]:
-        by_stream: dict[str, list[Gap]] = {}
-        for gap in gaps:
-            stream = stream_of(self._stored.streams.of(gap.partition), gap)
-            by_stream.setdefault(stream, []).append(gap)
-        return by_stream
 
     def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
         """Write the rows of one stream in one commit: a poll may bring many gaps."""
@@ -114,7 +111,7 @@ class GapRecorder:
                 stored=self._stored.last_offsets.get(gap.partition),
                 recorded=recorded,
                 topic_id=self._stored.topic_id if gap.has_end else None,
-                time_before_us=self._time_before_us(gap),
+                time_before_us=self._find_time_before_us(gap),
                 detected_us=time_ns // 1000,
             )
             if row is not None:
@@ -123,7 +120,8 @@ class GapRecorder:
         if rows and recorded is not None:
             self._table.append(rows, {stream: recorded}, time_ms=time_ns // 1_000_000)
 
-    def _time_before_us(self, gap: Gap) -> int | None:
+    def _find_time_before_us(self, gap: Gap) -> int | None:
+        """Return the time of the last record before a gap: by Kafka, else of the newest row."""
         if gap.time_before_ms is not None:
             return gap.time_before_ms * 1000
         newest = self._entries.newest_time(gap.partition.partition)

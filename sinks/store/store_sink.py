@@ -110,6 +110,7 @@ class StoreSink(Sink):
         async with self._lock:
             if not self._resuming.is_due(context.consumer):
                 return frozenset()
+            # A write that outlived its waiting moves the offsets that are looked up here.
             await self._appending.end()
             # The flush may find other partitions in need of it.
             await self._flush(context)

@@ -3,7 +3,7 @@ cimport cython
 
 
 @cython.locals(joules=double, floor=double)
-cpdef tuple drawn_by(reading, double seconds)
+cpdef tuple energy_of(reading, double seconds)
 
 @cython.locals(joules=double, floor=double, of_idle=double, floor_watts=double, watts=double)
 cpdef tuple split_joules(tuple drawn, worked, double seconds)

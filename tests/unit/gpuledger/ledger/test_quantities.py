@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.ledger.quantities import Amounts, apportion
+from gpuledger.ledger.quantities import BOOKED, QUANTITIES, UNKNOWN, Amounts, Quantity, apportion
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method
 
 SECONDS = 2.0
@@ -33,17 +33,17 @@ def test_active_seconds_go_by_busy_seconds_and_idle_has_none() -> None:
     found = split(POD, OTHER, IDLE)
     assert found[0] == pytest.approx((0.6, 0.3, None))
     assert found[1] == pytest.approx((0.2, 0.1, None))
-    assert found[2] == (None, None, None)
+    assert found[2] == UNKNOWN
 
 
 def test_without_counters_there_is_no_activity() -> None:
-    assert set(split(POD, IDLE, sm=None, tensor=None)) == {(None, None, None)}
+    assert set(split(POD, IDLE, sm=None, tensor=None)) == {UNKNOWN}
 
 
 @pytest.mark.parametrize("busy", [0.0, None])
 def test_activity_where_nobody_was_seen_to_be_busy_is_nobodys(busy: float | None) -> None:
     found = split(entry(Account.POD, busy), entry(Account.UNATTRIBUTED, busy), IDLE)
-    assert found == [(0.0, 0.0, None), (0.8, 0.4, None), (None, None, None)]
+    assert found == [(0.0, 0.0, None), (0.8, 0.4, None), UNKNOWN]
 
 
 def test_activity_of_a_gpu_on_which_nothing_is_booked_but_idle_stays_there() -> None:
@@ -51,8 +51,20 @@ def test_activity_of_a_gpu_on_which_nothing_is_booked_but_idle_stays_there() -> 
 
 
 def test_a_cut_gpus_activity_is_its_instances() -> None:
-    assert set(split(POD, IDLE, mig=True)) == {(None, None, None)}
+    assert set(split(POD, IDLE, mig=True)) == {UNKNOWN}
 
 
 def test_a_tick_without_entries_has_no_activity() -> None:
     assert split(sm=None, tensor=None) == []
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
+def test_a_quantitys_name_ends_in_its_unit(quantity: Quantity) -> None:
+    ending = {"s": "_seconds", "By.s": "byte_seconds", "J": "joules"}[quantity.unit]
+
+    assert quantity.name.endswith(ending)
+
+
+@pytest.mark.parametrize("quantity", BOOKED, ids=lambda quantity: quantity.name)
+def test_a_quantity_that_is_booked_is_a_field_of_an_entry(quantity: Quantity) -> None:
+    assert hasattr(IDLE, quantity.name)
