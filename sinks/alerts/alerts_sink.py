@@ -71,7 +71,7 @@ async def open_sink(
 
 
 class AlertsSink(Sink):
-    """Judges the events of each partition and keeps every Alertmanager told."""
+    """Evaluates the events of each partition and sends every Alertmanager its alerts."""
 
     name = NAME
 

@@ -2,7 +2,7 @@
 
 Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
 that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
-makes an alert fire early, late or not at all; a tick from the future is judged like any other, and
+makes an alert fire early, late or not at all; a tick from the future is evaluated like any other, and
 time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
 Pure; this machine's time is given, and used for sending alone.
 """
