@@ -1,10 +1,10 @@
 """Rules over time: pending, firing, resolved, by the node's own time since boot.
 
-Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
-that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
-makes an alert fire early, late or not at all; a tick from the future is evaluated like any other, and
-time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
-Pure; this machine's time is given, and used for sending alone.
+Here lives what is remembered of a partition: for how long each condition has held, and the alerts
+that are active. How long it has held is told by `seq` and by what ticks cover, so no clock that is
+set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
+other, and time of which no tick speaks counts for nothing. A replay of the same events gives the
+same alerts. Pure; this machine's time is given, and used for sending alone.
 """
 
 from collections.abc import Sequence
