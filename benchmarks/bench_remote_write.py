@@ -10,9 +10,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from benchmarks.events import booked
 from benchmarks.figure import Figure
+from gpuledger.ledger.event_series import values_of
 from gpuledger.records import GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.values import values_of
 
 NAME = "remote_write"
 _TICKS: Final = 300

@@ -113,18 +113,19 @@ class DeadLetterQueue:
         for record in records:
             if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
                 detail = f"{record.topic}: {size} bytes, of {MAX_MESSAGE_BYTES} that a message has"
-                self.bury(record, reason="too_large", detail=detail)
+                self.reject(record, reason="too_large", detail=detail)
                 continue
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
                 # Looked at here, where nothing decodes: a batch without a value never does.
                 if (why := record.unreadable) is None:
-                    self.bury(record, reason="undecodable", detail=str(error))
+                    self.reject(record, reason="undecodable", detail=str(error))
                 else:
-                    self.bury(record, reason="unreadable", detail=describe_unreadable(record, why))
+                    detail = describe_unreadable(record, why)
+                    self.reject(record, reason="unreadable", detail=detail)
 
-    def bury(self, record: Record, *, reason: str, detail: str) -> None:
+    def reject(self, record: Record, *, reason: str, detail: str) -> None:
         """Put a record aside, with the reason as one word and the detail as a sentence.
 
         The letter fits in a message whatever the record and the detail hold: a long detail is cut,

@@ -1,7 +1,7 @@
 """What the docstring under each field of a class says, for help texts and JSON Schemas.
 
-Python throws these strings away, so they are read from the source, once for each class. Nothing
-here knows settings or records.
+Python throws these strings away, so they are read from the source, once for each class; a class
+that is made at run time has them as an attribute. Nothing here knows settings or records.
 """
 
 import ast
@@ -9,6 +9,10 @@ import inspect
 import textwrap
 from functools import cache
 from types import MappingProxyType
+from typing import Final
+
+FIELD_DOCSTRINGS: Final = "__field_docstrings__"
+"""The attribute of a class without source that has the docstring of each field, by its name."""
 
 
 @cache
@@ -26,6 +30,8 @@ def class_docstring(cls: type) -> str:
 
 
 def _own_docstrings(cls: type) -> dict[str, str]:
+    if FIELD_DOCSTRINGS in cls.__dict__:
+        return dict(cls.__dict__[FIELD_DOCSTRINGS])
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except (OSError, TypeError):  # built in, or installed without its source

@@ -7,10 +7,10 @@ on a broker is `gpuledger.bus`'s business; the contract for people is `docs/asyn
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
     AttributedIncident,
     DeadLetter,
-    EntryRow,
     GpuEvent,
     Incident,
     Inventory,

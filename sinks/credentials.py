@@ -21,7 +21,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.settings import Secret
-from sinks.login import LoginSettings
+from sinks.settings import LoginSettings
 
 _log = structlog.get_logger(__name__)
 _TOKEN: Final = re.compile(r"[!-~]+")

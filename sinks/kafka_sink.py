@@ -7,15 +7,17 @@ business.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
+
+from typing_extensions import override
 
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Bus, Message, TopicPartition, TransactionalBus
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
-from gpuledger.clock import Clock, SystemClock
-from gpuledger.codec import Decoder
+from gpuledger.clock import Clock
 from gpuledger.errors import (
     BusError,
     FencedError,
@@ -24,13 +26,13 @@ from gpuledger.errors import (
     TopicsError,
 )
 from gpuledger.records import GpuEvent
-from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.topics import BY_NAME, EVENTS
-from sinks.consuming import consume
+from gpuledger.runtime import Backoff, Check, Readiness
+from gpuledger.topics import BY_NAME
+from sinks.concurrency import LargeTurns
 from sinks.duplicates import SeenTicks
 from sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
-from sinks.protocol import Batch, ConsumerConfig, Partitions, SinkContext
-from sinks.turns import LargeTurns
+from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.registry import SinkKind
 
 _FENCED_SECONDS: Final = 3.0
 """A heartbeat of any group: by then it has said who has a partition now."""
@@ -41,68 +43,75 @@ MAX_TRANSACTION_BYTES: Final = 16 * 2**20
 a message's size comes to 60 MB of rows at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Republishing:
-    """What a kind writes, and where."""
+class KafkaSinkSettings(Protocol):
+    """What the settings of every kind that writes to Kafka have."""
 
-    name: str
-    """The kind of sink."""
-    group: str
-    """Its consumer group; its transactional ids begin with it."""
-    topic: str
-    """The topic that is written to."""
-    values_of: Callable[[GpuEvent], Sequence[bytes]]
-    """Makes the values of an event's messages; raises ValueError for an event that is broken."""
-    commit_interval_seconds: float
-    """How long more is waited for between transactions, unless a poll was full."""
-    max_future_seconds: float
-    """Events further in the future are put aside."""
-    max_poll_records: int
-    """The most events of a poll."""
+    @property
+    def topic(self) -> str:
+        """The topic that is written to."""
+
+    @property
+    def commit_interval_seconds(self) -> float:
+        """How long more is waited for between transactions, unless a poll was full."""
+
+    @property
+    def max_future_seconds(self) -> float:
+        """Events further in the future are put aside."""
+
+    @property
+    def max_poll_records(self) -> int:
+        """The most events of a poll."""
 
 
-async def run_republishing(
+@asynccontextmanager
+async def open_kafka_sink(
+    kind: SinkKind,
     *,
     bus: TransactionalBus,
-    how: Republishing,
+    settings: KafkaSinkSettings,
+    values_of: Callable[[GpuEvent], Sequence[bytes]],
     readiness: Readiness,
-    member: str | None = None,
-    clock: Clock | None = None,
-) -> None:
-    """Write what is made of every event until cancelled; a missing topic or right is waited for."""
-    clock = clock or SystemClock()
-    receiver = readiness.check(f"{how.name}.receiver")
-    receiver.ok("nothing written yet")
-    consuming = ConsumerConfig(
-        group=how.group,
-        member=member,
-        decoders={EVENTS.name: Decoder(topic=EVENTS.name, record=GpuEvent)},
-        max_poll_records=how.max_poll_records,
-        receiver=f"topic {how.topic}",
-    )
-    gaps = readiness.check(f"{how.name}.gaps", severity=CheckSeverity.WARNING)
-    check = readiness.check(f"{how.name}.bus")
+    clock: Clock,
+    group: str,
+) -> AsyncIterator["KafkaSink"]:
+    """Open a sink that writes what `values_of` makes of every event, as transactions of `group`.
+
+    `values_of` returns the values of an event's messages; it raises ValueError for an event that is
+    broken.
+    """
+    check = readiness.check(f"{kind.name}.receiver")
+    check.ok("nothing written yet")
     async with TransactionalWriters(
-        bus=bus, group=how.group, finish_seconds=_FINISH_SECONDS
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
     ) as writers:
-        sink = RepublishingSink(bus=bus, how=how, writers=writers, check=receiver, clock=clock)
-        await consume(bus=bus, sink=sink, how=consuming, check=check, gaps=gaps, clock=clock)
+        yield KafkaSink(
+            name=kind.name,
+            bus=bus,
+            settings=settings,
+            values_of=values_of,
+            writers=writers,
+            check=check,
+            clock=clock,
+        )
 
 
-class RepublishingSink:
+class KafkaSink(Sink):
     """Holds a writer for each partition, and puts every poll into one transaction of it."""
 
     def __init__(
         self,
         *,
+        name: str,
         bus: Bus,
-        how: Republishing,
+        settings: KafkaSinkSettings,
+        values_of: Callable[[GpuEvent], Sequence[bytes]],
         writers: TransactionalWriters,
         check: Check,
         clock: Clock,
     ) -> None:
-        self.name = how.name
-        self._bus, self._how, self._check, self._clock = bus, how, check, clock
+        self.name, self.receiver = name, f"topic {settings.topic}"
+        self._bus, self._settings, self._check, self._clock = bus, settings, check, clock
+        self._values_of = values_of
         self._writers = writers
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
@@ -113,69 +122,76 @@ class RepublishingSink:
         """Partitions of which a delivery was undone, and the offset that it was to commit."""
         self._cannot_take_over = False
 
-    async def assign(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
         """Remember that these have yet to be taken over."""
         self._unopened |= partitions
 
-    async def prepare(self, desk: SinkContext) -> Partitions:
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
         """Take over what is newly held, and what was undone, and go to where that is committed."""
-        wanted = desk.consumer.assignment() & self._unopened
+        wanted = context.consumer.assignment() & self._unopened
         try:
             if wanted:
-                await self._take_over(wanted, desk)
+                await self._take_over(wanted, context)
         except BusError as error:
             # What was polled of these is let go, and what is left of them is taken over next time.
             self._cannot_take_over = True
             await self._pause([error])
         except NotAssignedError:
-            pass
+            pass  # a rebalance came between: what is held then is taken over next time
         else:
             self._cannot_take_over = False
             self._pass_check()
         return wanted
 
-    async def take(self, batches: Sequence[Batch], desk: SinkContext) -> None:
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Deliver what was polled of each partition; what is undone is read again."""
-        errors = await asyncio.gather(*(self._deliver(batch, desk) for batch in batches))
+        # A transaction spans one partition, so that partitions do not wait for each other.
+        errors = await asyncio.gather(*(self._deliver(batch, context) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
             await self._pause(undone)
         elif batches:
             self._pass_check()
             self._backoff.reset()
-            if sum(len(batch.items) for batch in batches) < self._how.max_poll_records:
-                await self._clock.sleep(self._how.commit_interval_seconds)
+            if sum(len(batch.items) for batch in batches) < self._settings.max_poll_records:
+                await self._clock.sleep(self._settings.commit_interval_seconds)
 
-    async def release(self, partitions: Partitions, desk: SinkContext) -> None:  # noqa: ARG002  # a sink's method
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let commits under way end; who holds these next goes on from there."""
         self._unopened -= partitions
         for partition in partitions:
             self._undelivered.pop(partition, None)
-        await self._writers.close({each.partition for each in partitions})
+        await self._writers.close({partition.partition for partition in partitions})
         self._seen.forget(partitions)
 
     def _pass_check(self) -> None:
         """Pass the check, unless there is a partition of which nothing can be delivered."""
         if not self._undelivered and not self._cannot_take_over:
-            self._check.ok(f"topic {self._how.topic}")
+            self._check.ok(self.receiver)
 
-    async def _take_over(self, wanted: Partitions, desk: SinkContext) -> None:
+    async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
         self._partitions = await self._count_partitions()
-        await self._writers.open({each.partition for each in wanted})
+        await self._writers.open({partition.partition for partition in wanted})
         # Only now: until its id was taken, somebody else could have committed for a partition.
         for partition in wanted:
-            offset = await desk.consumer.committed(partition) or 0
-            if partition in desk.consumer.assignment():
-                await desk.consumer.seek(partition, offset)
+            offset = await context.consumer.committed(partition) or 0
+            if partition in context.consumer.assignment():
+                await context.consumer.seek(partition, offset)
             # The answer to a commit may have been all that was lost.
             if offset >= self._undelivered.get(partition, 0):
                 self._undelivered.pop(partition, None)
         self._seen.forget(wanted)
         # One that was given up meanwhile has no writer, and may have come back since.
-        self._unopened -= {each for each in wanted if each.partition in self._writers}
+        self._unopened -= {
+            partition for partition in wanted if partition.partition in self._writers
+        }
 
     async def _count_partitions(self) -> int:
-        topic = self._how.topic
+        topic = self._settings.topic
         try:
             return await self._bus.partitions(topic)
         except TopicsError as error:
@@ -187,33 +203,34 @@ class RepublishingSink:
                 f"(kafka-topics.sh --create --topic {topic} …)"
             ) from error
 
-    async def _deliver(self, batch: Batch, desk: SinkContext) -> Exception | None:
-        """Deliver a batch, in its turn where it is large."""
-        async with self._turns.take(batch):
-            return await self._deliver_parts(batch, desk)
+    async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
+        """Deliver a batch, in as many transactions as it takes for none to be too large.
 
-    async def _deliver_parts(self, batch: Batch, desk: SinkContext) -> Exception | None:
-        """Deliver a batch, in as many transactions as it takes for none to be too large."""
-        for made in self._parts(batch, desk):
-            if batch.partition.partition not in self._writers:
-                # Given up meanwhile: the next owner's to say.
-                desk.office.drop(batch.partition.partition)
-                return None
-            if (error := await self._deliver_part(batch.partition, made, desk)) is not None:
-                return error
+        Returns what undid one of them.
+        """
+        async with self._turns.enter(batch):
+            for part in self._parts(batch, context):
+                if batch.partition.partition not in self._writers:
+                    # Given up meanwhile: the next owner's to say.
+                    context.dead_letters.drop(batch.partition.partition)
+                    return None
+                if (error := await self._deliver_part(batch.partition, part, context)) is not None:
+                    return error
         return None
 
     async def _deliver_part(
-        self, partition: TopicPartition, made: "_Part", desk: SinkContext
+        self, partition: TopicPartition, part: "_Part", context: SinkContext
     ) -> Exception | None:
-        messages = made.messages
-        place = TopicPartition(self._how.topic, partition.partition % self._partitions)
-        drained = desk.office.drain(partition.partition)
+        """Write a part, the dead letters before its end, and that offset, in one transaction."""
+        messages = part.messages
+        # A topic of another number of partitions still keeps a node's messages in one of them.
+        target = TopicPartition(self._settings.topic, partition.partition % self._partitions)
+        drained = context.dead_letters.drain(partition.partition)
         try:
             await self._writers.commit(
                 partition.partition,
-                {place: messages, **drained.messages},
-                offsets={partition: made.next_offset},
+                {target: messages, **drained.messages},
+                offsets={partition: part.next_offset},
             )
         except (FencedError, BusError) as error:
             if partition.partition not in self._writers:
@@ -222,17 +239,18 @@ class RepublishingSink:
             # One that was shut out has nothing to deliver: another one has it.
             if isinstance(error, FencedError):
                 return error
-            self._undelivered[partition] = made.next_offset
+            self._undelivered[partition] = part.next_offset
             return drained.explain(error)
-        desk.office.acknowledge(drained)
+        context.dead_letters.acknowledge(drained)
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
-        desk.acknowledge(partition, made.next_offset, time_ns=made.newest_ns, is_committed=True)
+        # The offset is in the transaction: a commit of the loop would be a second one.
+        context.acknowledge(partition, part.next_offset, time_ns=part.newest_ns, is_committed=True)
         return None
 
-    def _parts(self, batch: Batch, desk: SinkContext) -> Iterator["_Part"]:
+    def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
         """Yield what is made of a batch, cut where it is more than is held at once."""
-        newest_ns = self._clock.time_ns() + round(self._how.max_future_seconds * 1e9)
+        newest_ns = self._clock.time_ns() + round(self._settings.max_future_seconds * 1e9)
         part = _Part()
         for record, event in batch.items:
             if part.size_bytes >= MAX_TRANSACTION_BYTES:
@@ -244,13 +262,13 @@ class RepublishingSink:
                 count_dropped(self.name, "duplicate")
                 continue
             try:
-                part.add(self._made_of(event, newest_ns))
+                part.add(self._messages_of(event, newest_ns))
             except _UnfitError as error:
-                desk.office.bury(record, reason=error.reason, detail=str(error))
+                context.dead_letters.reject(record, reason=error.reason, detail=str(error))
         part.next_offset = batch.next_offset
         yield part
 
-    def _made_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
+    def _messages_of(self, event: GpuEvent, newest_ns: int) -> list[Message]:
         if event.time_ns > newest_ns:
             seconds = (event.time_ns - newest_ns) / 1e9
             raise _UnfitError(
@@ -259,14 +277,16 @@ class RepublishingSink:
             )
         key, timestamp_ms = event.node.encode(), event.time_ns // 1_000_000
         try:
-            values = self._how.values_of(event)
-            made = [Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values]
-            refuse_too_large(self._how.topic, made)
+            values = self._values_of(event)
+            messages = [
+                Message(key=key, value=value, timestamp_ms=timestamp_ms) for value in values
+            ]
+            refuse_too_large(self._settings.topic, messages)
         except ValueError as error:
             raise _UnfitError(str(error), reason="invalid") from error
         except MessageTooLargeError as error:
             raise _UnfitError(str(error), reason="too_large") from error
-        return made
+        return messages
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
         pause_seconds = pause_seconds_after(
@@ -274,6 +294,7 @@ class RepublishingSink:
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         for error in undone:
+            # Being shut out is how a partition changes hands, and no failure of the brokers.
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
@@ -291,7 +312,7 @@ class _Part:
 
     def add(self, messages: Sequence[Message]) -> None:
         self.messages += messages
-        self.size_bytes += sum(len(each.value or b"") for each in messages)
+        self.size_bytes += sum(len(message.value or b"") for message in messages)
 
 
 class _UnfitError(Exception):

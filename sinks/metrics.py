@@ -1,14 +1,15 @@
 """The sinks' own metrics, one family for all kinds, told apart by the label `sink`.
 
-Here live names, help texts and the label values known beforehand. Nothing is counted here.
+Here live names and help texts. Nothing is counted here.
 """
 
 from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from gpuledger import dead_letter_queue, topics
+from gpuledger import dead_letter_queue
 from gpuledger.counters import count_from_zero
+from sinks.registry import KINDS, SinkKind
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
@@ -50,14 +51,6 @@ SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
     " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
 )
-DROP_REASONS: Final = {
-    "remote_write": ("duplicate", "future", "invalid", "out_of_order", "rejected", "too_large"),
-    "alerts": ("duplicate", "rejected", "superseded", "too_large", "too_many", "too_old"),
-    "store": ("duplicate", "invalid", "too_large"),
-    "rows": ("duplicate", "future", "invalid", "too_large"),
-    "otlp": ("duplicate", "future", "invalid", "too_large"),
-}
-"""Why a sink may not hand on what it read, by its kind."""
 _NO_DEAD_LETTER: Final = {"duplicate", "superseded", "too_many", "too_old"}
 
 
@@ -66,17 +59,15 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
 
     What did not decode is a dead letter alone: it was no event.
     """
-    if reason in DROP_REASONS.get(sink, ()):
+    if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
 
 
-def count_sink_from_zero(sink: str) -> None:
+def count_sink_from_zero(kind: SinkKind) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
-        count_from_zero(counter, sink=[sink])
-    count_from_zero(DROPPED_TOTAL, sink=[sink], reason=DROP_REASONS[sink])
-    read = (topics.EVENTS, topics.ATTRIBUTED_INCIDENTS) if sink == "alerts" else (topics.EVENTS,)
-    put_aside = {"undecodable", "unreadable", *DROP_REASONS[sink]} - _NO_DEAD_LETTER
-    count_from_zero(
-        dead_letter_queue.DEAD_LETTERS_TOTAL, topic=[topic.name for topic in read], reason=put_aside
-    )
+        count_from_zero(counter, sink=[kind.name])
+    count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)
+    put_aside = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
+    topics = [topic.name for topic in kind.topics]
+    count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=topics, reason=put_aside)

@@ -1,18 +1,226 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Final
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
-from sinks.alerts.settings import AlertsSettings
-from sinks.otlp.settings import OtlpSettings
-from sinks.remote_write.settings import RemoteWriteSettings
-from sinks.rows.settings import RowsSettings
-from sinks.store.settings import StoreSettings
+from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings, Secret
+from gpuledger.settings.address import require_http_url
+from gpuledger.topics import ROWS
+from sinks.otlp.naming import OF_RESOURCES
+from sinks.registry import KINDS
 
-KINDS: Final = ("remote_write", "alerts", "store", "rows", "otlp")
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+Pause = Annotated[float, msgspec.Meta(ge=0)]
+RESERVED_HEADERS = frozenset(
+    {
+        "authorization",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "host",
+        "transfer-encoding",
+        "user-agent",
+        "x-prometheus-remote-write-version",
+    }
+)
+
+
+class LoginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who the sender is, and whom it trusts."""
+
+    username: str = ""
+    """User for basic authentication; empty means none."""
+    password: Secret | None = None
+    """Password for basic authentication."""
+    bearer_token: Secret | None = None
+    """Token for `Authorization: Bearer`; not together with a username."""
+    ca_file: str = ""
+    """PEM file of the authority behind the receiver's certificate; empty means the system's."""
+    cert_file: str = ""
+    """PEM file of the own certificate, where the receiver asks for one; empty means none."""
+    key_file: str = ""
+    """PEM file of the key of that certificate, without a password."""
+
+
+def refuse_half_a_login(login: LoginSettings, **urls: Iterable[str]) -> None:
+    """Raise ValueError naming what is missing, or what excludes each other.
+
+    The addresses that are logged in to are given under their setting's name.
+    """
+    if login.bearer_token is not None and login.username:
+        raise ValueError("bearer_token and username exclude each other: give one of them")
+    if bool(login.username) != (login.password is not None):
+        raise ValueError("username and password go together: give both or neither")
+    if bool(login.cert_file) != bool(login.key_file):
+        raise ValueError("cert_file and key_file go together: give both or neither")
+    if login.username or login.bearer_token is not None:
+        for setting, given in urls.items():
+            if any("@" in urlsplit(url).netloc for url in given):
+                raise ValueError(
+                    f"{setting}: the login in it and username or bearer_token exclude each other:"
+                    " take it out of the address"
+                )
+
+
+class RemoteWriteSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where samples go, and how the sender shows who it is."""
+
+    url: str = "http://localhost:9090/api/v1/write"
+    """The receiver's remote-write endpoint."""
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    timeout_seconds: Seconds = 30.0
+    """How long one request may take."""
+    samples_per_request: Count = 2000
+    """How many samples a request holds at most, one tick of one node apart."""
+    max_future_seconds: Seconds = 300.0
+    """Ticks further in the future are put aside: they would block their series at the receiver. So
+    are those of a clock that leapt ahead less than a minute before, from 10 s on."""
+    stale_after_seconds: Seconds = 60.0
+    """The series of a node of which nothing has come for so long are ended."""
+    max_series_bytes: Count = 134_217_728
+    """How much memory the labels of the series that are alive may take: some 400 bytes a series.
+    Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
+    receiver ends what it hears no more of."""
+    max_poll_records: Count = 500
+    """The most events that one poll brings."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be sent; raises ValueError naming the field."""
+        try:
+            require_http_url(self.url)
+        except ValueError as error:
+            raise ValueError(f"url {error}") from error
+        refuse_half_a_login(self, url=[self.url])
+        refuse_reserved(self.headers)
+
+
+def refuse_reserved(headers: dict[str, str]) -> None:
+    """Raise ValueError for a header that the protocol reserves or another setting gives."""
+    for name in headers:
+        if name.lower() in RESERVED_HEADERS:
+            raise ValueError(
+                f"headers: {name} is the sender's own; take it out (credentials have settings)"
+            )
+
+
+class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a GPU that works for no pod is an alert."""
+
+    threshold_ratio: Ratio = 0.05
+    """The share of the time, booked on the host or on nobody, from which on it counts."""
+    for_seconds: Pause = 60.0
+    """How long it must last, by the events' own time, before the alert fires."""
+
+
+class AlertsSettings(LoginSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where alerts go, by what login to each of them, and when they fire."""
+
+    urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
+    """Every Alertmanager of the cluster, each by itself: not a load balancer before them."""
+    timeout_seconds: Seconds = 10.0
+    """How long one request may take."""
+    resend_seconds: Seconds = 60.0
+    """How often a firing alert is sent again; it ends by itself four times that after the last."""
+    incident_hold_seconds: Seconds = 300.0
+    """How long the alert of an incident stands from when the first Alertmanager takes it."""
+    incident_age_seconds: Seconds = 3600.0
+    """Incidents older than this, as after a long outage, are counted and not sent."""
+    stale_after_seconds: Seconds = 600.0
+    """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
+    four times `resend_seconds` after it was sent last."""
+    busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
+    """The rule `GpuBusyWithoutPod`."""
+    max_poll_records: Count = 500
+    """The most records that one poll brings."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be reached; raises ValueError naming the field."""
+        if not self.urls:
+            raise ValueError("urls: name at least one Alertmanager")
+        for url in self.urls:
+            try:
+                require_http_url(url)
+            except ValueError as error:
+                raise ValueError(f"urls: {error}") from error
+        refuse_half_a_login(self, urls=self.urls)
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the rows go and how often they are written."""
+
+    uri: Name = "/var/lib/gpuledger/store"
+    """Folder or object-store URI of the store; the table `entries` lies under it."""
+    storage_options: dict[str, str] = {}
+    """Options for the object store, as deltalake names them; credentials come from the
+    environment or the machine's role, not from here."""
+    flush_seconds: Pause = 30.0
+    """How long rows wait at most before they are written."""
+    flush_rows: Count = 100_000
+    """How many rows are written at the latest."""
+    flush_bytes: Count = 268_435_456
+    """How many bytes the rows take in memory when they are written at the latest, about: the bound
+    on memory. One event may be beyond it, by a few hundred megabytes where somebody makes it so."""
+    generation: str = ""
+    """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
+    maintenance_interval_seconds: Pause = 86_400.0
+    """How often orphan files are looked for, first at the start; 0 is never."""
+    orphan_age_hours: Count = 168
+    """How old a file must be that no commit names before it is removed. Much longer than a write
+    may take, or what another sink is about to commit would go; readers of old versions of the
+    table (time travel) find what a compaction replaced for as long."""
+    max_poll_records: Count = 500
+    """The most events that one poll brings."""
+
+
+class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the flat rows go."""
+
+    topic: Name = ROWS.name
+    """The topic to write to; a node's rows lie in the partition of its events, modulo its own."""
+    commit_interval_seconds: Pause = 0.1
+    """How long more is waited for after a transaction, unless a poll was full: each transaction
+    costs something, however little is in it."""
+    max_future_seconds: Seconds = 300.0
+    """Ticks further in the future are put aside: an engine that goes by event time would take all
+    that comes after them for late."""
+    max_poll_records: Count = 500
+    """The most events that one poll brings, and so the bound on a transaction."""
+
+
+Encoding = Literal["otlp_proto", "otlp_json"]
+
+
+class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the metrics go, and how they are written."""
+
+    topic: Name = "otlp_metrics"
+    """The topic to write to; the default is the one that the collector's Kafka receiver reads. It
+    is none of gpuledger's own: make it with Kafka's tools."""
+    encoding: Encoding = "otlp_proto"
+    """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
+    resource_attributes: dict[str, str] = {}
+    """Further attributes of every resource, such as `k8s.cluster.name`."""
+    commit_interval_seconds: Pause = 0.1
+    """How long more is waited for after a transaction, unless a poll was full: each transaction
+    costs something, however little is in it."""
+    max_future_seconds: Seconds = 300.0
+    """Ticks further in the future are put aside: they would block their series at a receiver."""
+    max_poll_records: Count = 200
+    """The most events that one poll brings, and so the bound on a transaction."""
+
+    def __post_init__(self) -> None:
+        """Refuse an attribute that would come twice; raises ValueError naming it."""
+        taken = sorted(OF_RESOURCES & self.resource_attributes.keys())
+        if taken:
+            raise ValueError(f"resource_attributes: {taken[0]} is the sink's own; take it out")
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -42,7 +42,7 @@ class TickOrder(Enum):
 class Arrival(NamedTuple):
     """A tick's place, and whether to believe its time."""
 
-    place: TickOrder
+    order: TickOrder
     has_leapt: bool
     """Whether the node's clock leapt ahead less than a minute before: it may be set back soon."""
 
@@ -50,14 +50,22 @@ class Arrival(NamedTuple):
 class Timeline:
     """The time of one node, as its ticks tell it."""
 
-    __slots__ = ("_boot_id", "_boots", "_leapt_seq", "_offset_ns", "_seq", "_time_ns", "heard_ns")
+    __slots__ = (
+        "_boot_id",
+        "_boots",
+        "_leapt_seq",
+        "_offset_ns",
+        "_seq",
+        "_time_ns",
+        "received_ns",
+    )
 
     def __init__(self) -> None:
         self._boots = SeenBoots()
         self._boot_id = ""
         self._seq = 0
         self._time_ns = 0
-        self.heard_ns = 0
+        self.received_ns = 0
         """When a tick of the boot at work came, by the clock that is never set."""
         self._offset_ns = 0
         self._leapt_seq: int | None = None
@@ -67,22 +75,20 @@ class Timeline:
         """How far the node's clock was seen to be set back, at least."""
         return max(0, -self._offset_ns)
 
-    def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
-        """Return where a tick stands, and go on to it; `heard_ns` is of a clock never set."""
+    def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
+        """Return where a tick stands, and go on to it; `received_ns` is of a clock never set."""
         if not self._boots.is_new(event):
             return Arrival(TickOrder.REPEATED, has_leapt=False)
+        is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
         if event.boot_id == self._boot_id:
             self._go_on(event)
-        elif self._is_earlier_boot(event, heard_ns):
+        elif is_alive and event.time_ns < self._time_ns:
+            # Of an earlier boot, which a spool brings late.
             return Arrival(TickOrder.SUPERSEDED, has_leapt=False)
         else:
             self._begin(event)
-        self._seq, self._time_ns, self.heard_ns = event.seq, event.time_ns, heard_ns
+        self._seq, self._time_ns, self.received_ns = event.seq, event.time_ns, received_ns
         return Arrival(TickOrder.CURRENT, has_leapt=self._leapt_seq is not None)
-
-    def _is_earlier_boot(self, event: GpuEvent, heard_ns: int) -> bool:
-        is_alive = self._boot_id != "" and heard_ns - self.heard_ns < _OVER_AFTER_NS
-        return is_alive and event.time_ns < self._time_ns
 
     def _begin(self, event: GpuEvent) -> None:
         """Begin with a boot; the clock of one that follows another may be wrong."""
@@ -92,6 +98,7 @@ class Timeline:
         self._boot_id = event.boot_id
 
     def _go_on(self, event: GpuEvent) -> None:
+        # By how much the wall clock went otherwise than the clock that is never set.
         step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * _NS_PER_MS
         if abs(step_ns) > LEAP_NS:
             self._offset_ns += step_ns
@@ -110,12 +117,12 @@ class Timelines:
         """Return how many nodes are remembered."""
         return len(self._nodes)
 
-    def place(self, event: GpuEvent, *, heard_ns: int) -> Arrival:
+    def observe(self, event: GpuEvent, *, received_ns: int) -> Arrival:
         """Return where a tick stands in its node's time, and go on to it."""
-        self._nodes.go_on(heard_ns)
+        self._nodes.go_on(received_ns)
         if (timeline := self._nodes.get(event.node)) is None:
             timeline = self._nodes[event.node] = Timeline()
-        return timeline.place(event, heard_ns=heard_ns)
+        return timeline.observe(event, received_ns=received_ns)
 
     def behind_ns(self, node: str) -> int:
         """Return how far a node's clock was seen to be set back, at least."""

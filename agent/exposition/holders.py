@@ -1,15 +1,12 @@
-"""Who has a device: the container that the kubelet gave it to, and those whose processes are on it.
+"""Whose processes are on a device, by container; who has all of it is `gpuledger.ledger.holders`'.
 
 Pure: the tick's records in, holders and their shares out.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, GpuReading, NodeSample
-
-_INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+from gpuledger.records import ContainerRef, GpuProcess, NodeSample
 
 
 class NamedContainer(Protocol):
@@ -59,36 +56,6 @@ class Share(NamedTuple):
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
     memory_bytes: int | None
     """Device memory that they hold; absent where the driver does not say."""
-
-
-def exclusive_holder(
-    reading: GpuReading, allocations: Iterable[DeviceAllocation]
-) -> NodeHolder | None:
-    """Return the one container that has all of a device; `None` where none or several have it.
-
-    A share of a device is not all of it, even while nobody has the others.
-    """
-    holders = set()
-    for one in allocations:
-        if not _is_of(one, reading):
-            continue
-        if one.replica is not None:
-            return None
-        holders.add(NodeHolder(one.namespace, one.pod, one.container))
-    return holders.pop() if len(holders) == 1 else None
-
-
-def _is_of(allocation: DeviceAllocation, reading: GpuReading) -> bool:
-    if reading.parent_uuid is None:
-        return allocation.gpu_uuid == reading.uuid and allocation.gpu_instance is None
-    instance = allocation.device_id.partition("::")[0]
-    if _INSTANCE_UUID.fullmatch(instance):
-        # Of the compute instances of one GPU instance, it names the one that is meant.
-        return instance == reading.uuid
-    return (
-        allocation.gpu_uuid in (reading.parent_uuid, reading.uuid)
-        and allocation.gpu_instance == reading.gpu_instance
-    )
 
 
 def find_shares(sample: NodeSample, names: ContainerLookup) -> Mapping[str, list[Share]]:

@@ -11,9 +11,10 @@ from typing import Final, Literal, NamedTuple
 
 from agent.exposition.devices import ShownDevice
 from agent.exposition.fields import Field
-from agent.exposition.holders import NodeHolder, Share, exclusive_holder, find_shares
+from agent.exposition.holders import NodeHolder, Share, find_shares
 from agent.exposition.node_state import Snapshot
 from agent.exposition.text import Labels, write_labels
+from gpuledger.ledger.holders import exclusive_holder
 
 SHARE_LABEL: Final = "gpuledger_share"
 
@@ -96,7 +97,8 @@ class RowWriter:
         identity = self._identity(device)
         if is_split:
             identity.append(("GPU_C_ID", str(reading.compute_instance)))
-        holder = exclusive_holder(reading, now.sample.allocations)
+        container = exclusive_holder(reading, now.sample.allocations)
+        holder = NodeHolder(*container) if container else None
         found = () if holder else shares.get(reading.uuid, ())
         return self._written(device, identity, now, holder, found)
 

@@ -9,10 +9,10 @@ from typing import Final
 from gpuledger.clock import Clock
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger.records.base import BaseRecord
+from sinks.alerts.active_alerts import ActiveAlert, Labels, Now, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings
-from sinks.alerts.standing import ActiveAlert, Labels, Now, rfc3339
+from sinks.settings import AlertsSettings
 
 _MAX_ALERTS: Final = 200
 
@@ -48,12 +48,12 @@ class RunAlerts:
 
     def add(self, event: GpuEvent) -> None:
         """Hold the rules against an event."""
-        self._watch.judge(event, now=Now.of(self._clock))
+        self._watch.evaluate(event, now=Now.of(self._clock))
         self._keep()
 
     def add_incident(self, taken: AttributedIncident) -> None:
         """Let an incident's alert stand."""
-        self._watch.take_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
+        self._watch.add_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
         self._keep()
 
     def firing(self) -> list[AlertLine]:

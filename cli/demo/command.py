@@ -36,7 +36,7 @@ from gpuledger.early import end_process
 from gpuledger.errors import BusError, UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
-from sinks.store.query import count_rows
+from gpuledger.store.query import count_rows
 
 
 def demo(  # one parameter an option

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from cli.demo.alerts import RunAlerts
 from cli.demo.joining import hold_all, own_group, refuse_changes
 from cli.demo.plan import DemoPlan
 from cli.demo.reader import EventReader, subscription
 from cli.demo.run_bus import Offsets, RunBus, find_beginning
-from cli.demo.sending import Received, SinkWatch, Work, serve_receivers
+from cli.demo.sending import Received, SinkWatch, serve_receivers
 from cli.demo.source import DemoBus, DemoSource
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
@@ -27,18 +27,14 @@ from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.address import shown_url
 from gpuledger.topics import TOPICS
-from sinks.alerts.receivers import NAME as ALERTS
-from sinks.alerts.service import GROUP as ALERTS_GROUP
-from sinks.alerts.service import run_alerts
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.remote_write.service import GROUP as REMOTE_WRITE_GROUP
-from sinks.remote_write.service import NAME as REMOTE_WRITE
-from sinks.remote_write.service import run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
-from sinks.store.service import GROUP as STORE_GROUP
-from sinks.store.service import NAME as STORE
-from sinks.store.service import run_store
-from sinks.store.settings import StoreSettings
+from sinks.loop import run_sink
+from sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind
+from sinks.settings import (
+    AlertsSettings,
+    BusyWithoutPodSettings,
+    RemoteWriteSettings,
+    StoreSettings,
+)
 
 _ANSWER_SECONDS: Final = 2.0
 _DRAIN_SECONDS: Final = 10.0
@@ -228,18 +224,18 @@ def _watch_sinks(
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
     )
     store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
-    sinks: tuple[tuple[str, str, str, Work], ...] = (
-        (REMOTE_WRITE, REMOTE_WRITE_GROUP, write.url, partial(run_remote_write, settings=write)),
-        (ALERTS, ALERTS_GROUP, alerting.urls[0], partial(run_alerts, settings=alerting)),
-        (STORE, STORE_GROUP, store.uri, partial(run_store, settings=store)),
+    sinks: tuple[tuple[SinkKind, str, Any], ...] = (
+        (REMOTE_WRITE, write.url, write),
+        (ALERTS, alerting.urls[0], alerting),
+        (STORE, store.uri, store),
     )
     return [
         SinkWatch(
-            sink=name,
+            sink=kind.name,
             receiver=shown_url(receiver),
             bus=RunBus(bus, beginning=beginning),
-            work=partial(run_sink, group=own_group(group)),
-            gathers=name == STORE,
+            work=partial(run_sink, kind, settings=settings, group=own_group(kind.group)),
+            gathers=kind is STORE,
         )
-        for name, group, receiver, run_sink in sinks
+        for kind, receiver, settings in sinks
     ]

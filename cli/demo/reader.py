@@ -85,7 +85,7 @@ class EventReader:
                 if record.topic == EVENTS.name:
                     self._take_event(_EVENT.decode(record.value))
                 else:
-                    self._take_incident(_INCIDENT.decode(record.value))
+                    self._add_incident(_INCIDENT.decode(record.value))
             except UndecodableError:
                 continue  # the sinks put it aside, and it comes back here as a dead letter
 
@@ -94,7 +94,7 @@ class EventReader:
             self._tally.add(event)
             self._alerts.add(event)
 
-    def _take_incident(self, taken: AttributedIncident) -> None:
+    def _add_incident(self, taken: AttributedIncident) -> None:
         if taken.incident.node in self._nodes:
             self._tally.presence.add_incident(taken)
             self._alerts.add_incident(taken)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from cli.demo.columns import TableColumn, elide, fit, fold, line, shorten, shown, wrap
 from cli.demo.meanings import LIVE_COLUMNS, LIVE_ROWS, as_facts
 from cli.demo.totals import LostGpu, Tally, owner_of
+from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of
 from gpuledger.records import (
     Account,
     Entry,
@@ -21,7 +22,6 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from sinks.entry_owner import EntryOwner, EntryOwners, holder_of
 
 PAGE_SECONDS: Final = 4.0
 """For how long a page is shown where there are several."""
@@ -251,12 +251,12 @@ def _lost_line(gpu: LostGpu, index_width: int, width: int) -> ScreenLine:
 
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
-    owners = EntryOwners(event)
+    pods = PodIndex(event)
     seconds = event.interval_ns / _SECOND_NS
     for gpu in sorted(event.gpus, key=lambda each: each.reading.index):
         index = str(gpu.reading.index)
         for entry in _shown_entries(gpu):
-            owner = owners.of(entry)
+            owner = pods.owner_of(entry)
             who = _pod(entry, owner) or _account(entry, event)
             yield _row(entry, owner.pod, who=who, gpu=index, seconds=seconds)
             index = ""
@@ -293,7 +293,7 @@ def _account(entry: Entry, event: GpuEvent) -> str:
     if entry.allocation is None or entry.allocation >= len(event.allocations):
         return f"({entry.account})"
     holder = holder_of(entry, event)
-    if holder is None or holder.state is HolderState.UNKNOWN:
+    if holder.state is not HolderState.KNOWN:
         return f"({entry.account}) {HolderState.UNKNOWN} holder"
     return f"({entry.account}) {holder.namespace}/{holder.pod}"
 

@@ -5,21 +5,20 @@ Pure sums over events; nothing is drawn or printed here.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.entries import EntryOwner, PodIndex, holder_of, name_holder
 from gpuledger.records import (
     Account,
     AttributedIncident,
     Entry,
-    GpuBooks,
     GpuEvent,
     Incident,
     PodDescription,
     PodState,
 )
-from sinks.entry_owner import EntryOwner, EntryOwners, holder_of, name_holder
 
 _SECOND_NS = 1_000_000_000
 _WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
@@ -188,18 +187,18 @@ class Tally:
         self.latest[event.node] = event
         self.presence.add(event)
         self._cover(event)
-        owners = EntryOwners(event)
+        pods = PodIndex(event)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
         for each in (*event.gpus, *(event.settlements or ())):
             for entry in each.entries:
                 if entry.account is Account.POD:
-                    self._book(entry, owners.of(entry), node=event.node)
+                    self._book(entry, pods.owner_of(entry), node=event.node)
                 elif entry.account in _WITHOUT_POD:
                     self.without_pod_gpu_seconds += entry.busy_seconds or 0.0
                 else:
                     self._book_unused(entry, event)
-        for rows in boards(event.gpus):
-            self._check(rows, event.interval_ns / _SECOND_NS)
+        error = conservation_error(event.gpus, event.interval_ns / _SECOND_NS)
+        self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
         if self.first_named_seconds is None and any(pod.name for pod in event.pods):
             self.first_named_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -217,7 +216,7 @@ class Tally:
         if entry.allocation is None or entry.allocation >= len(event.allocations):
             return
         holder = holder_of(entry, event)
-        if holder is None or holder.namespace is None or holder.pod is None:
+        if holder.namespace is None or holder.pod is None:
             return
         name = (holder.namespace, holder.pod)
         before = self.unused_gpu_seconds.get(name, 0.0)
@@ -232,36 +231,6 @@ class Tally:
             stretches[-1] = (stretches[-1][0], event.time_ns)
         else:
             stretches.append((start, event.time_ns))
-
-    def _check(self, rows: list[GpuBooks], seconds: float) -> None:
-        for device, booked in device_sums(rows, seconds):
-            error = abs(device - booked) / device if device else abs(booked)
-            self.conservation_error_max_ratio = max(self.conservation_error_max_ratio, error)
-
-
-def boards(gpus: Iterable[GpuBooks]) -> list[list[GpuBooks]]:
-    """Return the rows of each GPU: its own one, then those of its MIG instances."""
-    found: dict[str, list[GpuBooks]] = {}
-    for gpu in gpus:
-        found.setdefault(gpu.reading.parent_uuid or gpu.reading.uuid, []).append(gpu)
-    return list(found.values())
-
-
-def device_sums(rows: list[GpuBooks], seconds: float) -> Iterator[tuple[float, float]]:
-    """Return, for each quantity of a GPU that is known, the device's and the sum of its entries."""
-    for row in rows:
-        busy = [entry.busy_seconds for entry in row.entries if entry.busy_seconds is not None]
-        if busy:
-            yield seconds, sum(busy)
-    reading, entries = rows[0].reading, [entry for row in rows for entry in row.entries]
-    if reading.memory_total_bytes is not None:
-        held = sum(entry.memory_byte_seconds or 0.0 for entry in entries)
-        yield reading.memory_total_bytes * seconds, held
-    joules = reading.energy_joules
-    if joules is None and reading.power_watts is not None:
-        joules = reading.power_watts * seconds
-    if joules is not None:
-        yield joules, sum(entry.joules or 0.0 for entry in entries)
 
 
 def owner_of(description: PodDescription) -> str | None:

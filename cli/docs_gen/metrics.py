@@ -1,7 +1,7 @@
 """The text of docs/metrics.md: all metrics of all deployables.
 
 What a metric means stands where it is made: in the `metrics.py` of its deployable, and for the
-series that are sent in `sinks.remote_write.families`.
+series that are sent in `gpuledger.ledger.series`.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
 from cli.docs_gen.markdown import code, table
-from sinks.remote_write.families import FAMILIES
+from gpuledger.ledger.series import FAMILIES
 
 DEPLOYABLES: Final = {
     "agent": agent.metrics,

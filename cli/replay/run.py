@@ -114,7 +114,7 @@ class Replaying:
         for record in records:
             if record.unreadable is not None:
                 detail = describe_unreadable(record, record.unreadable)
-                self._replay.unusable.bury(record, reason="unreadable", detail=detail)
+                self._replay.unusable.reject(record, reason="unreadable", detail=detail)
             elif self._wanted.has(record.timestamp_ms):
                 self._compare_first(record, comparison)
         return True
@@ -125,7 +125,7 @@ class Replaying:
             comparison.take_first([record.value or b""])
         except msgspec.DecodeError as error:
             detail = f"{record.topic}: not an event: {error}"
-            self._replay.unusable.bury(record, reason="undecodable", detail=detail)
+            self._replay.unusable.reject(record, reason="undecodable", detail=detail)
 
 
 def count_ticks(plan: Plan) -> int:

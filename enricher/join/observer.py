@@ -10,7 +10,6 @@ from typing import Final
 import structlog
 
 from enricher.join import metrics
-from enricher.join.booking.conservation import conservation_error
 from enricher.join.booking.settlement import settled_seconds
 from enricher.join.pods.describe import PodDescriptions
 from enricher.join.pods.pending import PendingPods
@@ -19,6 +18,7 @@ from enricher.join.progress.skew import ClockSkew, WindowedMax
 from enricher.join.progress.unbooked import UnbookedNodes
 from gpuledger.bus.protocol import Record
 from gpuledger.decode_errors import shorten
+from gpuledger.ledger.conservation import conservation_error
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
 
@@ -146,6 +146,6 @@ class JoinObserver:
         self._unbooked.forget(partition)
 
     def _check(self, event: GpuEvent, sample: NodeSample, *, now_ns: int) -> None:
-        error = conservation_error(event.gpus, sample)
+        error = conservation_error(event.gpus, sample.interval_ns / 1e9)
         if self._errors.add(error, now_ns=now_ns):
             metrics.CONSERVATION_ERROR_RATIO.set(self._errors.maximum)

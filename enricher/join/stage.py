@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from enricher.join import metrics
-from enricher.join.booking.holders import TooManyEntriesError
 from enricher.join.observer import JoinObserver
 from enricher.join.pods.describe import (
     DescriptionCache,
@@ -42,6 +41,7 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
+from gpuledger.ledger.holders import TooManyEntriesError
 from gpuledger.records import (
     AttributedIncident,
     GpuBooks,
@@ -143,10 +143,10 @@ class JoinStage:
                 events += self._take_sample(record, sample, now_ns=now_ns)
             except InvalidTickError as error:
                 detail = f"{record.topic}: {error}"
-                self._office.bury(record, reason="invalid", detail=detail)
+                self._office.reject(record, reason="invalid", detail=detail)
             except TooManyEntriesError as error:
                 detail = f"{record.topic}: its event would be too large: {error}"
-                self._office.bury(record, reason="too_large", detail=detail)
+                self._office.reject(record, reason="too_large", detail=detail)
         metrics.TICKS_TOTAL.inc(len(records))
         self._audit.tell(now_ns)
         return events
@@ -218,7 +218,7 @@ class JoinStage:
             f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
             f" {MAX_MESSAGE_BYTES} allowed"
         )
-        self._office.bury(record, reason="too_large", detail=detail)
+        self._office.reject(record, reason="too_large", detail=detail)
         return ()
 
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
@@ -227,7 +227,7 @@ class JoinStage:
             f"{record.topic}: field seq: {sample.seq} of node {sample.node} is"
             f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
         )
-        self._office.bury(record, reason="seq_ahead", detail=detail)
+        self._office.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str) -> bool:
@@ -238,7 +238,7 @@ class JoinStage:
         if record.key == key.encode() and self._is_placed(node, record.partition):
             return True
         detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
-        self._office.bury(record, reason="misplaced", detail=detail)
+        self._office.reject(record, reason="misplaced", detail=detail)
         return False
 
     def _attribute(self, incident: Incident) -> AttributedIncident:

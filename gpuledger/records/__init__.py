@@ -24,7 +24,6 @@ from gpuledger.records.process_exits import ProcessExit
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessRecord
 from gpuledger.records.progress import BootProgress, NodeProgress
 from gpuledger.records.readings import GpuDetails, GpuProfiling, GpuReading, GpuTraffic
-from gpuledger.records.rows import EntryRow
 from gpuledger.records.samples import (
     ContainerRef,
     DeviceAllocation,
@@ -43,7 +42,6 @@ __all__ = [
     "DeadLetter",
     "DeviceAllocation",
     "Entry",
-    "EntryRow",
     "GpuBooks",
     "GpuDetails",
     "GpuEvent",

@@ -2,7 +2,7 @@
 
 Here live the records of `gpuledger.events.v1`. How a quantity is split is the join's business. What
 follows from an entry and its reading is not written again: who worked how much of the chip is
-`gpuledger.activity`'s.
+`gpuledger.ledger.quantities`'s.
 """
 
 from enum import StrEnum

@@ -1,10 +1,10 @@
 """Rules over time: pending, firing, resolved, by the node's own time since boot.
 
-Here lives what a partition's watch remembers: for how long each condition has held, and the alerts
-that stand. How long it has held is told by `seq` and by what ticks cover, so no clock that is set
-makes an alert fire early, late or not at all; a tick from the future is judged like any other, and
-time of which no tick speaks counts for nothing. A replay of the same events gives the same alerts.
-Pure; this machine's time is given, and used for sending alone.
+Here lives what is remembered of a partition: for how long each condition has held, and the alerts
+that are active. How long it has held is told by `seq` and by what ticks cover, so no clock that is
+set makes an alert fire early, late or not at all; a tick from the future is evaluated like any
+other, and time of which no tick speaks counts for nothing. A replay of the same events gives the
+same alerts. Pure; this machine's time is given, and used for sending alone.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from typing import Final
 
 from gpuledger.recent import Recent
 from gpuledger.records import AttributedIncident, GpuBooks, GpuEvent
+from sinks.alerts.active_alerts import ActiveAlerts, Labels, Now
 from sinks.alerts.incidents import annotations_of, labels_of
 from sinks.alerts.rules import Rule
-from sinks.alerts.standing import Labels, Now, StandingAlerts
 from sinks.timelines import TickOrder, Timelines
 
 _Key = tuple[str, str, str]
@@ -59,13 +59,13 @@ class RuleEvaluator:
         self._rules = rules
         self._timelines = Timelines()
         self._conditions: Recent[_Key, _Condition] = Recent()
-        self.alerts = StandingAlerts()
+        self.alerts = ActiveAlerts()
 
-    def judge(self, event: GpuEvent, *, now: Now) -> TickOrder:
+    def evaluate(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold the rules against a tick that is its node's newest; return where it stands."""
-        place = self._timelines.place(event, heard_ns=now.monotonic_ns).place
-        if place is not TickOrder.CURRENT:
-            return place
+        order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
+        if order is not TickOrder.CURRENT:
+            return order
         for books in event.gpus:
             for rule in self._rules:
                 measure = rule.measure(books, event.interval_ns / 1e9)
@@ -76,17 +76,17 @@ class RuleEvaluator:
                     self._holds(rule, key, event, books, measure=measure, now=now)
                 else:
                     self._ends(key, event, now)
-        return place
+        return order
 
-    def age_ns(self, taken: AttributedIncident, *, now: Now) -> int:
+    def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:
         """Return how long ago an incident was; below zero where its node's clock is ahead.
 
         What the node's clock was seen to be set back by is no age.
         """
-        incident = taken.incident
+        incident = attributed.incident
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(incident.node)
 
-    def take_incident(self, taken: AttributedIncident, *, hold_ns: int, now: Now) -> bool:
+    def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> bool:
         """Let the incident's alert stand for `hold_ns` from now on.
 
         Not from when it happened: an alert that is over when it is first sent is never notified,
@@ -94,9 +94,9 @@ class RuleEvaluator:
         older one had to go for it.
         """
         dropped = self.alerts.hold(
-            labels_of(taken),
-            annotations_of(taken),
-            at_ns=taken.incident.time_ns,
+            labels_of(attributed),
+            annotations_of(attributed),
+            at_ns=attributed.incident.time_ns,
             hold_ns=hold_ns,
             now=now,
         )
@@ -148,7 +148,9 @@ class RuleEvaluator:
         self._conditions.go_on(now.monotonic_ns)
         over = self.alerts.forget(now=now, silent_ns=silent_ns)
         silent = {alert.labels for alert in over if alert.ends_ns is None}
-        for key in [key for key, one in self._conditions.items() if one.alert in silent]:
+        for key in [
+            key for key, condition in self._conditions.items() if condition.alert in silent
+        ]:
             del self._conditions[key]
         return len(silent)
 

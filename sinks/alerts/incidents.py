@@ -9,13 +9,13 @@ _MAX_PODS_NAMED: Final = 3
 """In the summary; all stand in the annotation `pods`."""
 
 
-def labels_of(taken: AttributedIncident) -> dict[str, str]:
+def labels_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's identity; the first known pod is in it, so that its owner is reached.
 
     A label without a value is no label: Alertmanager takes it away.
     """
-    incident = taken.incident
-    pod = next((pod for pod in taken.pods if pod.name), None)
+    incident = attributed.incident
+    pod = next((pod for pod in attributed.pods if pod.name), None)
     return {
         "alertname": INCIDENT,
         "severity": incident.severity.value,
@@ -31,9 +31,9 @@ def labels_of(taken: AttributedIncident) -> dict[str, str]:
     }
 
 
-def annotations_of(taken: AttributedIncident) -> dict[str, str]:
+def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's words, with all pods that were on the GPU."""
-    incident, pods = taken.incident, [_name(pod) for pod in taken.pods]
+    incident, pods = attributed.incident, [_name(pod) for pod in attributed.pods]
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
     where = f"{_gpu(incident)} on node {incident.node}{_named(pods)}"
     words = {

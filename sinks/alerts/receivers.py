@@ -17,17 +17,17 @@ from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.address import shown_url
-from sinks.alerts.client import AlertmanagerClient
-from sinks.alerts.standing import (
+from sinks.alerts.active_alerts import (
     SECOND_NS,
     ActiveAlert,
+    ActiveAlerts,
     Now,
-    StandingAlerts,
-    mark_doubted,
-    mark_refused,
-    mark_told,
+    record_partly_rejected,
+    record_rejected,
+    record_taken,
 )
-from sinks.alerts.turns import Turns
+from sinks.alerts.alertmanager import AlertmanagerClient
+from sinks.alerts.send_order import SendOrder
 from sinks.errors import ReceiverUnavailableError, RejectedError
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.retrying import until_answered
@@ -38,11 +38,11 @@ _REFUSAL_SHOWN_NS: Final = 600 * SECOND_NS
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
-AllStanding = Callable[[], Iterable[StandingAlerts]]
-"""Gives all alerts that stand, as of now."""
+AllActive = Callable[[], Iterable[ActiveAlerts]]
+"""Returns all alerts that are active, as of now."""
 
 
-class RefusedAlerts:
+class RejectedAlerts:
     """What a check says of alerts that were refused, for as long as that is of interest."""
 
     def __init__(self, check: Check, *, receiver: str) -> None:
@@ -51,7 +51,7 @@ class RefusedAlerts:
         self._until_ns = 0
         self._detail = ""
 
-    def note(self, detail: str, *, now_ns: int) -> None:
+    def record(self, detail: str, *, now_ns: int) -> None:
         """Record that an alert was refused; the check fails once the attempt has ended."""
         self._detail, self._until_ns = f"rejected: {detail}", now_ns + _REFUSAL_SHOWN_NS
 
@@ -68,7 +68,7 @@ class RefusedAlerts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckedClient:
     """An Alertmanager's client and the check that tells of that one."""
 
     client: AlertmanagerClient
@@ -80,55 +80,55 @@ class Receivers:
 
     def __init__(
         self,
-        receivers: Sequence[Checked],
+        receivers: Sequence[CheckedClient],
         *,
-        standing: AllStanding,
+        active: AllActive,
         check: Check,
         clock: Clock,
         resend_ns: int,
     ) -> None:
         """Take them, and the check that fails where none of them answers."""
         self._check = check
-        everyone = ", ".join(shown_url(one.client.url) for one in receivers)
-        self._refusals = RefusedAlerts(check, receiver=everyone)
+        shown = ", ".join(shown_url(checked.client.url) for checked in receivers)
+        self._rejected = RejectedAlerts(check, receiver=shown)
         self._changed = asyncio.Event()
         self._receivers = [
             _Receiver(
-                one,
-                everyone=self,
-                standing=standing,
+                checked,
+                all_receivers=self,
+                active=active,
                 clock=clock,
                 resend_ns=resend_ns,
             )
-            for one in receivers
+            for checked in receivers
         ]
-        for one in receivers:
-            one.check.ok("nothing sent yet")
+        for checked in receivers:
+            checked.check.ok("nothing sent yet")
         check.ok("nothing sent yet")
 
     def begin(self) -> None:
-        """Begin to tell each what it is due; raises what a task of theirs has raised."""
-        for one in self._receivers:
-            one.begin()
+        """Begin to send each what it is due; raises what a task of theirs has raised."""
+        for receiver in self._receivers:
+            receiver.begin()
 
     async def change(self) -> None:
-        """Wait until one of them has answered or not, or `look_again` is called."""
+        """Wait until one of them has answered or not, or `wake` is called."""
         self._changed.clear()
         await self._changed.wait()
 
     @property
     def are_away(self) -> bool:
         """Whether none of them answered the last attempt."""
-        return all(one.is_away for one in self._receivers)
+        return all(receiver.is_away for receiver in self._receivers)
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """End the wait for a change: an attempt has ended, or alerts are gone."""
         self._changed.set()
 
     async def close(self) -> None:
         """End what is on its way."""
-        for one in self._receivers:
-            await one.close()
+        for receiver in self._receivers:
+            await receiver.close()
 
     def failed(self, error: ReceiverUnavailableError) -> None:
         """Record that one of them did not answer; the check fails where none does."""
@@ -137,12 +137,12 @@ class Receivers:
 
     def refused(self, detail: str, *, now_ns: int) -> None:
         """Record that one of them refused an alert."""
-        self._refusals.note(detail, now_ns=now_ns)
+        self._rejected.record(detail, now_ns=now_ns)
 
     def answered(self, *, now_ns: int) -> None:
         """Record that one of them has answered."""
-        self._refusals.show(now_ns=now_ns)
-        self.look_again()
+        self._rejected.show(now_ns=now_ns)
+        self.wake()
 
 
 class _Receiver:
@@ -150,19 +150,19 @@ class _Receiver:
 
     def __init__(
         self,
-        checked: Checked,
+        checked: CheckedClient,
         *,
-        everyone: Receivers,
-        standing: AllStanding,
+        all_receivers: Receivers,
+        active: AllActive,
         clock: Clock,
         resend_ns: int,
     ) -> None:
         self._client, self._check = checked.client, checked.check
         self._url = shown_url(checked.client.url)
-        self._refusals = RefusedAlerts(checked.check, receiver=self._url)
-        self._everyone, self._standing = everyone, standing
+        self._rejected = RejectedAlerts(checked.check, receiver=self._url)
+        self._all_receivers, self._active = all_receivers, active
         self._clock, self._resend_ns = clock, resend_ns
-        self._turns = Turns(checked.client.url, resend_ns=resend_ns)
+        self._send_order = SendOrder(checked.client.url, resend_ns=resend_ns)
         self._sending: asyncio.Task[None] | None = None
         self.is_away = False
         """Whether the last attempt was not answered."""
@@ -173,9 +173,12 @@ class _Receiver:
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
-        if self._sending is None and (self._is_due() or self._is_to_be_asked()):
+        # An answer alone is wanted where the check has failed: only that passes it again.
+        now_ns = self._clock.monotonic_ns()
+        wants_answer = self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
+        if self._sending is None and (self._is_due() or wants_answer):
             self._sending = asyncio.create_task(self._send())
-            self._sending.add_done_callback(lambda _: self._everyone.look_again())
+            self._sending.add_done_callback(lambda _: self._all_receivers.wake())
 
     async def close(self) -> None:
         """End what is on its way."""
@@ -183,15 +186,10 @@ class _Receiver:
         self._sending = None
 
     def _is_due(self) -> bool:
-        return self._turns.is_due(self._all(), now=Now.of(self._clock))
+        return self._send_order.is_due(self._all(), now=Now.of(self._clock))
 
     def _all(self) -> Iterable[ActiveAlert]:
-        return chain.from_iterable(self._standing())
-
-    def _is_to_be_asked(self) -> bool:
-        """Return whether an answer alone is wanted: only that passes a check which has failed."""
-        now_ns = self._clock.monotonic_ns()
-        return self._check.has_failed and not self._refusals.are_shown(now_ns=now_ns)
+        return chain.from_iterable(self._active())
 
     async def _send(self) -> None:
         """Send until nothing is due; what is sent is chosen anew for each request."""
@@ -210,20 +208,20 @@ class _Receiver:
         self.is_away = False
         now_ns = self._clock.monotonic_ns()
         self._has_more = self._is_due()
-        if self._turns.late_ns > self._resend_ns:
-            late_seconds = self._turns.late_ns / 1e9
+        if self._send_order.late_ns > self._resend_ns:
+            late_seconds = self._send_order.late_ns / 1e9
             self._check.failed(f"slow: it answers, but what it is due waits {late_seconds:.0f} s")
         else:
-            self._refusals.show(now_ns=now_ns)
-        self._everyone.answered(now_ns=now_ns)
+            self._rejected.show(now_ns=now_ns)
+        self._all_receivers.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
         """Post what comes next; where that is nothing, an empty list asks for an answer."""
         try:
-            await self._post(self._turns.next(self._all(), now=Now.of(self._clock)))
+            await self._post(self._send_order.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
             self.is_away = True
-            self._everyone.failed(error)
+            self._all_receivers.failed(error)
             raise
 
     async def _post(self, alerts: Sequence[ActiveAlert]) -> None:
@@ -238,18 +236,18 @@ class _Receiver:
         except RejectedError as error:
             if len(alerts) > 1:
                 # Which of them it is, only the answers to fewer of them tell.
-                mark_doubted(alerts, self._client.url)
+                record_partly_rejected(alerts, self._client.url)
             elif alerts:
-                self._refuse(alerts[0], str(error), now)
+                self._reject(alerts[0], str(error), now)
         else:
             SENT_TOTAL.labels(sink=NAME).inc(len(alerts))
-            mark_told(alerts, self._client.url, now=now)
+            record_taken(alerts, self._client.url, now=now)
 
-    def _refuse(self, alert: ActiveAlert, error: str, now: Now) -> None:
+    def _reject(self, alert: ActiveAlert, error: str, now: Now) -> None:
         """Go on without an alert that an Alertmanager refuses; it is asked again in its time."""
-        self._everyone.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
-        self._refusals.note(error, now_ns=now.monotonic_ns)
-        if mark_refused(alert, self._client.url, now=now):
+        self._all_receivers.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
+        self._rejected.record(error, now_ns=now.monotonic_ns)
+        if record_rejected(alert, self._client.url, now=now):
             count_dropped(NAME, "rejected")
         if count := _repeats.count(self._client.url):
             _log.warning("alerts_rejected", url=self._url, count=count, error=error)

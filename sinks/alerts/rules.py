@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.records import Account, GpuBooks, Severity
-from sinks.alerts.settings import AlertsSettings
+from sinks.settings import AlertsSettings
 
 BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
 _OUTSIDE_PODS: Final = (Account.HOST, Account.UNATTRIBUTED)
@@ -59,7 +59,7 @@ def busy_without_pod_ratio(books: GpuBooks, interval_seconds: float) -> float | 
     """Return the share of the time booked on the host or on nobody; None where it is not known."""
     if interval_seconds <= 0 or not books.entries:
         return None
-    outside = [one.busy_seconds for one in books.entries if one.account in _OUTSIDE_PODS]
+    outside = [entry.busy_seconds for entry in books.entries if entry.account in _OUTSIDE_PODS]
     known = [seconds for seconds in outside if seconds is not None]
     if len(known) < len(outside):
         return None

@@ -1,43 +1,32 @@
-"""What the remote-write sink's series are called in OpenTelemetry: metrics, units, attributes.
+"""What the series of events are called in OpenTelemetry: metrics, units, attributes.
 
-Here live these names and nothing else. A metric's name is the series' own in dots, without the
-unit, which OTLP keeps apart; a collector that writes to Prometheus puts it behind again, and so
-comes to the name that the remote-write sink uses. What identifies things has the name that
-OpenTelemetry's semantic conventions give it; what they have no name for stands under `gpuledger.`.
+Here live these names; those of labels stand beside the columns of the flat row. A metric's name is
+the series' own in dots, without the unit, which OTLP keeps apart; a collector that writes to
+Prometheus puts it behind again, and so comes to the name that the remote-write sink uses. What
+identifies things has the name that OpenTelemetry's semantic conventions give it; what they have no
+name for stands under `gpuledger.`.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from sinks.remote_write.families import FamilyMetric
+from gpuledger.ledger.rows import Attribute
+from gpuledger.ledger.series import LABEL_ATTRIBUTES, FamilyMetric
 
 NODE: Final = "k8s.node.name"
 SERVICE: Final = "service.name"
 INSTANCE: Final = "service.instance.id"
 """Of a resource Prometheus keeps these two alone unless told to keep more: they tell pods apart."""
 RESOURCE_ATTRIBUTES: Final = {
-    "namespace": "k8s.namespace.name",
-    "pod": "k8s.pod.name",
-    "pod_uid": "k8s.pod.uid",
-    "container": "k8s.container.name",
-    "owner_kind": "gpuledger.owner.kind",
-    "owner_name": "gpuledger.owner.name",
+    label: name
+    for label, (name, attribute_of) in LABEL_ATTRIBUTES.items()
+    if attribute_of is Attribute.RESOURCE
 }
 """Labels that say whose a point is: its resource's."""
 POINT_ATTRIBUTES: Final = {
-    "gpu_uuid": "hw.id",
-    "gpu_index": "gpuledger.gpu.index",
-    "model": "hw.model",
-    "parent_uuid": "hw.parent",
-    "gpu_instance": "gpuledger.mig.gpu_instance",
-    "compute_instance": "gpuledger.mig.compute_instance",
-    "mig_profile": "gpuledger.mig.profile",
-    "account": "gpuledger.account",
-    "method": "gpuledger.method",
-    "holder_namespace": "gpuledger.holder.namespace",
-    "holder_pod": "gpuledger.holder.pod",
-    "holder_container": "gpuledger.holder.container",
-    "holder_state": "gpuledger.holder.state",
+    label: name
+    for label, (name, attribute_of) in LABEL_ATTRIBUTES.items()
+    if attribute_of is Attribute.POINT
 }
 """Labels that tell the points of one resource apart."""
 HARDWARE: Final = ("hw.type", "gpu")

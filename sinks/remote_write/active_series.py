@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
+from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import GpuEvent
-from sinks.remote_write.values import SeriesGroup, Values, values_of
 from sinks.remote_write.wire import STALE_VALUE, pack_value, series_prefix, timestamp_suffix
 
 _MS_NS: Final = 1_000_000
@@ -164,7 +165,7 @@ def _put_together(parts: list[bytes], *, is_behind: bool = False) -> EncodedTick
     return EncodedTick(body=b"".join(parts), samples=len(parts) // 3, is_behind=is_behind)
 
 
-def _append(parts: list[bytes], live: _Live, values: Values, suffix: bytes) -> None:
+def _append(parts: list[bytes], live: _Live, values: SeriesValues, suffix: bytes) -> None:
     bit, has, had = 1, 0, live.had
     for prefix, value in zip(live.prefixes, values, strict=True):
         if value is not None:

@@ -23,7 +23,7 @@ class Admitted(NamedTuple):
 
     record: Record
     event: GpuEvent
-    place: TickOrder
+    order: TickOrder
     """Where it stands in its node's time."""
     refusal: str | None
     """Why it is not sent, in a word; `None` where it is."""
@@ -38,17 +38,17 @@ def admit(
     max_ahead_ns: int,
 ) -> Iterator[Admitted]:
     """Yield the ticks of a poll in their order; the times are those of this machine's clocks."""
-    arrivals = [timelines.place(event, heard_ns=monotonic_ns) for _, event in items]
+    arrivals = [timelines.observe(event, received_ns=monotonic_ns) for _, event in items]
     overtaken = _overtaken(items, arrivals)
     for (record, event), arrival, is_overtaken in zip(items, arrivals, overtaken, strict=True):
         ahead_ns = event.time_ns - time_ns
         will_be_set_back = arrival.has_leapt and (ahead_ns > LEAP_NS or is_overtaken)
         refusal = None
-        if arrival.place is TickOrder.REPEATED:
+        if arrival.order is TickOrder.REPEATED:
             refusal = DUPLICATE
         elif ahead_ns > max_ahead_ns or will_be_set_back:
             refusal = FUTURE
-        yield Admitted(record, event, arrival.place, refusal)
+        yield Admitted(record, event, arrival.order, refusal)
 
 
 def _overtaken(items: Sequence[tuple[Record, GpuEvent]], arrivals: Sequence[Arrival]) -> list[bool]:
@@ -56,7 +56,7 @@ def _overtaken(items: Sequence[tuple[Record, GpuEvent]], arrivals: Sequence[Arri
     overtaken = [False] * len(items)
     earliest_ns: dict[tuple[str, str], int] = {}
     for index in reversed(range(len(items))):
-        if arrivals[index].place is TickOrder.CURRENT:
+        if arrivals[index].order is TickOrder.CURRENT:
             event = items[index][1]
             boot = (event.node, event.boot_id)
             later_ns = earliest_ns.get(boot, event.time_ns + 1)

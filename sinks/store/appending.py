@@ -1,6 +1,6 @@
 """Rows appended in a thread, by one write at a time, whoever stops waiting for it.
 
-Here lives how a write outlives its waiting; what is written, and when, is `sinks.store.service`'s.
+Here lives how a write outlives its waiting; what is written and when is `store_sink`'s.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.store.rows import Row
+from sinks.store.entry_rows import Row
 
 _NUMBERS_BYTES: Final = 1_000
 """Bytes of a row in memory, its texts left out: in Python, and again as columns."""

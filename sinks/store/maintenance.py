@@ -14,7 +14,7 @@ from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.address import shown_url
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
-from sinks.store.settings import StoreSettings
+from sinks.settings import StoreSettings
 from sinks.store.table import StreamTable
 
 _log = structlog.get_logger(__name__)

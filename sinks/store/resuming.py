@@ -1,7 +1,7 @@
 """Going on where the table ends, of the topic of which the table is.
 
 Here live the partitions that were not set there yet, and the refusal to go on with another topic.
-Offsets and identities are compared in `sinks.store.identity`.
+Offsets and identities are compared in `sinks.store.stored`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,9 +15,8 @@ from gpuledger.topics import EVENTS
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
 from sinks.retrying import Retrying
-from sinks.store.identity import other_topic, refuse_shorter_topic
-from sinks.store.recording import GapRecording
-from sinks.store.stored import Stored
+from sinks.store.gaps import GapRecorder
+from sinks.store.stored import Stored, other_topic, refuse_shorter_topic
 from sinks.store.table import EntriesTable, GapsTable, StaleTableError
 
 
@@ -29,12 +28,12 @@ class Resuming:
         *,
         table: EntriesTable,
         gaps: GapsTable,
-        recording: GapRecording,
+        recorder: GapRecorder,
         stored: Stored,
         retrying: Retrying,
     ) -> None:
         self._table, self._gaps_table = table, gaps
-        self._recording, self._stored, self._retrying = recording, stored, retrying
+        self._recorder, self._stored, self._retrying = recorder, stored, retrying
         self._unsought: set[TopicPartition] = set()
 
     @property
@@ -42,11 +41,11 @@ class Resuming:
         """The identity of the topic in which partitions were sought."""
         return self._stored.topic_id
 
-    def need(self, partitions: Collection[TopicPartition]) -> None:
+    def require(self, partitions: Collection[TopicPartition]) -> None:
         """Have these set to where the table ends before any more is taken of them."""
         self._unsought.update(partitions)
 
-    def need_not(self, partitions: Collection[TopicPartition]) -> None:
+    def cancel(self, partitions: Collection[TopicPartition]) -> None:
         """Leave these to whoever gets them."""
         self._unsought.difference_update(partitions)
 
@@ -70,7 +69,7 @@ class Resuming:
         topic_id = await consumer.topic_id(EVENTS.name)
         if topic_id != self._stored.topic_id:
             # Whatever is held was sought in another topic.
-            self.need(consumer.assignment())
+            self.require(consumer.assignment())
         self._stored.topic_id = topic_id
         wanted = consumer.assignment() & self._unsought
         await self._must_be_of_topic(wanted)
@@ -79,7 +78,7 @@ class Resuming:
             last_offset = self._stored.last_offsets.get(partition, -1)
             refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
             await consumer.seek(partition, last_offset + 1)
-        self.need_not(wanted)
+        self.cancel(wanted)
         return wanted
 
     async def topic_id_now(self, consumer: Consumer) -> str | None:
@@ -132,7 +131,7 @@ class Resuming:
             )
             for partition, last_offset in last_offsets.items()
         ]
-        await self._retrying(lambda _: self._recording.record_once(gaps))
+        await self._retrying(lambda _: self._recorder.record_once(gaps))
         first = partitions[0]
         raise other_topic(first, last_offset=last_offsets[first], topic_id=topic_id)
 

@@ -1,15 +1,42 @@
-"""What the table is known to have of each partition, and of which topic.
+"""What the table has of each partition, and of which topic.
 
-Here lives what is remembered between a look into the table and the next. Pure: asks neither the
-table nor the brokers.
+Beside its rows the table keeps numbers, each under the name of a stream (`Streams`): of each
+partition the last offset that is stored, and the identity of its topic. An offset means nothing
+without its topic: one that is deleted and made anew, or restored from elsewhere, has the same name
+and other records. Here is what is remembered of these numbers between a look into the table and
+the next (`Stored`), and how identities are compared. Pure: asks neither the table nor the brokers.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.store.identity import is_same_topic, number_of
-from sinks.store.streams import Streams
+from gpuledger.errors import UserError
+
+_REMEDY = (
+    "nothing is written. See that what it holds is not stored already, then set store.generation"
+    " to a new name to go on behind what is stored"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """The names of a sink's streams in the table."""
+
+    group: str
+    """What all of them begin with."""
+    generation: str
+    """What the user has set after a topic was made anew; empty for the first."""
+
+    def of(self, partition: TopicPartition) -> str:
+        """Return the stream of the last offset that is stored."""
+        parts = [self.group, self.generation, partition.topic, str(partition.partition)]
+        return "|".join(part for part in parts if part)
+
+    def identity_of(self, partition: TopicPartition) -> str:
+        """Return the stream of the topic's identity."""
+        return f"{self.of(partition)}|topic_id"
 
 
 @dataclass(kw_only=True)
@@ -53,3 +80,37 @@ class Stored:
         """Record that rows were written up to these offsets, with the topic's identity."""
         self.last_offsets |= last_offsets
         self._identified |= last_offsets.keys()
+
+
+def number_of(topic_id: str) -> int:
+    """Return the number under which the table keeps a topic's identity: 63 bits of its hash."""
+    return int.from_bytes(hashlib.sha256(topic_id.encode()).digest()[:8]) >> 1
+
+
+def is_same_topic(*, stored: int | None, topic_id: str | None) -> bool:
+    """Return whether the table's offsets are those of the topic with this identity.
+
+    Tables of before know of no identity, nor do brokers before Kafka 2.8; these are trusted.
+    """
+    return stored is None or topic_id is None or stored == number_of(topic_id)
+
+
+def other_topic(partition: TopicPartition, *, last_offset: int, topic_id: str | None) -> UserError:
+    """Return the error for a table whose offsets are another topic's."""
+    return UserError(
+        f"the store has {_shown(partition)} up to offset {last_offset} of another topic of that"
+        f" name: it was made anew, or is another cluster's (its id is {topic_id} now); {_REMEDY}"
+    )
+
+
+def refuse_shorter_topic(partition: TopicPartition, *, last_offset: int, end: int) -> None:
+    """Raise UserError where the partition ends before what the table has of it."""
+    if last_offset + 1 > end:
+        raise UserError(
+            f"the store has {_shown(partition)} up to offset {last_offset}, but that partition ends"
+            f" at {end}: the topic was made anew, is another cluster's, or lost records; {_REMEDY}"
+        )
+
+
+def _shown(partition: TopicPartition) -> str:
+    return f"{partition.topic}[{partition.partition}]"

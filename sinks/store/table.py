@@ -26,8 +26,8 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
+from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from sinks.errors import ReceiverUnavailableError
-from sinks.store.columns import ENTRIES, GAPS, PARTITION_COLUMN, Shape
 from sinks.store.damage import (
     ANNOUNCED_COMMITS,
     announce,
@@ -46,21 +46,20 @@ class StaleTableError(GpuledgerError):
     """Somebody else has appended of the same stream since this table was loaded."""
 
 
-def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:
-    """Return the URI of a table of a store, of `entries` where none is named."""
-    return f"{store_uri.rstrip('/')}/{name}"
-
-
 class StreamTable:
     """A Delta table that is appended to from numbered streams, as one writer sees it."""
 
     def __init__(
-        self, shape: Shape, *, store_uri: str, storage_options: Mapping[str, str] | None = None
+        self,
+        schema: TableSchema,
+        *,
+        store_uri: str,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self.uri = table_uri(store_uri, shape.name)
-        self._shape = shape
+        self.uri = table_uri(store_uri, schema.name)
+        self._schema = schema
         self._options = dict(storage_options or {})
-        self._writer = _writer_properties(shape)
+        self._writer = _writer_properties(schema)
         self._table: DeltaTable | None = None
         self._versions: dict[str, int | None] = {}
 
@@ -101,7 +100,7 @@ class StreamTable:
             Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
         ]
         with self._answering():
-            data = self._shape.table_of(rows)
+            data = self._schema.table_of(rows)
             try:
                 write_deltalake(
                     table,
@@ -188,14 +187,14 @@ class StreamTable:
             return DeltaTable(self.uri, storage_options=self._options)
 
     def _create(self) -> DeltaTable:
-        shape = self._shape
+        schema = self._schema
         return DeltaTable.create(
             self.uri,
-            schema=shape.schema,
-            partition_by=list(shape.partition_by),
-            name=shape.name,
-            description=shape.description,
-            configuration={"delta.dataSkippingNumIndexedCols": str(shape.statistics_columns)},
+            schema=schema.arrow,
+            partition_by=list(schema.partition_by),
+            name=schema.name,
+            description=schema.description,
+            configuration={"delta.dataSkippingNumIndexedCols": str(schema.statistics_columns)},
             storage_options=self._options,
         )
 
@@ -215,10 +214,12 @@ class StreamTable:
                 raise
 
     def _missing(self, table: DeltaTable) -> list[DeltaField]:
-        schema, columns = self._shape.schema, self._shape.columns
+        schema, columns = self._schema.arrow, self._schema.columns
         found, wanted = _columns(Schema.from_arrow(table.schema().to_arrow())), _columns(schema)
         names = {name for name, _ in found}
-        missing = [one.name for one in columns if one.nullable and one.name not in names]
+        missing = [
+            column.name for column in columns if column.nullable and column.name not in names
+        ]
         differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
         if differs:
             raise UserError(
@@ -256,10 +257,10 @@ class EntriesTable(StreamTable):
     def _newest_time_of(
         self, table: DeltaTable, kafka_partition: int, days: Iterable[str]
     ) -> datetime | None:
-        query = QueryBuilder().register(self._shape.name, table)
+        query = QueryBuilder().register(self._schema.name, table)
         for day in sorted(days, reverse=True):
             found = query.execute(
-                f"SELECT max(time) AS newest FROM {self._shape.name}"  # noqa: S608  # no user's
+                f"SELECT max(time) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
                 f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
             )
             newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
@@ -275,13 +276,13 @@ class GapsTable(StreamTable):
         super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)
 
 
-def _writer_properties(shape: Shape) -> WriterProperties:
+def _writer_properties(schema: TableSchema) -> WriterProperties:
     return WriterProperties(
         compression="ZSTD",
         compression_level=3,
         column_properties={
             column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
-            for column in shape.columns
+            for column in schema.columns
             if column.encoding is not None
         },
     )

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.conservation import conservation_error
 from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode, validate
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
+from gpuledger.ledger.conservation import conservation_error
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
@@ -99,7 +99,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
         decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(one.value)
     refuse_too_large(EVENTS.name, [*events, *attributed])
     if read:
-        assert conservation_error(read[0].gpus, SAMPLE_OF.decode(sample)) <= MAX_ERROR
+        assert conservation_error(read[0].gpus, read[0].interval_ns / 1e9) <= MAX_ERROR
     check_letters(deadly, producer)
 
 

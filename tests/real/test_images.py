@@ -37,7 +37,11 @@ NEEDED = {
     "agent": ["agent.service", "agent.source", "simulator.simulation"],
     "podwatch": ["enricher.podwatch.service"],
     "join": ["enricher.join.service"],
-    "sinks": ["sinks.remote_write.service", "sinks.alerts.service", "sinks.store.service"],
+    "sinks": [
+        "sinks.remote_write.remote_write_sink",
+        "sinks.alerts.alerts_sink",
+        "sinks.store.store_sink",
+    ],
     "cli": ["cli.demo.command", "cli.topics", "simulator.kube", "simulator.__main__"],
 }
 

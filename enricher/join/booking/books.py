@@ -8,12 +8,12 @@ from typing import Final
 
 from enricher.join.booking.claims import Claim, gather_claims
 from enricher.join.booking.energy import Drawn, JoulesSplit, split_joules
-from enricher.join.booking.holders import Parts, find_holders
 from enricher.join.booking.idle import idle_entries
 from enricher.join.booking.instance_energy import drawn_by_rows
 from enricher.join.booking.instances import exclusive_readings
 from enricher.join.booking.shares import BusySplit, MemorySplit, split_busy, split_memory
-from gpuledger.activity import counters_of
+from gpuledger.ledger.holders import Parts, find_holders
+from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import Account, Entry, GpuBooks, GpuReading, Method, NodeSample
 
 _Splits = tuple[BusySplit | None, MemorySplit | None, JoulesSplit | None]
@@ -135,7 +135,7 @@ def _book_nobody(
     _, _, size, _ = memory or _NO_MEMORY
     time = 0.0 if claims else worked
     energy = time * watts + drawn
-    if time or size or energy or (not worked and any(counters_of(reading))):
+    if time or size or energy or (not worked and any(rates_of(reading))):
         entries.append(
             Entry(
                 account=_UNATTRIBUTED,

@@ -5,8 +5,8 @@ Who holds it is `holders`' business, how much is idle `books`'.
 
 from typing import Final
 
-from enricher.join.booking.holders import Parts
 from enricher.join.booking.shares import add_up
+from gpuledger.ledger.holders import Parts
 from gpuledger.records import Account, Entry, Method
 
 _IDLE: Final = Account.IDLE

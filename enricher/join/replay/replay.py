@@ -64,7 +64,7 @@ class _Unusable(DeadLetterQueue):
         self.first_detail: str | None = None
 
     @override
-    def bury(self, record: Record, *, reason: str, detail: str) -> None:
+    def reject(self, record: Record, *, reason: str, detail: str) -> None:
         self.buried += 1
         if self.first_detail is None:
             self.first_detail = detail

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuledger.store.query import count_rows
 from gpuledger.topics import ROWS
-from sinks.store.query import count_rows
 from tests.real.compose.asking import Grafana
 from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
 from tests.real.compose.played import WAIT_SECONDS, Played, play

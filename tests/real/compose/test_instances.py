@@ -11,8 +11,8 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.client import open_client
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.remote_write.write_client import open_client
+from sinks.settings import RemoteWriteSettings
 from tests.real.compose.asking import Grafana, Shown
 from tests.ticks import event_of, play
 from tests.unit.deployment import dashboard

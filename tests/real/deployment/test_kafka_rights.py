@@ -24,7 +24,7 @@ from gpuledger.topics import (
     SAMPLES,
     Topic,
 )
-from sinks.otlp.settings import OtlpSettings
+from sinks.settings import OtlpSettings
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings

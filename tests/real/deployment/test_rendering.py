@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from sinks.settings import KINDS
+from sinks.registry import KINDS
 from tests.real.deployment.installation import copy_of_k8s
 from tests.real.deployment.rendering import (
     K8S,

@@ -15,6 +15,7 @@ import duckdb
 import jsonschema
 import pytest
 
+from gpuledger.store.query import entries_sql
 from gpuledger.topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -26,7 +27,6 @@ from gpuledger.topics import (
     SAMPLES,
 )
 from simulator.simulation import open_simulation
-from sinks.store.query import entries_sql
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
 

@@ -15,8 +15,9 @@ from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
-from sinks.alerts.service import run_alerts
-from sinks.alerts.settings import AlertsSettings
+from sinks.loop import run_sink
+from sinks.registry import ALERTS
+from sinks.settings import AlertsSettings
 from tests.real.services.alertmanager import SecuredAlertmanager
 from tests.real.services.certificates import Authority
 from tests.real.services.web import await_some
@@ -113,7 +114,7 @@ async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
         for name in ("credentials", "receiver")
     )
     settings = mounted.settings(receiver)
-    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
         await tell(on, "before")
         await is_held(receiver, "before")
 
@@ -150,7 +151,7 @@ async def test_what_is_missing_is_named_by_the_check(
     mounted.write(first, password="first")
     answered = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     settings = mounted.settings(receiver, **others)
-    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
         await tell(on, "refused")
         await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
         assert reason in answered.detail

@@ -14,11 +14,12 @@ from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, S
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.topics import ATTRIBUTED_INCIDENTS
-from sinks.alerts.client import HEADERS, AlertmanagerClient
-from sinks.alerts.service import GROUP, run_alerts
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import rfc3339
+from sinks.alerts.active_alerts import rfc3339
+from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
 from sinks.errors import ReceiverUnavailableError, RejectedError
+from sinks.loop import run_sink
+from sinks.registry import ALERTS
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.sinks.builders import (
     GPU,
     NODE,
@@ -61,9 +62,9 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
         urls=[alertmanager.url], busy_without_pod=BusyWithoutPodSettings(for_seconds=2.0)
     )
     at = place_of(node)
-    async with running(run_alerts(bus=on, settings=settings, readiness=Readiness())):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
         await publish(on, *(tick(number, Account.HOST) for number in range(4)))
-        await eventually(lambda: committed(on, GROUP, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 4, within_seconds=10)
 
         (held,) = await asyncio.to_thread(on_node, alertmanager, node)
         assert held["status"]["state"] == "active"
@@ -71,7 +72,7 @@ async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
         assert held["labels"]["gpu_uuid"] == GPU
 
         await publish(on, tick(4, Account.POD))
-        await eventually(lambda: committed(on, GROUP, at) == 5, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 5, within_seconds=10)
         # Only alerts that have not ended are listed.
         assert await asyncio.to_thread(on_node, alertmanager, node) == []
 
@@ -94,11 +95,11 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
     value = encode(AttributedIncident(incident=incident, pods=[pod()]))
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     settings = AlertsSettings(urls=[alertmanager.url])
-    async with running(run_alerts(bus=on, settings=settings, readiness=Readiness())):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
         async with on.producer() as producer:
             message = Message(key=node.encode(), value=value, timestamp_ms=0)
             await producer.publish(at.topic, at.partition, [message])
-        await eventually(lambda: committed(on, GROUP, at) == 1, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == 1, within_seconds=10)
 
     (held,) = await asyncio.to_thread(on_node, alertmanager, node)
     assert (held["labels"]["xid"], held["labels"]["pod"]) == ("79", "train-0")
@@ -146,11 +147,11 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
         urls=[f"{alertmanager.url}/wrong"], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
     )
     check = readiness.check("alerts.receiver")
-    async with running(run_alerts(bus=on, settings=settings, readiness=readiness)):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=readiness)):
         await publish(on, event(entries=[entry(Account.HOST)]))
         await eventually(lambda: check.has_failed, within_seconds=10)
         assert check.detail == "404 404 page not found"
-        assert committed(on, GROUP, place_of(NODE)) is None
+        assert committed(on, ALERTS.group, place_of(NODE)) is None
 
 
 async def test_an_empty_list_is_answered_and_changes_nothing(

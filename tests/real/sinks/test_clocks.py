@@ -11,11 +11,9 @@ import pytest
 
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
-from sinks.alerts.service import GROUP as ALERTS_GROUP
-from sinks.alerts.service import run_alerts
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.remote_write.service import GROUP, run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import ALERTS, REMOTE_WRITE
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
 from tests.real.services.prometheus import CONFIG
 from tests.unit.sinks.builders import (
     SECOND_NS,
@@ -49,9 +47,11 @@ async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Count
     on, at, start_ns = bus(), place_of(node), time.time_ns() - (COUNT + 1) * SECOND_NS
     ticks = CASES[case]
     settings = RemoteWriteSettings(url=to.remote_write_url)
-    async with running(run_remote_write(bus=on, settings=settings, readiness=Readiness())):
+    async with running(run_sink(REMOTE_WRITE, bus=on, settings=settings, readiness=Readiness())):
         await publish(on, *(told.event([entry()], node=node, start_ns=start_ns) for told in ticks))
-        await eventually(lambda: committed(on, GROUP, at) == len(ticks), within_seconds=60)
+        await eventually(
+            lambda: committed(on, REMOTE_WRITE.group, at) == len(ticks), within_seconds=60
+        )
     promql = f'count_over_time({UTILIZATION}{{node="{node}"}}[3h])'
     await asyncio.to_thread(to.await_query, promql)
     (found,) = await asyncio.to_thread(to.query, promql)
@@ -102,12 +102,12 @@ async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
         ]
 
     busy, idle = events(Account.HOST, 30), events(Account.IDLE, 30, COUNT)
-    async with running(run_alerts(bus=on, settings=settings, readiness=Readiness())):
+    async with running(run_sink(ALERTS, bus=on, settings=settings, readiness=Readiness())):
         await publish(on, *busy)
-        await eventually(lambda: committed(on, ALERTS_GROUP, at) == len(busy), within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == len(busy), within_seconds=10)
         assert await asyncio.to_thread(standing) == ["active"]
         await publish(on, *idle)
         count = len(busy) + len(idle)
-        await eventually(lambda: committed(on, ALERTS_GROUP, at) == count, within_seconds=10)
+        await eventually(lambda: committed(on, ALERTS.group, at) == count, within_seconds=10)
         # Only alerts that have not ended are listed.
         assert await asyncio.to_thread(standing) == []

@@ -14,8 +14,8 @@ import pytest
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.settings import KafkaSettings
+from gpuledger.store.query import count_rows, entries_sql, gaps_sql
 from gpuledger.topics import EVENTS, partition_of_node
-from sinks.store.query import count_rows, entries_sql, gaps_sql
 from tests.real.changed_topics import recreate, remove_before, spans
 from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks

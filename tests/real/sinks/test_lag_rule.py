@@ -12,8 +12,9 @@ from prometheus_client import REGISTRY
 
 from gpuledger.runtime import Readiness
 from sinks.errors import ReceiverUnavailableError
-from sinks.remote_write.service import run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.builders import ManualClock, bus, event, eventually, publish, running
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_e
     async def opened(_: RemoteWriteSettings, **_others: Readiness) -> AsyncIterator[Receiver]:
         yield receiver
 
-    monkeypatch.setattr("sinks.remote_write.service.open_client", opened)
+    monkeypatch.setattr("sinks.remote_write.remote_write_sink.open_client", opened)
     await publish(on, event(0))
-    sink = run_remote_write(
-        bus=on, settings=RemoteWriteSettings(), readiness=Readiness(), clock=clock
+    sink = run_sink(
+        REMOTE_WRITE, bus=on, settings=RemoteWriteSettings(), readiness=Readiness(), clock=clock
     )
     async with running(sink):
         await eventually(lambda: receiver.minute() >= MINUTES, within_seconds=30)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
+from gpuledger.store.query import count_rows, entries_sql
 from gpuledger.topics import DEAD_LETTERS, EVENTS
-from sinks.store.query import count_rows, entries_sql
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from sinks.remote_write.service import run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
 from tests.real.services.certificates import Authority
 from tests.real.services.prometheus import SecuredPrometheus
 from tests.unit.sinks.builders import bus, event, eventually, publish, running
@@ -73,7 +74,7 @@ async def test_samples_are_taken_on_where_password_and_authority_are_exchanged(
             )
         )
 
-    sink = run_remote_write(bus=on, settings=mounted.settings(receiver), readiness=readiness)
+    sink = run_sink(REMOTE_WRITE, bus=on, settings=mounted.settings(receiver), readiness=readiness)
     async with running(sink):
         await takes("first")
 

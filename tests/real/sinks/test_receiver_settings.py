@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from gpuledger.errors import GpuledgerError
 from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.client import open_client
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.remote_write.write_client import open_client
+from sinks.settings import RemoteWriteSettings
 from tests.real.services.prometheus import Prometheus
 from tests.unit.deployment import compose_file
 from tests.unit.deployment.deployables import ROOT

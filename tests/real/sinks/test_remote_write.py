@@ -11,8 +11,9 @@ import pytest
 
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.remote_write.service import GROUP, run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.builders import (
     NODE,
     SECOND_NS,
@@ -56,7 +57,7 @@ def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> li
 async def sending(on: MemoryBus, to: PrometheusApi) -> AsyncIterator[Readiness]:
     readiness = Readiness()
     settings = RemoteWriteSettings(url=to.remote_write_url)
-    async with running(run_remote_write(bus=on, settings=settings, readiness=readiness)):
+    async with running(run_sink(REMOTE_WRITE, bus=on, settings=settings, readiness=readiness)):
         yield readiness
 
 
@@ -73,7 +74,7 @@ async def test_a_query_by_namespace_and_pod_answers(
     on, namespace = bus(), f"query-{receiver.replace('_', '-')}"
     await publish(on, *ticks(5, namespace=namespace, first_ns=time.time_ns() - 5 * SECOND_NS))
     async with sending(on, api) as readiness:
-        await eventually(lambda: committed(on, GROUP, AT) == 5, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 5, within_seconds=10)
         assert readiness.is_ready(), readiness.report()
     assert await dead_letters(on) == []
 
@@ -99,11 +100,11 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
     await publish(on, *before, last)
     at = place_of("node-ended")
     async with sending(on, prometheus):
-        await eventually(lambda: committed(on, GROUP, at) == 3, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
         alive = f'{BUSY}{{namespace="ended"}}'
         await asyncio.to_thread(prometheus.await_query, alive)
         await publish(on, gone)
-        await eventually(lambda: committed(on, GROUP, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4, within_seconds=10)
 
     # Without the marker Prometheus would go on answering with the last value for five minutes.
     assert await query(prometheus, alive) == []
@@ -131,11 +132,11 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     at = place_of(node)
     await publish(on, *before, last)
     async with sending(on, prometheus):
-        await eventually(lambda: committed(on, GROUP, at) == 3, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 3, within_seconds=10)
         await asyncio.to_thread(prometheus.await_query, by_holder)
         shared = await query(prometheus, by_holder)
         await publish(on, gone)
-        await eventually(lambda: committed(on, GROUP, at) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4, within_seconds=10)
 
     assert {labels.get("holder_pod"): value for labels, value in shared} == {
         "notebook-0": 0.25,
@@ -153,11 +154,11 @@ async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
     at = place_of("node-replayed")
     await publish(on, *events[:5])
     async with sending(on, prometheus):
-        await eventually(lambda: committed(on, GROUP, at) == 5, within_seconds=10)
-    on._groups[GROUP].committed[at] = 2
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5, within_seconds=10)
+    on._groups[REMOTE_WRITE.group].committed[at] = 2
     await publish(on, *events[5:])
     async with sending(on, prometheus):
-        await eventually(lambda: committed(on, GROUP, at) == 8, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 8, within_seconds=10)
 
     counted = await query(prometheus, f'count_over_time({BUSY}{{namespace="replayed"}}[1m])')
     assert [value for _, value in counted] == [8]
@@ -171,14 +172,14 @@ async def test_an_outage_of_the_receiver_loses_no_sample(
     events = ticks(8, namespace="outage", first_ns=first_ns)
     await publish(on, *events[:4])
     async with sending(on, server) as readiness:
-        await eventually(lambda: committed(on, GROUP, AT) == 4, within_seconds=10)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 4, within_seconds=10)
         await asyncio.to_thread(server.kill)
         await publish(on, *events[4:])
         receiver = readiness.check("remote_write.receiver")
         await eventually(lambda: not receiver.is_ok, within_seconds=10)
-        assert committed(on, GROUP, AT) == 4
+        assert committed(on, REMOTE_WRITE.group, AT) == 4
         await asyncio.to_thread(server.start)
-        await eventually(lambda: committed(on, GROUP, AT) == 8, within_seconds=30)
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, AT) == 8, within_seconds=30)
         assert receiver.is_ok
 
     counted = await query(server, f'count_over_time({BUSY}{{namespace="outage"}}[1m])')

@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from gpuledger.codec import Decoder
-from gpuledger.records import Account, EntryRow, GpuEvent
+from gpuledger.ledger.rows import EntryRow
+from gpuledger.records import Account, GpuEvent
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
 from tests.real.services import web
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish, ticks
@@ -40,7 +41,7 @@ def rows(of: Kafka, by: Kcat) -> list[KcatMessage]:
 
 
 def identities(messages: list[KcatMessage]) -> Counter[tuple[str, str, int, int]]:
-    decoder: Decoder[EntryRow] = Decoder(topic=ROWS.name, record=EntryRow)
+    decoder: Decoder[Any] = Decoder(topic=ROWS.name, record=EntryRow)
     decoded = [decoder.decode(message.value) for message in messages]
     return Counter((row.node, row.boot_id, row.seq, row.row) for row in decoded)
 

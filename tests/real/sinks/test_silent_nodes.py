@@ -12,8 +12,9 @@ from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import EVENTS, partition_of_node
-from sinks.remote_write.service import run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
 from tests.real.sinks.running_sinks import make_topics
 from tests.unit.sinks.builders import NODE, event, eventually, running
 from tests.unit.sinks.receiver import receiving
@@ -40,7 +41,9 @@ async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_en
         await transactions.commit({at: [message]}, offsets={}, group="a-join")
     async with receiving() as receiver:
         settings = RemoteWriteSettings(url=f"{receiver.url}/write", stale_after_seconds=2.0)
-        async with running(run_remote_write(bus=bus, settings=settings, readiness=Readiness())):
+        async with running(
+            run_sink(REMOTE_WRITE, bus=bus, settings=settings, readiness=Readiness())
+        ):
             await eventually(lambda: len(receiver.received) == 2, within_seconds=60)
 
     assert [ends(request) for request in receiver.received] == [False, True]

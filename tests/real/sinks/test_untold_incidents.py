@@ -17,8 +17,9 @@ from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, partition_of_node
-from sinks.alerts.service import run_alerts
-from sinks.alerts.settings import AlertsSettings
+from sinks.loop import run_sink
+from sinks.registry import ALERTS
+from sinks.settings import AlertsSettings
 from tests.real import changed_topics
 from tests.real.sinks.running_sinks import make_topics
 from tests.unit.sinks.builders import GPU, eventually, running
@@ -87,7 +88,9 @@ async def away() -> AsyncIterator[Alertmanager]:
 @asynccontextmanager
 async def sink(settings: KafkaSettings, to: Alertmanager) -> AsyncIterator[Readiness]:
     readiness, to_it = Readiness(), AlertsSettings(urls=[to.url])
-    async with running(run_alerts(bus=KafkaBus(settings), settings=to_it, readiness=readiness)):
+    async with running(
+        run_sink(ALERTS, bus=KafkaBus(settings), settings=to_it, readiness=readiness)
+    ):
         yield readiness
 
 

@@ -7,8 +7,8 @@ import yaml
 from prometheus_client import REGISTRY
 
 from enricher.join import metrics as join_metrics
+from gpuledger.ledger.series import FAMILIES
 from sinks import metrics as sink_metrics
-from sinks.remote_write.families import FAMILIES
 from tests.unit.deployment import compose_file, dashboard
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -14,8 +14,7 @@ from prometheus_client.samples import Sample
 
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
-from sinks.metrics import DROP_REASONS
-from sinks.settings import KINDS
+from sinks.registry import KINDS
 from tests.unit.deployment import watching
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.watching import Row, Selector
@@ -44,7 +43,10 @@ COME_LATER: Final = {
 FRESH: Final = (
     *("import agent.metrics", "import enricher.podwatch.events", "import enricher.join.metrics"),
     "import gpuledger.bus.metrics",
-    *(f"import sinks.metrics; sinks.metrics.count_sink_from_zero({kind!r})" for kind in KINDS),
+    *(
+        f"import sinks.metrics as m, sinks.registry as r; m.count_sink_from_zero(r.KINDS[{kind!r}])"
+        for kind in KINDS
+    ),
 )
 """What the processes of each deployable do before their work begins."""
 
@@ -134,7 +136,7 @@ def test_an_incident_of_each_kind_is_counted_from_zero_by_agent_and_join() -> No
 
 
 def test_each_sink_says_why_it_drops() -> None:
-    assert set(DROP_REASONS) == set(KINDS)
+    assert all(kind.drop_reasons for kind in KINDS.values())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))

@@ -12,6 +12,7 @@ import yaml
 
 from gpuledger.schemas import schema_of
 from gpuledger.topics import DEAD_LETTERS, INVENTORY, READINGS, ROWS, TOPICS, Topic
+from sinks.registry import KINDS
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())
@@ -130,6 +131,7 @@ def test_every_consumer_names_its_group_and_the_groups_are_those_of_the_code() -
     }
     sources = [path for folder in ("enricher", "sinks") for path in (ROOT / folder).rglob("*.py")]
     named = {name for path in sources for name in GROUP_IN_SOURCE.findall(path.read_text())}
+    named |= {kind.group for kind in KINDS.values()}
 
     assert written == named
 

@@ -79,7 +79,7 @@ async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: byt
 async def test_what_was_absent_stays_absent() -> None:
     producer = KeepingProducer()
     deadly = office(producer)
-    deadly.bury(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
+    deadly.reject(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
 
     await deadly.flush()
 
@@ -92,7 +92,7 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
     producer = KeepingProducer()
     deadly = office(producer, partitions=2)
     for partition, offset in [(0, 5), (1, 6), (2, 7), (0, 8)]:
-        deadly.bury(record(b"", partition=partition, offset=offset), reason="invalid", detail="")
+        deadly.reject(record(b"", partition=partition, offset=offset), reason="invalid", detail="")
 
     await deadly.flush()
 
@@ -109,7 +109,7 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
     producer = KeepingProducer()
     deadly = office(producer)
 
-    deadly.bury(record(b"x" * 900_000), reason="undecodable", detail="why")
+    deadly.reject(record(b"x" * 900_000), reason="undecodable", detail="why")
     await deadly.flush()
 
     (letter,) = letters(producer)
@@ -124,7 +124,7 @@ async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
     producer = KeepingProducer()
     deadly = office(producer)
 
-    deadly.bury(record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why")
+    deadly.reject(record(b"x")._replace(key=b"\x00n" * 400_000), reason="invalid", detail="why")
     await deadly.flush()
 
     (letter,) = letters(producer)
@@ -144,11 +144,11 @@ async def test_without_letters_nothing_is_published() -> None:
 async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> None:
     producer = KeepingProducer(refusals=1)
     deadly = office(producer)
-    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+    deadly.reject(record(b"", offset=1), reason="invalid", detail="")
 
     with pytest.raises(BusUnavailableError):
         await deadly.flush()
-    deadly.bury(record(b"", offset=2), reason="invalid", detail="")
+    deadly.reject(record(b"", offset=2), reason="invalid", detail="")
     await deadly.flush()
     await deadly.flush()
 
@@ -183,10 +183,10 @@ class BusyProducer(KeepingProducer):
 async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
     producer = BusyProducer()
     deadly = office(producer)
-    producer.meanwhile = lambda: deadly.bury(  # type: ignore[method-assign]  # closes the circle between the two
+    producer.meanwhile = lambda: deadly.reject(  # type: ignore[method-assign]  # closes the circle between the two
         record(b"", offset=2), reason="invalid", detail=""
     )
-    deadly.bury(record(b"", offset=1), reason="invalid", detail="")
+    deadly.reject(record(b"", offset=1), reason="invalid", detail="")
 
     await deadly.flush()
     assert [letter.offset for letter in letters(producer)] == [1]
@@ -198,7 +198,7 @@ async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it(
     before = counted("undecodable"), counted("invalid")
     deadly = office(KeepingProducer(refusals=1))
     list(deadly.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
-    deadly.bury(record(GOOD), reason="invalid", detail="")
+    deadly.reject(record(GOOD), reason="invalid", detail="")
 
     with capture_logs() as lines, pytest.raises(BusUnavailableError):
         await deadly.flush()
@@ -217,9 +217,9 @@ def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_
         partitions=1,
         count=lambda reason, count: told.append((reason, count)),
     )
-    deadly.bury(record(b""), reason="invalid", detail="why")
+    deadly.reject(record(b""), reason="invalid", detail="why")
     deadly.drain(3)  # of a transaction that was undone: the record is read again
-    deadly.bury(record(b""), reason="invalid", detail="why")
+    deadly.reject(record(b""), reason="invalid", detail="why")
     drained = deadly.drain(3)
     assert (counted("invalid"), told) == (before, [])
 
@@ -232,7 +232,7 @@ async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_
     producer = FullProducer()
     deadly = office(producer)
     for partition in (0, 1, 3):
-        deadly.bury(record(b"", partition=partition), reason="invalid", detail="")
+        deadly.reject(record(b"", partition=partition), reason="invalid", detail="")
 
     with pytest.raises(BusUnavailableError, match=r"^2 dead letters wait to be published: full"):
         await deadly.flush()
@@ -244,7 +244,7 @@ async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_
 
 def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
     deadly = office(KeepingProducer())
-    deadly.bury(record(b""), reason="invalid", detail="")
+    deadly.reject(record(b""), reason="invalid", detail="")
     error = TopicsError("there is no topic")
 
     explained = deadly.drain(3).explain(error)
@@ -257,7 +257,7 @@ def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None
 def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
     deadly = office(KeepingProducer())
     for offset, partition in enumerate((3, 4, 3)):
-        deadly.bury(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
+        deadly.reject(record(b"x", offset=offset, partition=partition), reason="r", detail="d")
 
     ((place, messages),) = deadly.drain(3).messages.items()
 
@@ -271,7 +271,7 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     producer = KeepingProducer()
     deadly = office(producer)
     for partition in (3, 4):
-        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
 
     deadly.drop(3)
     await deadly.flush()
@@ -282,8 +282,8 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
 async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
     producer = KeepingProducer()
     deadly = office(producer)
-    deadly.bury(record(b"x"), reason="r", detail="d")
-    deadly.bury(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
+    deadly.reject(record(b"x"), reason="r", detail="d")
+    deadly.reject(record(b"x")._replace(topic="b.topic"), reason="r", detail="d")
 
     deadly.drop(3, topic="a.topic")
     await deadly.flush()
@@ -301,7 +301,7 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
     producer = DroppingProducer(refusals=1)
     deadly = office(producer)
     for partition in (3, 5):
-        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
 
     with pytest.raises(BusUnavailableError, match=r"^1 dead letter waits"):
         await deadly.flush()
@@ -330,7 +330,7 @@ class GatedProducer(KeepingProducer):
 async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the_topic() -> None:
     producer = GatedProducer()
     deadly = office(producer)
-    deadly.bury(record(b"x"), reason="r", detail="d")
+    deadly.reject(record(b"x"), reason="r", detail="d")
 
     first = asyncio.create_task(deadly.flush())
     await producer.asked.wait()
@@ -349,10 +349,10 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
 async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
     producer = GatedProducer(refusals=1)
     deadly = office(producer)
-    deadly.bury(record(b"x", offset=1), reason="r", detail="d")
+    deadly.reject(record(b"x", offset=1), reason="r", detail="d")
     failing = asyncio.create_task(deadly.flush())
     await producer.asked.wait()
-    deadly.bury(record(b"x", offset=2), reason="r", detail="d")
+    deadly.reject(record(b"x", offset=2), reason="r", detail="d")
     producer.gate.set()
     with pytest.raises(BusUnavailableError):
         await failing
@@ -367,7 +367,7 @@ async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothi
     producer.gate.set()
     deadly = office(producer)
     for partition in (3, 4):
-        deadly.bury(record(b"x", partition=partition), reason="r", detail="d")
+        deadly.reject(record(b"x", partition=partition), reason="r", detail="d")
 
     await deadly.flush()
 
@@ -384,11 +384,11 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
     )
     with capture_logs() as lines:
         for now_seconds in map(float, range(0, 180, 2)):  # the clock reads it
-            deadly.bury(record(b""), reason="future", detail="ahead")
+            deadly.reject(record(b""), reason="future", detail="ahead")
             if now_seconds == 30.0:
-                deadly.bury(record(b""), reason="invalid", detail="why")
+                deadly.reject(record(b""), reason="invalid", detail="why")
             await deadly.flush()
-            deadly.bury(record(b""), reason="future", detail="ahead")
+            deadly.reject(record(b""), reason="future", detail="ahead")
             deadly.acknowledge(deadly.drain(3))
 
     told = [(line["event"], line["reason"], line["count"]) for line in lines]
@@ -413,7 +413,7 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
     deadly = office(producer)
     large = Record("t" * 249, 3, 1, 1, LONGEST.encode(), b"x" * value_bytes)
 
-    deadly.bury(large, reason="invalid", detail=detail)
+    deadly.reject(large, reason="invalid", detail=detail)
     await deadly.flush()
 
     refuse_too_large(DEAD_LETTERS.name, producer.messages())

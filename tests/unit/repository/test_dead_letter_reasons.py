@@ -30,7 +30,7 @@ def given_reasons() -> set[str]:
     found: set[str] = set()
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
-            if ".bury(" in (text := file.read_text()):
+            if ".reject(" in (text := file.read_text()):
                 found |= set(_reasons_in(ast.parse(text)))
     return found
 

@@ -16,22 +16,18 @@ import gpuledger.runtime.process_metrics
 import sinks.metrics
 from enricher.join.settings import GROUP as JOIN
 from gpuledger.topics import BY_NAME
-from sinks.alerts.service import GROUP as ALERTS
-from sinks.otlp.service import GROUP as OTLP
-from sinks.otlp.settings import OtlpSettings
-from sinks.remote_write.service import GROUP as REMOTE_WRITE
-from sinks.rows.service import GROUP as ROWS
-from sinks.store.service import GROUP as STORE
+from sinks.registry import ALERTS, OTLP, REMOTE_WRITE, ROWS, STORE
+from sinks.settings import OtlpSettings
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 GROUPS = {
     "join": JOIN,
-    "sink remote_write": REMOTE_WRITE,
-    "sink alerts": ALERTS,
-    "sink store": STORE,
-    "sink rows": ROWS,
-    "sink otlp": OTLP,
+    "sink remote_write": REMOTE_WRITE.group,
+    "sink alerts": ALERTS.group,
+    "sink store": STORE.group,
+    "sink rows": ROWS.group,
+    "sink otlp": OTLP.group,
 }
 CENTRAL = (
     enricher.podwatch.metrics,

@@ -110,11 +110,11 @@ def allocation(**changes: object) -> DeviceAllocation:
     return DeviceAllocation(**values)
 
 
-def settlement(seconds: float = 0.25, debtor: Entry | None = None, **changes: object) -> Settlement:
-    """Return what is booked of the three seconds before the first event, on a pod or `debtor`."""
+def settlement(seconds: float = 0.25, owner: Entry | None = None, **changes: object) -> Settlement:
+    """Return what is booked of the three seconds before the first event, on a pod or `owner`."""
     nothing: dict[str, Any] = {"memory_byte_seconds": None, "joules": None}
     how: dict[str, Any] = {"method": Method.ACCOUNTING, **nothing}
-    owed = debtor or entry(busy_seconds=seconds, **how)
+    owed = owner or entry(busy_seconds=seconds, **how)
     values: dict[str, Any] = {
         "gpu": 0,
         "pid": 4711,

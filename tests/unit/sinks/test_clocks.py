@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, GpuEvent
+from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Now
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.admission import admit
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
@@ -37,7 +37,7 @@ def watched(ticks: Sequence[Told]) -> tuple[list[int], list[int]]:
         account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
         now_ns = START_NS + told.arrives * SECOND_NS
         made = told.event([entry(account)], node=NODE, start_ns=START_NS)
-        watch.judge(made, now=Now(now_ns, told.arrives * SECOND_NS))
+        watch.evaluate(made, now=Now(now_ns, told.arrives * SECOND_NS))
         watch.forget(now=Now(now_ns, told.arrives * SECOND_NS), silent_ns=600 * SECOND_NS)
         stands = any(alert.ends_ns is None for alert in watch.alerts)
         if stands != stood:
@@ -74,7 +74,7 @@ def alerts_of(ticks: Sequence[Told]) -> list[tuple[int, int | None]]:
         account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
         made = told.event([entry(account)], node=NODE, start_ns=START_NS)
         # This machine's wall clock is ahead of them all, so that it cuts none of their times short.
-        watch.judge(made, now=Now(START_NS + 2 * YEAR * SECOND_NS, told.arrives * SECOND_NS))
+        watch.evaluate(made, now=Now(START_NS + 2 * YEAR * SECOND_NS, told.arrives * SECOND_NS))
     return [(alert.starts_ns, alert.ends_ns) for alert in watch.alerts]
 
 
@@ -148,10 +148,10 @@ RECORD = Record("t", 0, 0, 0, None, b"")
 
 
 def written(
-    series: ActiveSeries, made: GpuEvent, place: TickOrder, receiver: Receiver, now_ns: int
+    series: ActiveSeries, made: GpuEvent, order: TickOrder, receiver: Receiver, now_ns: int
 ) -> str:
     try:
-        encoded = series.encode_past(made) if place is TickOrder.SUPERSEDED else series.encode(made)
+        encoded = series.encode_past(made) if order is TickOrder.SUPERSEDED else series.encode(made)
     except ValueError:
         return "invalid"
     time_ms = made.time_ns // 1_000_000
@@ -251,13 +251,13 @@ def test_each_tick_is_new_once_and_only_its_boots_order_counts(
     timelines, furthest = Timelines(), dict[str, int]()
     for number, (boot, seq, shift) in enumerate(arrivals):
         made = event(boot_id=boot, seq=seq, time_ns=START_NS + shift * SECOND_NS)
-        place = timelines.place(made, heard_ns=number * SECOND_NS).place
-        assert (place is TickOrder.REPEATED) == (seq <= furthest.get(boot, 0))
+        order = timelines.observe(made, received_ns=number * SECOND_NS).order
+        assert (order is TickOrder.REPEATED) == (seq <= furthest.get(boot, 0))
         furthest[boot] = max(seq, furthest.get(boot, 0))
 
 
 def test_nodes_that_are_gone_for_a_day_are_forgotten() -> None:
     timelines = Timelines()
     for hour in range(200):
-        timelines.place(event(node=f"node-{hour}"), heard_ns=hour * HOUR * SECOND_NS)
+        timelines.observe(event(node=f"node-{hour}"), received_ns=hour * HOUR * SECOND_NS)
         assert len(timelines) <= 2 * 26

@@ -13,8 +13,8 @@ from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
-from sinks.remote_write.client import RemoteWriteClient
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.remote_write.write_client import RemoteWriteClient
+from sinks.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.receiver import receiving

@@ -10,10 +10,9 @@ from structlog.testing import capture_logs
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
 from gpuledger.settings import Secret
-from sinks.alerts.service import run_alerts
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.remote_write.service import run_remote_write
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.loop import run_sink
+from sinks.registry import ALERTS, REMOTE_WRITE
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -55,7 +54,9 @@ async def test_remote_write_shows_no_login_that_its_receiver_quotes(login: str) 
     await publish(on, event(0))
     async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
         settings = RemoteWriteSettings(url=f"{receiver.url}/write", **given)  # type: ignore[arg-type]  # settings' own names
-        work = run_remote_write(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
+        work = run_sink(
+            REMOTE_WRITE, bus=on, settings=settings, readiness=readiness, clock=ManualClock()
+        )
         said = await shown(asyncio.ensure_future(work), readiness, "remote_write.receiver")
     assert "hunter2" not in said
     assert BASIC not in said
@@ -72,7 +73,7 @@ async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> 
         host = [entry(Account.HOST), entry(Account.IDLE)]
         await publish(on, *(event(tick, entries=host) for tick in range(3)))
         clock = ManualClock(START_NS + SECOND_NS)
-        work = run_alerts(bus=on, settings=settings, readiness=readiness, clock=clock)
+        work = run_sink(ALERTS, bus=on, settings=settings, readiness=readiness, clock=clock)
         said = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")
     assert "hunter2" not in said
     assert BASIC not in said

@@ -1,8 +1,10 @@
 """The shell of the sinks that write to Kafka: each event's values there once, whatever happens."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +15,16 @@ from typing_extensions import override
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, Subscription, TopicPartition, Transactions
+from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS, ROWS, Topic, partition_of_node
-from sinks.kafka_sink import MAX_TRANSACTION_BYTES, Republishing, run_republishing
+from sinks.kafka_sink import MAX_TRANSACTION_BYTES, open_kafka_sink
+from sinks.loop import run_sink
+from sinks.protocol import OpenSink
+from sinks.registry import KINDS, SinkKind
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,
@@ -49,20 +55,49 @@ def two_of(given: GpuEvent) -> list[bytes]:
     return [f"{given.node} {given.seq} {part}".encode() for part in "ab"]
 
 
-def republishing(on: MemoryBus, **changes: Any) -> asyncio.Future[None]:  # noqa: ANN401  # as Republishing takes them
-    clock, readiness = changes.pop("clock", ManualClock()), changes.pop("readiness", Readiness())
-    values: dict[str, Any] = {
-        "name": "rows",
-        "group": GROUP,
-        "topic": ROWS.name,
-        "values_of": two_of,
-        "commit_interval_seconds": 0.0,
-        "max_future_seconds": 300.0,
-        "max_poll_records": 7,
-    }
-    how = Republishing(**values | changes)
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    topic: str = ROWS.name
+    commit_interval_seconds: float = 0.0
+    max_future_seconds: float = 300.0
+    max_poll_records: int = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(SinkKind):
+    """A kind that writes what is given here."""
+
+    values_of: Callable[[GpuEvent], Sequence[bytes]]
+
+    @override
+    def load(self) -> OpenSink:
+        return partial(open_kafka_sink, self, values_of=self.values_of)
+
+
+def republishing(
+    on: MemoryBus,
+    *,
+    clock: Clock | None = None,
+    readiness: Readiness | None = None,
+    values_of: Callable[[GpuEvent], Sequence[bytes]] = two_of,
+    **changes: Any,  # noqa: ANN401  # as Settings takes them
+) -> asyncio.Future[None]:
+    kind = Kind(
+        name="rows",
+        group=GROUP,
+        module="",
+        summary="",
+        drop_reasons=KINDS["rows"].drop_reasons,
+        values_of=values_of,
+    )
     return asyncio.ensure_future(
-        run_republishing(bus=on, how=how, readiness=readiness, clock=clock)
+        run_sink(
+            kind,
+            bus=on,
+            settings=Settings(**changes),
+            readiness=readiness or Readiness(),
+            clock=clock or ManualClock(),
+        )
     )
 
 

@@ -11,18 +11,19 @@ import duckdb
 import pytest
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account, EntryRow, GpuEvent
+from gpuledger.ledger.rows import EntryRow
+from gpuledger.ledger.series import FAMILIES
+from gpuledger.records import Account, GpuEvent
 from gpuledger.schemas import schema_of
+from gpuledger.store.query import entries_sql
+from gpuledger.store.schema import ENTRIES, GAPS, StoreColumn
 from gpuledger.topics import ROWS
 from sinks.otlp import naming
-from sinks.remote_write.families import FAMILIES
-from sinks.rows.rows import encoded_rows_of
-from sinks.store.columns import COLUMNS, GAPS, StoreColumn
-from sinks.store.query import entries_sql
-from sinks.store.rows import rows_of
+from sinks.rows.flat_rows import encoded_rows_of
+from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable, GapsTable
 from tests.unit.sinks.builders import START_NS, allocation, entry, event
-from tests.unit.sinks.store.test_store import AT, STREAM, a_row
+from tests.unit.sinks.store.test_store_sink import AT, STREAM, a_row
 
 DOCS = Path(__file__).parents[3] / "docs"
 TYPES = {
@@ -51,7 +52,7 @@ def series() -> Iterator[list[str]]:
             yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
-def columns(of: Sequence[StoreColumn] = COLUMNS) -> Iterator[list[str]]:
+def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
     for column in of:

@@ -8,12 +8,12 @@ import pytest
 
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
+from sinks.alerts.active_alerts import Now
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import Now
 from sinks.duplicates import SeenTicks
 from sinks.remote_write.active_series import ActiveSeries
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 
@@ -56,7 +56,7 @@ def watching(clock: ManualClock) -> Take:
     watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
 
     def take(of: GpuEvent) -> None:
-        watch.judge(of, now=Now.of(clock))
+        watch.evaluate(of, now=Now.of(clock))
         watch.forget(now=Now.of(clock), silent_ns=600 * 10**9)
 
     return take
@@ -80,7 +80,7 @@ def sending_what_is_past(clock: ManualClock) -> Take:
 
 def placing(clock: ManualClock) -> Take:
     timelines = Timelines()
-    return lambda of: timelines.place(of, heard_ns=clock.monotonic_ns())
+    return lambda of: timelines.observe(of, received_ns=clock.monotonic_ns())
 
 
 def recognising(clock: ManualClock) -> Take:

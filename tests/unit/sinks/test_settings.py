@@ -5,7 +5,8 @@ import pytest
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
 from sinks.command import main
-from sinks.settings import KINDS, SinkSettings
+from sinks.registry import KINDS
+from sinks.settings import SinkSettings
 
 
 def load(*argv: str, **environ: str) -> SinkSettings:

@@ -12,7 +12,7 @@ from agent.exposition.native import LABELS, own_families
 from agent.exposition.native_info import Constant
 from agent.exposition.settings import ExpositionSettings
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
-from sinks.remote_write.families import FAMILIES
+from gpuledger.ledger.series import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 CONSTANTS: tuple[Constant, ...] = (*native_info.CONSTANTS, *processes.CONSTANTS)

@@ -29,8 +29,8 @@ def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(vers
     assert second is not None
     assert (first.xid, first.gpu_uuid, first.gpu_instance) == (48, gpus[0].uuid, 9)
     assert (second.kind, second.gpu_uuid) == ("ecc_uncorrected", gpus[1].uuid)
-    told_ns = EPOCH_NS + (2 if version == "v3" else 4) * SECOND_NS
-    assert first.time_ns == told_ns
+    taken_ns = EPOCH_NS + (2 if version == "v3" else 4) * SECOND_NS
+    assert first.time_ns == taken_ns
     events.close()
 
 

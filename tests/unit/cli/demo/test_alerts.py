@@ -5,7 +5,7 @@ import pytest
 from cli.demo.alerts import RunAlerts, as_line
 from gpuledger.records import Account, GpuEvent
 from simulator.clock import ManualClock
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.cli.demo.events import SECOND_NS, entry, event, incident, uuid_of
 
 SETTINGS = AlertsSettings(

@@ -14,8 +14,8 @@ from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
-from sinks.store.query import count_rows
-from sinks.store.service import GROUP as STORE_GROUP
+from gpuledger.store.query import count_rows
+from sinks.registry import STORE
 
 Batch = Mapping[TopicPartition, Sequence[Record]]
 
@@ -32,7 +32,7 @@ class LateBus(MemoryBus):
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         async with super().consumer(subscription) as consumer:
             assert isinstance(consumer, MemoryConsumer)
-            if subscription.group == own_group(STORE_GROUP):
+            if subscription.group == own_group(STORE.group):
                 self._keep_back(consumer)
             yield consumer
 

@@ -13,7 +13,7 @@ from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartiti
 from gpuledger.codec import encode
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS
 from simulator.clock import ManualClock
-from sinks.alerts.settings import AlertsSettings
+from sinks.settings import AlertsSettings
 from tests.unit.cli.demo.events import event
 
 PLACE = TopicPartition(EVENTS.name, 0)

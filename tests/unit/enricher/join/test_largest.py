@@ -12,6 +12,8 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.ledger.entries import booked_entries
+from gpuledger.ledger.event_series import values_of
 from gpuledger.records import (
     AttributedIncident,
     ContainerRef,
@@ -32,8 +34,6 @@ from gpuledger.records.bounds import (
     MAX_WORD_LENGTH,
 )
 from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
-from sinks.entries import lines_of
-from sinks.remote_write.values import values_of
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
@@ -150,7 +150,7 @@ def test_the_event_of_a_tick_at_its_bounds_is_one_that_sinks_decode(name: str) -
     assert len(events) == (name != "more held of each instance than a message has")
     for event in events:
         assert len(values_of(event)) > 0
-        assert sum(1 for _ in lines_of(event)) >= len(event.gpus)
+        assert sum(1 for _ in booked_entries(event)) >= len(event.gpus)
 
 
 ids = st.none() | st.text(max_size=MAX_ID_LENGTH)
@@ -181,7 +181,7 @@ def test_the_event_of_any_tick_that_is_decoded_is_decoded(
         sample(containers=found, processes=processes, allocations=allocations, ended_processes=ends)
     )
 
-    for line in lines_of(event):
+    for line in booked_entries(event):
         assert 0 <= event.time_ns - line.time_ns <= 25 * 3600 * SECOND_NS
 
 

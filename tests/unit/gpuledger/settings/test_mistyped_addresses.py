@@ -19,9 +19,7 @@ from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
 from gpuledger.settings.address import shown_url
 from gpuledger.settings.secret import mask_address, mask_addresses
-from sinks.alerts.settings import AlertsSettings
-from sinks.remote_write.settings import RemoteWriteSettings
-from sinks.store.settings import StoreSettings
+from sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
 
 PASSWORD = "S3cr3t"
 TOKEN = "t0k3n"

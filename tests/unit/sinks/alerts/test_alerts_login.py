@@ -8,11 +8,10 @@ import pytest
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
-from sinks.alerts.client import AlertmanagerClient
-from sinks.alerts.settings import AlertsSettings
+from sinks.alerts.alertmanager import AlertmanagerClient
 from sinks.credentials import ReceiverCredentials
 from sinks.errors import ReceiverUnavailableError
-from sinks.remote_write.settings import RemoteWriteSettings
+from sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.unit.sinks.receiver import receiving
 

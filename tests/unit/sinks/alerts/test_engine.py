@@ -15,11 +15,11 @@ from gpuledger.records import (
     PodDescription,
     Severity,
 )
+from sinks.alerts.active_alerts import ActiveAlert, Now, record_taken, rfc3339
 from sinks.alerts.engine import RuleEvaluator
 from sinks.alerts.rules import busy_without_pod_ratio, rules_of
-from sinks.alerts.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.alerts.standing import ActiveAlert, Now, mark_told, rfc3339
-from sinks.alerts.turns import Turns
+from sinks.alerts.send_order import SendOrder
+from sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from sinks.timelines import TickOrder
 from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
@@ -45,14 +45,14 @@ def now_at(number: float) -> Now:
     return Now(time_ns=at(number), monotonic_ns=at(number))
 
 
-def judge(of: RuleEvaluator, *host_seconds: float | None, first: int = 0) -> None:
+def evaluate(of: RuleEvaluator, *host_seconds: float | None, first: int = 0) -> None:
     for number, seconds in enumerate(host_seconds, start=first):
-        of.judge(tick(number, host_seconds=seconds), now=now_at(number))
+        of.evaluate(tick(number, host_seconds=seconds), now=now_at(number))
 
 
 def told(of: RuleEvaluator, *, now: float) -> list[ActiveAlert]:
-    due = Turns(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
-    mark_told(due, AM, now=now_at(now))
+    due = SendOrder(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
+    record_taken(due, AM, now=now_at(now))
     return due
 
 
@@ -77,7 +77,7 @@ def test_an_alert_fires_once_its_condition_has_lasted_by_the_events_time(
     host_seconds: list[float | None], standing: str | None
 ) -> None:
     watched = watch()
-    judge(watched, *host_seconds)
+    evaluate(watched, *host_seconds)
 
     states = ["firing" if alert.ends_ns is None else "ended" for alert in watched.alerts]
     assert states == ([] if standing is None else [standing])
@@ -104,7 +104,7 @@ def test_only_time_that_ticks_cover_counts_and_a_long_gap_begins_anew(
 ) -> None:
     watched = watch()
     for second in ticks:
-        watched.judge(tick(second, host_seconds=BUSY), now=now_at(second))
+        watched.evaluate(tick(second, host_seconds=BUSY), now=now_at(second))
 
     assert [alert.ends_ns for alert in watched.alerts] == [None] * alerts
 
@@ -114,7 +114,7 @@ def test_a_condition_that_has_not_fired_begins_anew_with_a_boot(first_seq: int) 
     """`seq` of one boot and of another one differ by nothing that has lasted."""
     watched = watch(for_seconds=3)
     for second in range(3):
-        watched.judge(
+        watched.evaluate(
             replace(tick(second, host_seconds=BUSY), seq=2_000 + 1000 * second), now=now_at(second)
         )
     for second in range(3, 7):
@@ -122,7 +122,7 @@ def test_a_condition_that_has_not_fired_begins_anew_with_a_boot(first_seq: int) 
         booted = replace(
             tick(second, host_seconds=BUSY), boot_id="boot-2", seq=first_seq + 1000 * second
         )
-        watched.judge(booted, now=now_at(second))
+        watched.evaluate(booted, now=now_at(second))
 
     assert [alert.starts_ns for alert in watched.alerts] == [at(6)]
 
@@ -131,15 +131,15 @@ def test_a_tick_covers_no_more_than_the_time_since_the_one_before() -> None:
     watched = watch()
     for second in (0, 1):
         made = replace(tick(second, host_seconds=3600 * BUSY), interval_ns=3600 * SECOND_NS)
-        watched.judge(made, now=now_at(second))
+        watched.evaluate(made, now=now_at(second))
 
     assert list(watched.alerts) == []
 
 
 def test_what_cannot_be_measured_after_a_gap_does_not_begin_a_condition() -> None:
     watched = watch()
-    judge(watched, BUSY)
-    judge(watched, *[None] * 9, BUSY, first=3600)
+    evaluate(watched, BUSY)
+    evaluate(watched, *[None] * 9, BUSY, first=3600)
 
     assert list(watched.alerts) == []
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_measured_after_a_gap_does_not_begin_a_condition() -> Non
 def test_ticks_that_come_late_all_at_once_count_by_their_own_time() -> None:
     watched = watch()
     for number in range(4):
-        watched.judge(tick(number, host_seconds=BUSY), now=now_at(1000))
+        watched.evaluate(tick(number, host_seconds=BUSY), now=now_at(1000))
 
     (alert,) = watched.alerts
     assert alert.starts_ns == at(3)
@@ -155,17 +155,17 @@ def test_ticks_that_come_late_all_at_once_count_by_their_own_time() -> None:
 
 def test_a_tick_that_comes_again_changes_nothing() -> None:
     watched = watch()
-    judge(watched, *[BUSY] * 4)
+    evaluate(watched, *[BUSY] * 4)
 
-    assert watched.judge(tick(2, host_seconds=IDLE), now=now_at(4)) is TickOrder.REPEATED
+    assert watched.evaluate(tick(2, host_seconds=IDLE), now=now_at(4)) is TickOrder.REPEATED
     assert [alert.ends_ns for alert in watched.alerts] == [None]
 
 
 def test_gpus_and_nodes_are_judged_apart() -> None:
     watched = watch(for_seconds=0)
-    judge(watched, BUSY)
-    watched.judge(tick(0, host_seconds=BUSY, node="node-b"), now=now_at(0))
-    watched.judge(tick(1, host_seconds=IDLE, node="node-b"), now=now_at(1))
+    evaluate(watched, BUSY)
+    watched.evaluate(tick(0, host_seconds=BUSY, node="node-b"), now=now_at(0))
+    watched.evaluate(tick(1, host_seconds=IDLE, node="node-b"), now=now_at(1))
 
     ended = {dict(alert.labels)["node"]: alert.ends_ns is not None for alert in watched.alerts}
     assert ended == {NODE: False, "node-b": True}
@@ -173,7 +173,7 @@ def test_gpus_and_nodes_are_judged_apart() -> None:
 
 def test_a_firing_alert_names_the_gpu_and_says_what_was_measured() -> None:
     watched = watch(for_seconds=0)
-    judge(watched, BUSY)
+    evaluate(watched, BUSY)
 
     (alert,) = told(watched, now=5)
     sent = alert.as_json(now=now_at(5), resend_ns=RESEND_NS)
@@ -191,11 +191,11 @@ def test_a_firing_alert_names_the_gpu_and_says_what_was_measured() -> None:
 
 def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -> None:
     watched = watch(for_seconds=0)
-    judge(watched, BUSY)
+    evaluate(watched, BUSY)
 
     assert [len(told(watched, now=now)) for now in (0, 30, 60, 119, 120)] == [1, 0, 1, 0, 1]
 
-    judge(watched, IDLE, first=130)
+    evaluate(watched, IDLE, first=130)
     assert [len(told(watched, now=now)) for now in (130, 131, 190)] == [1, 0, 1]
     watched.forget(now=now_at(429), silent_ns=900 * SECOND_NS)
     assert len(list(watched.alerts)) == 1
@@ -205,8 +205,8 @@ def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -
 
 def test_an_end_is_when_the_condition_ended_and_never_ahead_of_the_clock() -> None:
     watched = watch(for_seconds=0)
-    watched.judge(tick(100, host_seconds=BUSY), now=now_at(10))
-    watched.judge(tick(101, host_seconds=IDLE), now=now_at(11))
+    watched.evaluate(tick(100, host_seconds=BUSY), now=now_at(10))
+    watched.evaluate(tick(101, host_seconds=IDLE), now=now_at(11))
 
     (alert,) = watched.alerts
     assert (alert.starts_ns, alert.ends_ns) == (at(10), at(11))
@@ -214,11 +214,11 @@ def test_an_end_is_when_the_condition_ended_and_never_ahead_of_the_clock() -> No
 
 def test_an_alert_of_a_gpu_that_fell_silent_is_dropped_and_begins_anew() -> None:
     watched = watch(for_seconds=0)
-    judge(watched, BUSY)
+    evaluate(watched, BUSY)
 
     assert watched.forget(now=now_at(899), silent_ns=900 * SECOND_NS) == 0
     assert watched.forget(now=now_at(900), silent_ns=900 * SECOND_NS) == 1
-    judge(watched, BUSY, first=1000)
+    evaluate(watched, BUSY, first=1000)
     (alert,) = watched.alerts
     assert alert.starts_ns == at(1000)
 
@@ -268,7 +268,7 @@ def incident(*, time_ns: int = START_NS, pods: Any = (), **changes: Any) -> Attr
 def held(*incidents: AttributedIncident, now: float = 0) -> list[dict[str, Any]]:
     watched = watch()
     for one in incidents:
-        watched.take_incident(one, hold_ns=300 * SECOND_NS, now=now_at(now))
+        watched.add_incident(one, hold_ns=300 * SECOND_NS, now=now_at(now))
     return [one.as_json(now=now_at(now), resend_ns=RESEND_NS) for one in told(watched, now=now)]
 
 
@@ -319,7 +319,7 @@ def test_an_incident_stands_for_its_hold_from_when_it_could_first_be_told(
 def test_an_incident_from_the_future_stands_for_its_hold_and_no_longer(ahead_seconds: int) -> None:
     watched = watch()
     taken = incident(time_ns=at(ahead_seconds))
-    watched.take_incident(taken, hold_ns=300 * SECOND_NS, now=now_at(0))
+    watched.add_incident(taken, hold_ns=300 * SECOND_NS, now=now_at(0))
     (alert,) = watched.alerts
     sent = alert.as_json(now=now_at(0), resend_ns=RESEND_NS)
     assert (sent["startsAt"], sent["endsAt"]) == (rfc3339(at(0)), rfc3339(at(300)))
@@ -333,7 +333,7 @@ def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -
     for number in range(6):
         shown_ns = at(number) - (back_seconds * SECOND_NS if number >= 3 else 0)
         made = event(number, time_ns=shown_ns)
-        watched.judge(made, now=now_at(number))
+        watched.evaluate(made, now=now_at(number))
     taken = incident(time_ns=at(5 - back_seconds))
     assert watched.age_ns(taken, now=now_at(7)) == 2 * SECOND_NS
 
@@ -341,9 +341,9 @@ def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -
 def test_how_far_a_clock_is_behind_after_a_reboot_is_no_age_of_an_incident() -> None:
     """But for the time since the last tick of the boot before."""
     watched, back_seconds = watch(), 3600
-    watched.judge(event(5), now=now_at(5))
+    watched.evaluate(event(5), now=now_at(5))
     booted = event(boot_id="boot-2", seq=20_000, time_ns=at(70 - back_seconds))
-    assert watched.judge(booted, now=now_at(70)) is TickOrder.CURRENT
+    assert watched.evaluate(booted, now=now_at(70)) is TickOrder.CURRENT
 
     taken = incident(boot_id="boot-2", time_ns=at(70 - back_seconds))
     assert watched.age_ns(taken, now=now_at(72)) == (2 + 70 - 20 - 5) * SECOND_NS
@@ -351,9 +351,9 @@ def test_how_far_a_clock_is_behind_after_a_reboot_is_no_age_of_an_incident() -> 
 
 def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock() -> None:
     watched = watch(for_seconds=0)
-    watched.judge(tick(0, host_seconds=BUSY), now=now_at(7200))
+    watched.evaluate(tick(0, host_seconds=BUSY), now=now_at(7200))
     told(watched, now=7200)
-    watched.judge(tick(1, host_seconds=IDLE), now=now_at(7201))
+    watched.evaluate(tick(1, host_seconds=IDLE), now=now_at(7201))
     watched.forget(now=now_at(7201), silent_ns=900 * SECOND_NS)
     (ended,) = told(watched, now=7201)
     assert ended.ends_ns == at(1)
@@ -362,10 +362,10 @@ def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock(
 def test_this_machines_wall_clock_moves_no_interval() -> None:
     """Set back an hour, it still sends what stands every minute."""
     watched = watch(for_seconds=0)
-    judge(watched, BUSY)
+    evaluate(watched, BUSY)
     told(watched, now=0)
     back = Now(time_ns=at(-3600), monotonic_ns=at(60))
-    (again,) = Turns(AM, resend_ns=RESEND_NS).next(watched.alerts, now=back)
+    (again,) = SendOrder(AM, resend_ns=RESEND_NS).next(watched.alerts, now=back)
     sent = again.as_json(now=back, resend_ns=RESEND_NS)
     assert sent["startsAt"] <= sent["endsAt"]
 

@@ -9,9 +9,9 @@ from typing_extensions import override
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
-from sinks.alerts.client import AlertmanagerClient
-from sinks.alerts.receivers import Checked, Receivers
-from sinks.alerts.standing import Now, StandingAlerts
+from sinks.alerts.active_alerts import ActiveAlerts, Now
+from sinks.alerts.alertmanager import AlertmanagerClient
+from sinks.alerts.receivers import CheckedClient, Receivers
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 
 
@@ -24,13 +24,13 @@ class BrokenClient(AlertmanagerClient):
 
 
 async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
-    alerts, now = StandingAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
+    alerts, now = ActiveAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
     alerts.fire({"alertname": "A"}, {}, since_ns=START_NS, now=now)
     async with open_http(headers={}, timeout_seconds=10.0) as http, asyncio.timeout(10):
         client = BrokenClient(http=http, url="http://alertmanager")
         receivers = Receivers(
-            [Checked(client=client, check=Check())],
-            standing=lambda: [alerts],
+            [CheckedClient(client=client, check=Check())],
+            active=lambda: [alerts],
             check=Check(),
             clock=ManualClock(),
             resend_ns=60 * SECOND_NS,

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
+from gpuledger.ledger.event_series import MAX_GROUPS
+from gpuledger.ledger.series import FAMILIES
 from gpuledger.records import Account, GpuBooks, GpuEvent, Method, PodDescription, PodState
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.families import FAMILIES
-from sinks.remote_write.requests import WrittenTick, cut
-from sinks.remote_write.values import MAX_GROUPS
 from sinks.remote_write.wire import STALE_VALUE
+from sinks.remote_write.write_requests import WrittenTick, split_into_requests
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -284,7 +284,7 @@ def ticks(*nodes: str, samples: int = 10) -> list[WrittenTick]:
 def test_a_request_holds_a_node_once_and_what_may_be_repeated_stands_alone(
     nodes: str, most: int, repeated_before: int, cuts: list[str]
 ) -> None:
-    requests = cut(ticks(*nodes), max_samples=most, repeated_before=repeated_before)
+    requests = split_into_requests(ticks(*nodes), max_samples=most, repeated_before=repeated_before)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == cuts
 

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuledger.activity import split_activity
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, encode
-from gpuledger.records import Account, EntryRow, GpuBooks, GpuEvent
+from gpuledger.ledger.quantities import apportion
+from gpuledger.ledger.rows import EntryRow
+from gpuledger.records import Account, GpuBooks, GpuEvent
+from gpuledger.store.schema import ENTRIES
 from gpuledger.topics import ROWS
-from sinks.rows.rows import encoded_rows_of
-from sinks.store.columns import COLUMNS
-from sinks.store.rows import rows_of as store_rows_of
+from sinks.rows.flat_rows import encoded_rows_of
+from sinks.store.entry_rows import rows_of as store_rows_of
 from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
 from tests.unit.sinks.events import events
 
@@ -33,7 +34,7 @@ def rows(one: GpuEvent) -> list[dict[str, Any]]:
 
 def as_in_the_store(row: dict[str, Any]) -> dict[str, Any]:
     """Return a flat row with the values that the store has for the same."""
-    names = [column.name for column in COLUMNS if column.name not in STORES_OWN]
+    names = [column.name for column in ENTRIES.columns if column.name not in STORES_OWN]
     at = datetime.fromisoformat(row["time"])
     since = at - datetime(1970, 1, 1, tzinfo=UTC)
     time_us = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
@@ -43,7 +44,7 @@ def as_in_the_store(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_the_store(one: GpuEvent) -> list[dict[str, Any]]:
-    names = [column.name for column in COLUMNS]
+    names = [column.name for column in ENTRIES.columns]
     found = [dict(zip(names, row, strict=True)) for row in store_rows_of(one, RECORD)]
     return [{name: row[name] for name in names if name not in STORES_OWN} for row in found]
 
@@ -57,7 +58,7 @@ def test_a_row_says_what_the_stores_row_says_under_the_same_names(one: GpuEvent)
 @settings(max_examples=50, deadline=None)
 @given(events())
 def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent) -> None:
-    allowed = {column.name for column in COLUMNS} - STORES_OWN | {"row"}
+    allowed = {column.name for column in ENTRIES.columns} - STORES_OWN | {"row"}
 
     assert all(row.keys() <= allowed for row in rows(one))
 
@@ -101,13 +102,13 @@ def test_the_active_seconds_of_a_gpus_rows_sum_to_its_counters(
     assert fsum(each or 0 for each in found) == pytest.approx(
         ratio * round(seconds * 1e9) / 1e9, rel=1e-9, abs=1e-12
     )
-    assert found == [sm for sm, _, _ in split_activity(books, one.interval_ns / 1e9)]
+    assert found == [sm for sm, _, _ in apportion(books, one.interval_ns / 1e9)]
 
 
 @settings(max_examples=50, deadline=None)
 @given(events())
 def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
-    decoder: Decoder[EntryRow] = Decoder(topic=ROWS.name, record=EntryRow)
+    decoder: Decoder[Any] = Decoder(topic=ROWS.name, record=EntryRow)
     for value in encoded_rows_of(one):
         assert json.loads(encode(decoder.decode(value))) == json.loads(value)
         nested = [name for name, at in json.loads(value).items() if isinstance(at, dict | list)]
@@ -200,7 +201,7 @@ def columns() -> str:
     types |= {"Boolean": "BOOLEAN", 'Timestamp(µs, "UTC")': "TIMESTAMPTZ"}
     shown = {
         column.name: types[str(column.kind).removeprefix("arro3.core.DataType<").rstrip(">\n")]
-        for column in COLUMNS
+        for column in ENTRIES.columns
         if column.name not in STORES_OWN
     }
     shown |= {"row": "BIGINT", "labels": "MAP(VARCHAR, VARCHAR)"}

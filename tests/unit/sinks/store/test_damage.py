@@ -8,10 +8,10 @@ import pytest
 from deltalake import DeltaTable
 
 from gpuledger.bus.protocol import Record
+from gpuledger.store.query import entries_sql
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import announce, is_complete
-from sinks.store.query import entries_sql
-from sinks.store.rows import rows_of
+from sinks.store.entry_rows import rows_of
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import event
 

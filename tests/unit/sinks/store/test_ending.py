@@ -9,7 +9,7 @@ ENDS_WITHIN_A_CALL = """
 import sys, threading
 from itertools import count
 from gpuledger.early import end_process
-from sinks.store.columns import ENTRIES
+from gpuledger.store.schema import ENTRIES
 from sinks.store.table import StreamTable
 
 begun = threading.Event()

@@ -9,7 +9,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from gpuledger.errors import UserError
 from gpuledger.records import Account
-from sinks.store.columns import COLUMNS, PARTITION_COLUMN, SCHEMA
+from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import (
     allocation,
@@ -21,7 +21,7 @@ from tests.unit.sinks.builders import (
     reading,
     running,
 )
-from tests.unit.sinks.store.test_store import STREAM, a_row, is_committed, query, store
+from tests.unit.sinks.store.test_store_sink import STREAM, a_row, is_committed, query, store
 
 # The columns of the first version, which every table has.
 FIRST: Final = (
@@ -30,16 +30,16 @@ FIRST: Final = (
     *("owner_kind", "owner_name", "labels", "busy_seconds", "memory_byte_seconds", "joules"),
     *("kafka_partition", "kafka_offset"),
 )
-ADDED: Final = tuple(column.name for column in COLUMNS if column.name not in FIRST)
+ADDED: Final = tuple(column.name for column in ENTRIES.columns if column.name not in FIRST)
 
 
 def make_first(uri: Path, *, without: str = "") -> None:
     """Make a table as the first version did, with one row of the stream at offset 0."""
     names = [name for name in FIRST if name != without]
-    at = [SCHEMA.get_field_index(name) for name in names]
+    at = [ENTRIES.arrow.get_field_index(name) for name in names]
     (row,) = a_row(0)
-    columns = [COLUMNS[one].array([row[one]]) for one in at]
-    schema = Schema([SCHEMA.field(one) for one in at])
+    columns = [ENTRIES.columns[one].array([row[one]]) for one in at]
+    schema = Schema([ENTRIES.arrow.field(one) for one in at])
     table = DeltaTable.create(
         str(uri / "entries"), schema=schema, partition_by=[PARTITION_COLUMN], name="entries"
     )
@@ -85,7 +85,7 @@ def test_old_and_new_tables_have_the_same_columns_in_the_same_order(tmp_path: Pa
 
 
 def test_what_is_added_to_the_columns_may_be_null() -> None:
-    assert [one.name for one in COLUMNS if one.name in ADDED and not one.nullable] == []
+    assert [one.name for one in ENTRIES.columns if one.name in ADDED and not one.nullable] == []
 
 
 def test_a_sink_that_loses_the_race_to_add_columns_takes_the_winners(
@@ -120,7 +120,7 @@ def test_a_table_without_a_column_that_must_be_there_is_another_table(
 
 
 def test_a_new_columns_name_with_another_type_is_another_table(tmp_path: Path) -> None:
-    fields = [SCHEMA.field(SCHEMA.get_field_index(name)) for name in FIRST]
+    fields = [ENTRIES.arrow.field(ENTRIES.arrow.get_field_index(name)) for name in FIRST]
     other = Field("holder_pod", DataType.int64(), nullable=True)
     DeltaTable.create(str(tmp_path / "entries"), schema=Schema([*fields, other]))
 

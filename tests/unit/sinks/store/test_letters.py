@@ -15,8 +15,9 @@ from gpuledger.bus.protocol import Message, Producer, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
 from gpuledger.topics import DEAD_LETTERS, EVENTS
-from sinks.store.service import GROUP, run_store
-from sinks.store.settings import StoreSettings
+from sinks.loop import run_sink
+from sinks.registry import STORE
+from sinks.settings import StoreSettings
 from tests.unit.sinks.builders import (
     ManualClock,
     committed,
@@ -80,9 +81,9 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
     readiness = Readiness()
 
     async with running(
-        run_store(bus=on, settings=settings, readiness=readiness, clock=ManualClock())
+        run_sink(STORE, bus=on, settings=settings, readiness=readiness, clock=ManualClock())
     ):
-        await eventually(lambda: committed(on, GROUP, PLACE) == 3)
+        await eventually(lambda: committed(on, STORE.group, PLACE) == 3)
 
     assert letters_at_append == [2]
     assert sorted(letter.offset for letter in await dead_letters(on)) == [0, 1]

@@ -13,9 +13,9 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Record
 from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
+from sinks.settings import StoreSettings
+from sinks.store.entry_rows import rows_of
 from sinks.store.maintenance import Maintenance
-from sinks.store.rows import rows_of
-from sinks.store.settings import StoreSettings
 from sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import SECOND_NS, ManualClock, event, eventually
 

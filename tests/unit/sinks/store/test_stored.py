@@ -3,9 +3,7 @@
 import pytest
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.store.identity import number_of
-from sinks.store.stored import Stored
-from sinks.store.streams import Streams
+from sinks.store.stored import Stored, Streams, number_of
 
 AT = TopicPartition("t", 3)
 STREAMS = Streams(group="g", generation="")

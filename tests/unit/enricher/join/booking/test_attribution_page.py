@@ -10,8 +10,8 @@ from enricher.join.booking import books, energy, settlement, shares
 from enricher.join.booking.books import book_gpu
 from enricher.join.booking.claims import Claim
 from enricher.join.booking.energy import energy_of, idle_watts
-from enricher.join.booking.holders import find_holders
-from gpuledger.activity import split_activity
+from gpuledger.ledger.holders import find_holders
+from gpuledger.ledger.quantities import apportion
 from gpuledger.records import Account, DeviceAllocation, GpuBooks, GpuReading, Method
 from tests.unit.enricher.join.ticks import GIB, sample
 
@@ -102,9 +102,7 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
             entry.joules or 0.0,
             sm_active_seconds or 0.0,
         )
-        for entry, (sm_active_seconds, _, _) in zip(
-            entries, split_activity(books, SECONDS), strict=True
-        )
+        for entry, (sm_active_seconds, _, _) in zip(entries, apportion(books, SECONDS), strict=True)
     }
     assert {entry.method for entry in entries} == {Method.PROCESS_UTILIZATION}
     return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}

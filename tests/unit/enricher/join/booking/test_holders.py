@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.holders import find_holders
+from gpuledger.ledger.holders import find_holders
 from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, process, reading, sample
 

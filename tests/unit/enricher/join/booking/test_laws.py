@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.conservation import conservation_error
 from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.conservation import conservation_error
 from gpuledger.records import (
     Account,
     ContainerRef,
@@ -127,7 +127,7 @@ allocations = st.builds(
 def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> None:
     """To 1e-9 of it, for each quantity, whatever the readings say."""
     books = book_tick(tick)
-    assert conservation_error(books, tick) <= MAX_ERROR
+    assert conservation_error(books, tick.interval_ns / 1e9) <= MAX_ERROR
     for row in books:
         for quantity in QUANTITIES:
             values = [getattr(entry, quantity) for entry in row.entries]
@@ -215,4 +215,6 @@ def test_books_that_do_not_balance_are_told_by_how_much(
     }
     device = reading()
     books = [GpuBooks(reading=device, entries=[entry(Account.UNATTRIBUTED, **(right | wrong))])]
-    assert conservation_error(books, sample(gpus=[device])) == pytest.approx(error)
+    assert conservation_error(books, sample(gpus=[device]).interval_ns / 1e9) == pytest.approx(
+        error
+    )

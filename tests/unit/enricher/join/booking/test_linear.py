@@ -7,8 +7,6 @@ import pytest
 from typing_extensions import override
 
 from enricher.join.booking.books import book_tick
-from enricher.join.booking.conservation import conservation_error
-from enricher.join.booking.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from enricher.join.booking.instance_energy import drawn_by_rows
 from enricher.join.booking.instances import exclusive_readings
 from enricher.join.booking.settlement import settle_ends
@@ -16,6 +14,8 @@ from enricher.join.pods.describe import describe_pods, identity_of
 from enricher.join.pods.describe import find_holders as find_named_holders
 from enricher.join.pods.incidents import describe_incident
 from enricher.join.pods.pods import PodCache
+from gpuledger.ledger.conservation import conservation_error
+from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -143,7 +143,7 @@ def work(tick: NodeSample) -> int:
     drawn_by_rows(wrapped.gpus, 1.0)
     find_holders(wrapped)
     settle_ends(wrapped)
-    conservation_error(book_tick(wrapped), wrapped)
+    conservation_error(book_tick(wrapped), wrapped.interval_ns / 1e9)
     find_named_holders(wrapped, PodCache())
     identities = [identity_of(each) for each in wrapped.containers]
     describe_pods(identities, PodCache(), node="node-a", time_ns=0)

@@ -1,0 +1,196 @@
+"""Who holds each device of a tick, by the kubelet's word.
+
+The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
+tick that is, is said in one of three ways, and each allocation in one alone:
+
+- a GPU as a whole, by the GPU's UUID and no GPU instance: the GPU's own row, cut or not;
+- a MIG instance by its UUID, in the device's id: the row with that UUID, so of the compute
+  instances of one GPU instance the one that is meant;
+- a MIG instance by its number on its GPU, as older drivers and GKE's plugin do: the rows of all
+  compute instances of that GPU instance.
+
+`devices_named_by` and `device_of` are this rule, for both who ask. They ask for different things:
+
+- The join (`find_holders`) asks whose a device's idle part is. Several containers may hold one
+  device, as replicas or pieces of memory: it is shared out among them by what each holds.
+- The agent's page (`exclusive_holder`) asks who has all of a device, as dcgm-exporter's labels say
+  that one container has it. Of replicas nobody has all, even while nobody has the others.
+
+A device is shared out among the containers that it was given to, never among processes: the
+kubelet names pods, a cgroup names UIDs, and one tick does not say which are the same. Pure.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gpuledger.errors import GpuledgerError
+from gpuledger.records import DeviceAllocation, GpuReading, NodeSample
+
+_GIB: Final = 1 << 30
+# Resources whose devices are pieces of memory, as Alibaba's plugin for cGPU counts them.
+_UNIT_BYTES: Final = {"aliyun.com/gpu-mem": _GIB}
+_INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+MAX_ENTRIES: Final = 65_536
+"""More entries than this are more bytes than a message may have."""
+
+# What one container holds of a device: the position, in the tick's `allocations`, of its first one
+# there, and which part of the device that is. The parts of all holders are 1 in sum at most.
+Part = tuple[int, float]
+Parts = Sequence[Part]
+_NOBODY: Final[Parts] = ()
+# A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
+DeviceKey = tuple[str, str | int | None]
+_Devices = dict[DeviceKey, "_Device"]
+# For each container, by namespace, pod and name: the position of its first, and how many it has.
+_Held = dict[tuple[str, str, str], tuple[int, int]]
+
+
+class TooManyEntriesError(GpuledgerError):
+    """The books of a tick would have more entries than can be published; says of what."""
+
+
+class HoldingContainer(NamedTuple):
+    """A container as the kubelet names it."""
+
+    namespace: str
+    """Namespace of the pod."""
+    pod: str
+    """Name of the pod."""
+    container: str
+    """Name of the container in the pod."""
+
+
+def device_of(allocation: DeviceAllocation) -> DeviceKey:
+    """Return which device an allocation is of."""
+    if allocation.gpu_instance is None:
+        return allocation.gpu_uuid, None
+    named = allocation.device_id.partition("::")[0]
+    is_uuid = _INSTANCE_UUID.fullmatch(named)
+    return allocation.gpu_uuid, named if is_uuid else allocation.gpu_instance
+
+
+def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
+    """Return the devices that a row of a tick is: an instance by its UUID, and by its number."""
+    gpu = reading.parent_uuid
+    if gpu is None:
+        return ((reading.uuid, None),)
+    if reading.gpu_instance is None:
+        return ((gpu, reading.uuid),)
+    return (gpu, reading.uuid), (gpu, reading.gpu_instance)
+
+
+def exclusive_holder(
+    reading: GpuReading, allocations: Iterable[DeviceAllocation]
+) -> HoldingContainer | None:
+    """Return the one container that has all of a device; `None` where none or several have it."""
+    devices = devices_named_by(reading)
+    holders = set()
+    for allocation in allocations:
+        if device_of(allocation) not in devices:
+            continue
+        if allocation.replica is not None:
+            return None
+        holders.add(HoldingContainer(allocation.namespace, allocation.pod, allocation.container))
+    return holders.pop() if len(holders) == 1 else None
+
+
+def find_holders(sample: NodeSample) -> Sequence[Parts]:
+    """Return, for each row of the tick, what each container holds of it.
+
+    Raises `TooManyEntriesError` where that is more than a message can hold: the kubelet may give
+    every compute instance of a GPU instance to as many containers as there are.
+    """
+    if not sample.allocations:
+        return [_NOBODY] * len(sample.gpus)
+    devices = _devices_of(sample.allocations)
+    left = MAX_ENTRIES
+    found = []
+    for reading in sample.gpus:
+        parts = _parts(reading, devices, sample.allocations)
+        left -= len(parts)
+        if left < 0:
+            raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
+        found.append(parts)
+    return found
+
+
+class _Device:
+    """What the kubelet has given of one device."""
+
+    __slots__ = ("held", "indices")
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        """Positions in the tick's `allocations`, in order."""
+        self.held: _Held | None = None
+        """What each container has of it, once that is asked: rows of one device share it."""
+
+
+def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
+    """Return the allocations by the device that each is of: a GPU, or an instance of one."""
+    devices: _Devices = {}
+    for index, allocation in enumerate(allocations):
+        device = devices.get(key := device_of(allocation))
+        if device is None:
+            devices[key] = device = _Device()
+        device.indices.append(index)
+    return devices
+
+
+def _parts(
+    reading: GpuReading, devices: _Devices, allocations: Sequence[DeviceAllocation]
+) -> Parts:
+    found = [devices[key] for key in devices_named_by(reading) if key in devices]
+    if not found:
+        return _NOBODY
+    device = found[0]
+    if len(found) == 1 and len(device.indices) == 1:
+        # The common case: one container has all of it.
+        index = device.indices[0]
+        if allocations[index].resource_name not in _UNIT_BYTES:
+            return [(index, 1.0)]
+    held = _held(device, allocations)
+    if len(found) > 1:
+        held = _both(held, _held(found[1], allocations))
+    return _share_out(reading, held, allocations)
+
+
+def _held(device: _Device, allocations: Sequence[DeviceAllocation]) -> _Held:
+    held = device.held
+    if held is None:
+        device.held = held = {}
+        for index in device.indices:
+            allocation = allocations[index]
+            container = allocation.namespace, allocation.pod, allocation.container
+            first, count = held.get(container, (index, 0))
+            held[container] = first, count + 1
+    return held
+
+
+def _both(one: _Held, other: _Held) -> _Held:
+    """Return what is held by an instance's UUID and by its number, which no kubelet mixes."""
+    both = dict(one)
+    for container, (first, count) in other.items():
+        before, more = both.get(container, (first, 0))
+        both[container] = min(first, before), count + more
+    return dict(sorted(both.items(), key=lambda item: item[1]))
+
+
+def _share_out(reading: GpuReading, held: _Held, allocations: Sequence[DeviceAllocation]) -> Parts:
+    """Share a device out by the number of devices that a container has of it."""
+    count = sum([number for _, number in held.values()])
+    whole = max(count, _units(reading, [allocations[index] for index, _ in held.values()]))
+    return [(index, number / whole) for index, number in held.values()]
+
+
+def _units(reading: GpuReading, held: Iterable[DeviceAllocation]) -> int:
+    """Return of how many pieces the device is, where the resource says so; else 0.
+
+    The replicas of a time-sliced device are none: who has one may use all that the others leave.
+    """
+    sizes = {_UNIT_BYTES.get(allocation.resource_name) for allocation in held}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return (reading.memory_total_bytes or 0) // size if size else 0

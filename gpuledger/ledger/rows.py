@@ -1,0 +1,416 @@
+"""One account's share of one device in one tick, as a flat row: nothing inside anything else.
+
+`COLUMNS` is the one table of its columns. The record of the topic `gpuledger.rows.v1`, the columns
+of the store's table `entries`, and the attributes of OTLP are made from it, so that a column has
+one name, one type and one meaning wherever it is found. To add a column is one row of the table
+and, where the event does not say it already, what it is read from in `gpuledger.ledger.entries`.
+Its place is that of the topic's fields. Tables of the store that are there already get it behind
+their last column, hence `added`; what is added may be null there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from gpuledger.docstrings import FIELD_DOCSTRINGS
+from gpuledger.ledger.entries import BookedEntry
+from gpuledger.ledger.quantities import APPORTIONED, BOOKED, Quantity
+from gpuledger.records.base import BaseRecord, BootId, Natural, NodeName, Seq, SmallNatural
+from gpuledger.records.bounds import Id, Label, Labels, Subdomain, Word
+from gpuledger.records.events import Account, HolderState, Method, PodState
+
+
+class ColumnType(Enum):
+    """What the values of a column are, wherever they are written."""
+
+    TEXT = "text"
+    CODE = "code"
+    """A word of an enumeration."""
+    POSITION = "position"
+    """A small whole number, of 32 bits."""
+    SEQUENCE = "sequence"
+    """A whole number of 64 bits that grows from row to row."""
+    QUANTITY = "quantity"
+    """A floating-point number."""
+    FLAG = "flag"
+    TIME = "time"
+    """Nanoseconds since the epoch; written to the microsecond."""
+    DURATION = "duration"
+    """Nanoseconds; written in seconds."""
+    DAY = "day"
+    """The day of a time in UTC."""
+    LABELS = "labels"
+    """Texts by name."""
+
+
+class Attribute(Enum):
+    """Whether an attribute of OpenTelemetry is of the resource or of the point."""
+
+    RESOURCE = "resource"
+    POINT = "point"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the flat row."""
+
+    name: str
+    """Its name, with the unit at the end."""
+    type: ColumnType
+    """What its values are."""
+    source: str
+    """The value, as an expression over the fields of a `BookedEntry`."""
+    meaning: str = ""
+    """What it says, as the docstring of the topic's field."""
+    bounds: Any = None
+    """The type of the topic's field, with its bounds; absent where the topic does not have it."""
+    optional: bool = False
+    """Whether it may be absent."""
+    in_store: bool = True
+    """Whether the store's table has it."""
+    added: int = 0
+    """With which version of the store's table it came; 0 is the first."""
+    attribute: str = ""
+    """What OpenTelemetry calls it; empty where no series has it as a label."""
+    attribute_of: Attribute = Attribute.POINT
+    """Of what it is an attribute."""
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether the store's column may be null: rows of before a column came have none."""
+        return self.optional or self.added > 0
+
+
+def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
+    return [
+        Column(
+            name=quantity.name,
+            type=ColumnType.QUANTITY,
+            source=f"{source}.{quantity.name}",
+            bounds=float,
+            optional=True,
+            added=quantity.added,
+            meaning=quantity.meaning,
+        )
+        for quantity in quantities
+    ]
+
+
+COLUMNS: Final = (
+    # The store's readers skip files by the statistics of the first five of its columns.
+    Column(name="event_date", type=ColumnType.DAY, source="time_ns"),
+    Column(
+        name="node",
+        type=ColumnType.TEXT,
+        source="event.node",
+        bounds=NodeName,
+        meaning="The node's name in Kubernetes.",
+    ),
+    Column(
+        name="boot_id",
+        type=ColumnType.TEXT,
+        source="event.boot_id",
+        bounds=BootId,
+        meaning="The kernel's id of the boot.",
+    ),
+    Column(
+        name="seq",
+        type=ColumnType.SEQUENCE,
+        source="event.seq",
+        bounds=Seq,
+        meaning="The tick's number within the boot, as in the event.",
+    ),
+    Column(
+        name="row",
+        type=ColumnType.SEQUENCE,
+        source="row",
+        bounds=Natural,
+        # The store's rows are told apart by the offset of their event.
+        in_store=False,
+        meaning="The row's number within its event, from 0.",
+    ),
+    Column(
+        name="time",
+        type=ColumnType.TIME,
+        source="time_ns",
+        bounds=Word,
+        meaning="End of the covered interval in UTC, to the microsecond:"
+        " `2026-11-21T17:04:05.250000Z`.",
+    ),
+    Column(
+        name="interval_seconds",
+        type=ColumnType.DURATION,
+        source="interval_ns",
+        bounds=float,
+        meaning="Length of the covered interval; with method `accounting`, of all ticks that it"
+        " settles.",
+    ),
+    Column(
+        name="gpu_uuid",
+        type=ColumnType.TEXT,
+        source="gpu.uuid",
+        bounds=Id,
+        attribute="hw.id",
+        meaning="The GPU's or MIG instance's UUID.",
+    ),
+    Column(
+        name="gpu_index",
+        type=ColumnType.POSITION,
+        source="gpu.index",
+        bounds=SmallNatural,
+        attribute="gpuledger.gpu.index",
+        meaning="The driver's index of the GPU at this tick: a label for people, never a key.",
+    ),
+    Column(
+        name="model",
+        type=ColumnType.TEXT,
+        source="gpu.model",
+        bounds=Word,
+        optional=True,
+        attribute="hw.model",
+        meaning="The product name, such as `NVIDIA H100 80GB HBM3`.",
+    ),
+    Column(
+        name="account",
+        type=ColumnType.CODE,
+        source="entry.account",
+        bounds=Account,
+        attribute="gpuledger.account",
+        meaning="The kind of account.",
+    ),
+    Column(
+        name="method",
+        type=ColumnType.CODE,
+        source="entry.method",
+        bounds=Method,
+        attribute="gpuledger.method",
+        meaning="How the busy seconds were found.",
+    ),
+    Column(
+        name="pod_uid",
+        type=ColumnType.TEXT,
+        source="owner.pod_uid",
+        bounds=Id,
+        optional=True,
+        attribute="k8s.pod.uid",
+        attribute_of=Attribute.RESOURCE,
+        meaning="On a pod's account: its UID, where it is known.",
+    ),
+    Column(
+        name="container_id",
+        type=ColumnType.TEXT,
+        source="owner.container_id",
+        bounds=Id,
+        optional=True,
+        meaning="On a pod's account: the container's id, where the cgroup path names it.",
+    ),
+    Column(
+        name="pod_state",
+        type=ColumnType.CODE,
+        source="owner.described.state",
+        bounds=PodState,
+        optional=True,
+        added=4,
+        meaning="On a pod's account: `known` by a pod record that names this node, `foreign` where"
+        " the record names another node, `pending` where none has come. Names stand beside `known`"
+        " alone.",
+    ),
+    Column(
+        name="container",
+        type=ColumnType.TEXT,
+        source="owner.container",
+        bounds=Label,
+        optional=True,
+        attribute="k8s.container.name",
+        attribute_of=Attribute.RESOURCE,
+        meaning="Name of the container, once known.",
+    ),
+    Column(
+        name="namespace",
+        type=ColumnType.TEXT,
+        source="owner.described.namespace",
+        bounds=Label,
+        optional=True,
+        attribute="k8s.namespace.name",
+        attribute_of=Attribute.RESOURCE,
+        meaning="The pod's namespace, once known.",
+    ),
+    Column(
+        name="pod",
+        type=ColumnType.TEXT,
+        source="owner.described.name",
+        bounds=Subdomain,
+        optional=True,
+        attribute="k8s.pod.name",
+        attribute_of=Attribute.RESOURCE,
+        meaning="The pod's name, once known.",
+    ),
+    Column(
+        name="owner_kind",
+        type=ColumnType.TEXT,
+        source="owner.described.owner_kind",
+        bounds=Word,
+        optional=True,
+        attribute="gpuledger.owner.kind",
+        attribute_of=Attribute.RESOURCE,
+        meaning="Kind of the pod's workload, such as `Deployment`.",
+    ),
+    Column(
+        name="owner_name",
+        type=ColumnType.TEXT,
+        source="owner.described.owner_name",
+        bounds=Subdomain,
+        optional=True,
+        attribute="gpuledger.owner.name",
+        attribute_of=Attribute.RESOURCE,
+        meaning="Name of the pod's workload.",
+    ),
+    Column(
+        name="labels",
+        type=ColumnType.LABELS,
+        source="owner.described.labels",
+        bounds=Labels,
+        optional=True,
+        meaning="The pod's labels that the pod watch was asked to keep.",
+    ),
+    *_quantities(BOOKED, source="entry"),
+    Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.partition"),
+    Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.offset"),
+    Column(
+        name="holder_state",
+        type=ColumnType.CODE,
+        source="holder.state",
+        bounds=HolderState,
+        optional=True,
+        added=4,
+        attribute="gpuledger.holder.state",
+        meaning="On `idle`: `known` where a pod of this node has the name of who held this part"
+        " unused, `unknown` where none is known to; absent where nobody held it. Names stand beside"
+        " `known`.",
+    ),
+    Column(
+        name="holder_uid",
+        type=ColumnType.TEXT,
+        source="holder.uid",
+        bounds=Id,
+        optional=True,
+        added=4,
+        meaning="On `idle`: the UID of the pod that held this part unused.",
+    ),
+    Column(
+        name="holder_namespace",
+        type=ColumnType.TEXT,
+        source="holder.namespace",
+        bounds=Label,
+        optional=True,
+        added=1,
+        attribute="gpuledger.holder.namespace",
+        meaning="On `idle`: the namespace of who held this part unused.",
+    ),
+    Column(
+        name="holder_pod",
+        type=ColumnType.TEXT,
+        source="holder.pod",
+        bounds=Subdomain,
+        optional=True,
+        added=1,
+        attribute="gpuledger.holder.pod",
+        meaning="On `idle`: the pod that held this part unused.",
+    ),
+    Column(
+        name="holder_container",
+        type=ColumnType.TEXT,
+        source="holder.container",
+        bounds=Label,
+        optional=True,
+        added=1,
+        attribute="gpuledger.holder.container",
+        meaning="On `idle`: the container that held this part unused.",
+    ),
+    *_quantities(APPORTIONED, source="apportioned"),
+    Column(
+        name="late",
+        type=ColumnType.FLAG,
+        source="event.late",
+        bounds=bool,
+        added=3,
+        meaning="Whether the node was late with the tick; the same in all rows of an event.",
+    ),
+    Column(
+        name="uncovered_seconds",
+        type=ColumnType.QUANTITY,
+        source="event.uncovered_seconds",
+        bounds=float,
+        optional=True,
+        added=3,
+        meaning="Time right before the tick that no tick covers; in all rows of an event: count it"
+        " once.",
+    ),
+)
+TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
+"""The columns of `gpuledger.rows.v1`, in the order of its record."""
+ATTRIBUTES: Final = {
+    column.name: (column.attribute, column.attribute_of) for column in COLUMNS if column.attribute
+}
+"""What OpenTelemetry calls a column, and of what it is an attribute."""
+
+
+def store_columns() -> Sequence[Column]:
+    """Return the columns of the store's table, in the order in which they came to it."""
+    return sorted((column for column in COLUMNS if column.in_store), key=lambda one: one.added)
+
+
+def row_maker(
+    columns: Iterable[Column],
+    written: Mapping[ColumnType, str],
+    functions: Mapping[str, Callable[[Any], Any]],
+    *,
+    make: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Return what makes a row of these columns of the fields of a `BookedEntry`.
+
+    A row is what `make` returns for the values by their columns' names, without it a tuple in the
+    columns' order. `written` says how values of a type are written, as an expression with `{}` in
+    the place of the value; it may call the functions named here. What is absent is `None`.
+    """
+    values = {column.name: _expression(column, written.get(column.type)) for column in columns}
+    if make is None:
+        row = f"({', '.join(values.values())},)"
+    else:
+        row = f"make({', '.join(f'{name}={value}' for name, value in values.items())})"
+    # Some forty values of each entry: attributes that are looked up by name take twice as long.
+    made: Callable[..., Any] = eval(  # noqa: S307  # of the table above, as a namedtuple's code is
+        f"lambda {', '.join(BookedEntry._fields)}: {row}", {**functions, "make": make}
+    )
+    return made
+
+
+def _expression(column: Column, written: str | None) -> str:
+    if written is None:
+        return column.source
+    present = written.format(column.source)
+    return f"None if {column.source} is None else {present}" if column.optional else present
+
+
+EntryRow: Final[Any] = msgspec.defstruct(
+    "EntryRow",
+    [
+        (column.name, column.bounds | None, None)
+        if column.optional
+        else (column.name, column.bounds)
+        for column in TOPIC_COLUMNS
+    ],
+    bases=(BaseRecord,),
+    module=__name__,
+    namespace={
+        "__doc__": "An entry with its tick, GPU, pod and holder. `(node, boot_id, seq, row)` is its"
+        " identity.",
+        FIELD_DOCSTRINGS: {column.name: column.meaning for column in TOPIC_COLUMNS},
+    },
+    frozen=True,
+    kw_only=True,
+)
+"""The record of `gpuledger.rows.v1`."""

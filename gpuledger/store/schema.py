@@ -1,0 +1,124 @@
+"""The tables `entries` and `gaps`: their columns, with types, and how Parquet keeps each.
+
+The columns of `entries` are those of the flat row (`gpuledger.ledger.rows`). How an event becomes
+rows, and how they are written, is the store sink's business.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from arro3.core import Array, DataType, Field, Schema, Table
+
+from gpuledger.ledger.rows import ColumnType, store_columns
+
+PARTITION_COLUMN: Final = "event_date"
+_MICROSECONDS_UTC: Final = DataType.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreColumn:
+    """One column of the table."""
+
+    name: str
+    kind: DataType
+    """The Arrow type."""
+    made_as: DataType | None = None
+    """The type of the Python values, where Arrow arrays of `kind` are made by a cast."""
+    nullable: bool = False
+    encoding: Literal["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"] | None = None
+    """The Parquet encoding; absent where a dictionary is best."""
+
+    def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
+        """Make the Arrow array; raises TypeError or ValueError for values of another type."""
+        if self.made_as is None:
+            return Array(values, type=self.kind)
+        return Array(values, type=self.made_as).cast(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSchema:
+    """The schema of one table: its columns and how it is laid out."""
+
+    name: str
+    """The table's name, and its folder in the store."""
+    description: str
+    columns: Sequence[StoreColumn]
+    partition_by: Sequence[str] = ()
+    statistics_columns: int
+    """How many leading columns carry the statistics by which readers skip files; more only make
+    the log large."""
+
+    @cached_property
+    def arrow(self) -> Schema:
+        """The Arrow schema."""
+        fields = [
+            Field(column.name, column.kind, nullable=column.nullable) for column in self.columns
+        ]
+        return Schema(fields)
+
+    def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
+        """Return the Arrow table of rows whose values stand in the columns' order.
+
+        Raises TypeError or ValueError for a value that is not of its column's type: nothing is
+        cast in silence.
+        """
+        by_column = zip(*rows, strict=True)
+        arrays = [
+            column.array(list(values))
+            for column, values in zip(self.columns, by_column, strict=True)
+        ]
+        return Table.from_arrays(arrays, schema=self.arrow)
+
+
+_DELTA: Final = "DELTA_BINARY_PACKED"
+_TYPES: Final[Mapping[ColumnType, Mapping[str, Any]]] = {
+    ColumnType.TEXT: {"kind": DataType.utf8()},
+    ColumnType.CODE: {"kind": DataType.utf8()},
+    ColumnType.LABELS: {"kind": DataType.utf8()},
+    ColumnType.POSITION: {"kind": DataType.int32()},
+    ColumnType.SEQUENCE: {"kind": DataType.int64(), "encoding": _DELTA},
+    ColumnType.QUANTITY: {"kind": DataType.float64(), "encoding": "BYTE_STREAM_SPLIT"},
+    ColumnType.DURATION: {"kind": DataType.float64(), "encoding": "BYTE_STREAM_SPLIT"},
+    ColumnType.FLAG: {"kind": DataType.bool()},
+    ColumnType.DAY: {"kind": DataType.date32(), "made_as": DataType.int32()},
+    ColumnType.TIME: {"kind": _MICROSECONDS_UTC, "made_as": DataType.int64(), "encoding": _DELTA},
+}
+"""How Arrow and Parquet keep each type of a row's columns."""
+ENTRIES: Final = TableSchema(
+    name="entries",
+    description="One row for each account entry of each GPU and tick.",
+    columns=[
+        StoreColumn(name=column.name, nullable=column.is_nullable, **_TYPES[column.type])
+        for column in store_columns()
+    ],
+    partition_by=(PARTITION_COLUMN,),
+    statistics_columns=5,
+)
+GAPS: Final = TableSchema(
+    name="gaps",
+    description="One row for each stretch of events that were gone before they could be stored.",
+    columns=(
+        StoreColumn(name="topic", kind=DataType.utf8()),
+        StoreColumn(name="kafka_partition", kind=DataType.int32()),
+        StoreColumn(name="reason", kind=DataType.utf8()),
+        StoreColumn(name="first_offset", kind=DataType.int64()),
+        StoreColumn(name="next_offset", kind=DataType.int64(), nullable=True),
+        StoreColumn(name="missed_offsets", kind=DataType.int64(), nullable=True),
+        StoreColumn(
+            name="time_before", kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=True
+        ),
+        StoreColumn(
+            name="time_after", kind=_MICROSECONDS_UTC, made_as=DataType.int64(), nullable=True
+        ),
+        StoreColumn(name="detected_at", kind=_MICROSECONDS_UTC, made_as=DataType.int64()),
+        StoreColumn(name="topic_id", kind=DataType.utf8(), nullable=True),
+    ),
+    statistics_columns=10,
+)
+
+
+def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:
+    """Return the URI of a table of a store, of `entries` where none is named."""
+    return f"{store_uri.rstrip('/')}/{name}"

@@ -1,0 +1,289 @@
+"""The alerts that stand: what each Alertmanager has yet to be told, and until when.
+
+Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
+time with an end a while ahead, a resolved one for some minutes more. Pure; times are given: what
+Alertmanager is told is the wall clock's, how long something has lasted is the monotonic clock's.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from gpuledger.clock import Clock
+
+SECOND_NS: Final = 1_000_000_000
+_ENDS_AFTER_RESENDS: Final = 4
+"""As Prometheus does: two sends may be lost before a firing alert ends by itself."""
+_TELL_END_NS: Final = 300 * SECOND_NS
+"""How long the end of an alert is told again."""
+_REJECTED_NS: Final = 3600 * SECOND_NS
+"""How long an alert that is refused and that nobody took is held anew each time it is offered."""
+
+MAX_HELD: Final = 10_000
+"""How many alerts of incidents a partition has at most: in each turn each is looked at."""
+MAX_HELD_OF_NODE: Final = 500
+"""How many of one node: more than its GPUs have incidents of different kinds."""
+MAX_CHARACTERS: Final = 2_000
+"""Of each label and annotation; a record may bring a million."""
+
+Labels = tuple[tuple[str, str], ...]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Now(NamedTuple):
+    """This machine's clocks at one instant."""
+
+    time_ns: int
+    """Since the epoch."""
+    monotonic_ns: int
+    """Of the clock that is never set."""
+
+    @classmethod
+    def of(cls, clock: Clock) -> "Now":
+        """Return what the clocks show."""
+        return cls(clock.time_ns(), clock.monotonic_ns())
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has become of the changes of one alert, which are numbered from 1."""
+
+    answered: int = 0
+    """The last one that an Alertmanager took or refused, or that nobody will hear of."""
+    awaited: int = 0
+    """The last one for whose answer somebody waits."""
+    max_together: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager that refused it: with how many it may be posted at most."""
+
+
+@dataclass(kw_only=True)
+class ActiveAlert:
+    """One alert, firing or ended a short while ago."""
+
+    labels: Labels
+    """Its identity, sorted, as it was when the alert began."""
+    annotations: Mapping[str, str]
+    """Words for people."""
+    starts_ns: int
+    """Since when, nanoseconds since the epoch."""
+    ends_ns: int | None = None
+    """Until when, nanoseconds since the epoch; `None` while it fires."""
+    changed_ns: int
+    """Since when it is as it is now, by the monotonic clock."""
+    seen_ns: int
+    """When its condition was last seen to hold, by the monotonic clock."""
+    over_ns: int = 0
+    """Once it has an end: when that is, by the monotonic clock."""
+    hold_ns: int = 0
+    """For how long it stands from when it is told, where it has its end from the beginning."""
+    taken_ns: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
+    rejected_ns: dict[str, int] = field(default_factory=dict)
+    """For each Alertmanager when it last refused this alert as it is now, likewise."""
+    change: int = 1
+    """The number of the change that made it as it is now."""
+    changes: Changes = field(default_factory=Changes)
+    """Of the alert, however often it changes."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an Alertmanager has answered it as it is now, or a later change of it."""
+        return self.changes.answered >= self.change
+
+    def hold_until_taken(self, now: Now) -> None:
+        """Hold it from now on where nobody has taken it: one that is over is not notified.
+
+        Of one that is refused there is an end to that: it may be refused for ever.
+        """
+        is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
+        if self.hold_ns and not self.taken_ns and not is_given_up:
+            self.ends_ns = now.time_ns + self.hold_ns
+            self.over_ns = now.monotonic_ns + self.hold_ns
+
+    def answered_ns(self, receiver: str) -> int | None:
+        """Return when the Alertmanager last took or refused it, by the monotonic clock."""
+        taken_ns, rejected_ns = self.taken_ns.get(receiver), self.rejected_ns.get(receiver)
+        if taken_ns is None or rejected_ns is None:
+            return rejected_ns if taken_ns is None else taken_ns
+        return max(taken_ns, rejected_ns)
+
+    def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
+        """Return the alert as `/api/v2/alerts` takes it."""
+        ends_ns = self.ends_ns
+        if ends_ns is None:
+            ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
+        return {
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "startsAt": rfc3339(self.starts_ns),
+            "endsAt": rfc3339(max(ends_ns, self.starts_ns)),
+        }
+
+
+def rfc3339(time_ns: int) -> str:
+    """Write a time as RFC 3339 in UTC, to the microsecond."""
+    return (_EPOCH + timedelta(microseconds=time_ns // 1000)).isoformat()
+
+
+class ActiveAlerts:
+    """All alerts of one partition, by their labels."""
+
+    def __init__(self) -> None:
+        self._active: dict[Labels, ActiveAlert] = {}
+        self._held: dict[str, dict[Labels, None]] = {}
+        """By node the alerts that are held, which alone may become too many."""
+        self._held_count = 0
+
+    def __iter__(self) -> Iterator[ActiveAlert]:
+        """Return each of them."""
+        return iter(self._active.values())
+
+    def fire(
+        self,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        *,
+        since_ns: int,
+        now: Now,
+    ) -> Labels:
+        """Let an alert begin, or one that has ended begin again; return its identity."""
+        key = _identity(labels)
+        # An alert that began ahead of this clock could not be ended by it.
+        starts_ns = min(since_ns, now.time_ns)
+        words = {name: text[:MAX_CHARACTERS] for name, text in annotations.items()}
+        known = self._active.get(key)
+        self._active[key] = ActiveAlert(
+            labels=key,
+            annotations=words,
+            starts_ns=starts_ns,
+            changed_ns=now.monotonic_ns,
+            seen_ns=now.monotonic_ns,
+            change=known.change + 1 if known else 1,
+            changes=known.changes if known else Changes(),
+        )
+        return key
+
+    def confirm(self, key: Labels, *, now: Now) -> None:
+        """Record that its condition still holds."""
+        if key in self._active:
+            self._active[key].seen_ns = now.monotonic_ns
+
+    def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
+        """Let an alert end at `at_ns`, or now where that is still to come."""
+        if key in self._active:
+            alert = self._active[key]
+            # Another object, which nobody has answered: an answer to the firing one that is on its
+            # way is no answer to its end.
+            self._active[key] = replace(
+                alert,
+                ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
+                # Told for some minutes from now on, however long ago that was by the node's clock.
+                over_ns=now.monotonic_ns,
+                changed_ns=now.monotonic_ns,
+                change=alert.change + 1,
+                taken_ns={},
+                rejected_ns={},
+            )
+
+    def hold(
+        self,
+        labels: Mapping[str, str],
+        annotations: Mapping[str, str],
+        *,
+        at_ns: int,
+        hold_ns: int,
+        now: Now,
+    ) -> ActiveAlert | None:
+        """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
+
+        Where too many stand, the oldest is dropped and returned: of the same node where that has
+        too many. Where nobody has taken it yet, nobody ever hears of it: whoever asks counts it.
+        """
+        key, node = _identity(labels), labels.get("node", "")
+        dropped = None if key in self._active else self._make_room(node)
+        of_node = self._held.setdefault(node, {})
+        self._held_count += key not in of_node
+        of_node[key] = None
+        known = self._active.get(key)
+        alert = self._active[self.fire(labels, annotations, since_ns=at_ns, now=now)]
+        alert.hold_ns = hold_ns
+        alert.hold_until_taken(now)
+        if known is not None and known.ends_ns is not None and known.over_ns > now.monotonic_ns:
+            alert.starts_ns = min(alert.starts_ns, known.starts_ns)
+        return dropped
+
+    def _make_room(self, node: str) -> ActiveAlert | None:
+        if len(self._held.get(node, ())) >= MAX_HELD_OF_NODE:
+            return self._drop(next(iter(self._held[node])))
+        if self._held_count >= MAX_HELD:
+            return self._drop(next(iter(next(iter(self._held.values())))))
+        return None
+
+    def _drop(self, key: Labels) -> ActiveAlert:
+        alert = self._active.pop(key)
+        alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
+        node = dict(key).get("node", "")
+        if key in (of_node := self._held.get(node, {})):
+            del of_node[key]
+            self._held_count -= 1
+            if not of_node:
+                del self._held[node]
+        return alert
+
+    def not_awaited(self) -> list[ActiveAlert]:
+        """Return what nobody has answered, and for whose answer nobody waits yet."""
+        return [
+            alert
+            for alert in self
+            if alert.change > max(alert.changes.answered, alert.changes.awaited)
+        ]
+
+    def forget(self, *, now: Now, silent_ns: int) -> list[ActiveAlert]:
+        """Drop and return what is over: ended and told, or firing and long not seen.
+
+        One for whose answer somebody waits is not.
+        """
+        over = [alert for alert in self if _is_over(alert, now.monotonic_ns, silent_ns)]
+        for alert in over:
+            self._drop(alert.labels)
+        return over
+
+
+def _identity(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
+
+
+def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
+    """Record that the Alertmanager has taken these alerts."""
+    for alert in alerts:
+        alert.taken_ns[receiver] = now.monotonic_ns
+        alert.changes.max_together.pop(receiver, None)
+        _record_answered(alert)
+
+
+def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
+    """Record that the Alertmanager refuses this alert; return whether that is news."""
+    is_news = receiver not in alert.rejected_ns
+    alert.rejected_ns[receiver] = now.monotonic_ns
+    alert.changes.max_together[receiver] = 1
+    _record_answered(alert)
+    return is_news
+
+
+def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None:
+    """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
+    for alert in alerts:
+        alert.changes.max_together[receiver] = (len(alerts) + 1) // 2
+
+
+def _record_answered(alert: ActiveAlert) -> None:
+    alert.changes.answered = max(alert.changes.answered, alert.change)
+
+
+def _is_over(alert: ActiveAlert, monotonic_ns: int, silent_ns: int) -> bool:
+    if alert.changes.awaited > alert.changes.answered:
+        return False
+    if alert.ends_ns is None:
+        return monotonic_ns - alert.seen_ns >= silent_ns
+    return monotonic_ns - alert.over_ns >= _TELL_END_NS

@@ -1,0 +1,201 @@
+"""The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
+
+What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
+`sinks.loop`'s, and calls `take` at least twice a second, with or without records.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Bus, TopicPartition
+from gpuledger.clock import Clock
+from gpuledger.records import AttributedIncident
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.http.client import open_http
+from gpuledger.settings.address import shown_url
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS
+from sinks.alerts.active_alerts import Now
+from sinks.alerts.alertmanager import HEADERS, AlertmanagerClient
+from sinks.alerts.engine import RuleEvaluator
+from sinks.alerts.receivers import NAME, CheckedClient, Receivers
+from sinks.alerts.rules import rules_of
+from sinks.alerts.unacknowledged import Unacknowledged
+from sinks.credentials import watch_credentials
+from sinks.metrics import count_dropped
+from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.settings import AlertsSettings
+from sinks.timelines import TickOrder
+
+_KEPT_NS: Final = (ATTRIBUTED_INCIDENTS.retention_ms or 0) * 1_000_000
+_NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
+"""Why an event is not held against the rules, by where it stands."""
+_ANSWER_TIMEOUT_SECONDS: Final = 0.5
+"""How long a poll waits for the answer to what the one before it brought."""
+_MAX_UNACKNOWLEDGED: Final = 2_000
+"""So many alerts may wait for their first answer while polling goes on."""
+_log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_sink(
+    *,
+    bus: Bus,  # noqa: ARG001  # as OpenSink has it
+    settings: AlertsSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,  # noqa: ARG001  # as OpenSink has it
+) -> AsyncIterator["AlertsSink"]:
+    """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
+    check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
+    credentials = watch_credentials(settings, section=NAME, readiness=readiness)
+    async with open_http(headers=HEADERS, timeout_seconds=settings.timeout_seconds) as http:
+        receivers = [
+            CheckedClient(
+                client=AlertmanagerClient(http=http, url=url, credentials=credentials),
+                check=readiness.check(
+                    f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING
+                ),
+            )
+            for url in settings.urls
+        ]
+        sink = AlertsSink(receivers=receivers, settings=settings, clock=clock, check=check)
+        try:
+            yield sink
+        finally:
+            await sink.close()
+
+
+class AlertsSink(Sink):
+    """Evaluates the events of each partition and sends every Alertmanager its alerts."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        receivers: Sequence[CheckedClient],
+        settings: AlertsSettings,
+        clock: Clock,
+        check: Check,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self.receiver = ", ".join(map(shown_url, settings.urls))
+        self._rules = rules_of(settings)
+        self._evaluators: dict[int, RuleEvaluator] = {}
+        self._held: Partitions = frozenset()
+        self._unacknowledged = Unacknowledged()
+        self._receivers = Receivers(
+            receivers,
+            active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
+            check=check,
+            clock=clock,
+            resend_ns=round(settings.resend_seconds * 1e9),
+        )
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Begin without any state: `for` begins anew."""
+        self._held |= partitions
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Evaluate what was polled, and begin to send what is due.
+
+        Returns once all is sent that has to be sent before something is acknowledged, or soon
+        where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
+        answers it waits.
+        """
+        unacknowledged_before = self._unacknowledged.count()
+        for batch in batches:
+            self._evaluate(batch, context)
+        self._forget_silent()
+        if self._unacknowledged.count() > unacknowledged_before:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
+                    await self._until(lambda: not self._unacknowledged.count())
+        await self._until(self._has_room)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Send what is due, and acknowledge what is answered, until it is so."""
+        while True:
+            self._receivers.begin()
+            self._unacknowledged.settle()
+            if is_so():
+                return
+            await self._receivers.change()
+
+    def _has_room(self) -> bool:
+        """Return whether more may be polled, while the rest waits for its first answer."""
+        unacknowledged = self._unacknowledged.count()
+        return not unacknowledged or (
+            unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
+        )
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Forget these without ending their alerts: the next owner goes on, or they end."""
+        self._unacknowledged.settle()
+        self._unacknowledged.drop(partitions)
+        self._held -= partitions
+        held = {partition.partition for partition in self._held}
+        for partition in self._evaluators.keys() - held:
+            del self._evaluators[partition]
+        self._receivers.wake()
+
+    async def close(self) -> None:
+        """End what is on its way to the Alertmanagers."""
+        await self._receivers.close()
+
+    def _evaluate(self, batch: Batch, context: SinkContext) -> None:
+        newest_ns: int | None = None
+        evaluator, now = self._evaluator(batch.partition), Now.of(self._clock)
+        for _, value in batch.items:
+            if batch.partition.topic == EVENTS.name:
+                newest_ns = value.time_ns
+                if reason := _NOT_EVALUATED.get(evaluator.evaluate(value, now=now)):
+                    count_dropped(NAME, reason)
+            else:
+                self._add_incident(evaluator, value, now)
+        self._unacknowledged.add(
+            batch.partition,
+            context=context,
+            next_offset=batch.next_offset,
+            time_ns=newest_ns,
+            alerts=evaluator.alerts.not_awaited(),
+        )
+
+    def _evaluator(self, partition: TopicPartition) -> RuleEvaluator:
+        # Equally numbered partitions of both topics come to the same consumer.
+        if (evaluator := self._evaluators.get(partition.partition)) is None:
+            evaluator = self._evaluators[partition.partition] = RuleEvaluator(rules=self._rules)
+        return evaluator
+
+    def _add_incident(
+        self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now
+    ) -> None:
+        """Alert of an incident, unless it is long past.
+
+        One that is older than the topic keeps records has not waited there: its node's clock is
+        wrong, as one in 1970, and when it happened is not known.
+        """
+        age_ns = evaluator.age_ns(attributed, now=now)
+        if self._settings.incident_age_seconds * 1e9 < age_ns <= _KEPT_NS:
+            count_dropped(NAME, "too_old")
+            return
+        hold_ns = round(self._settings.incident_hold_seconds * 1e9)
+        if evaluator.add_incident(attributed, hold_ns=hold_ns, now=now):
+            count_dropped(NAME, "too_many")
+
+    def _forget_silent(self) -> None:
+        """Drop alerts of GPUs of which nothing comes any more."""
+        silent_ns = round(self._settings.stale_after_seconds * 1e9)
+        for evaluator in self._evaluators.values():
+            silent = evaluator.forget(now=Now.of(self._clock), silent_ns=silent_ns)
+            if silent:
+                # They end at the Alertmanagers by themselves, without being resolved by us.
+                _log.warning("silent_alerts_dropped", count=silent)

@@ -1,0 +1,197 @@
+"""An event to OTLP: the series that the remote-write sink sends, as export requests.
+
+Here lives that transformation, by the official classes. Pure; a request is a function of the event
+alone, so that an event that is read again gives the same bytes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cache, lru_cache
+from math import ceil
+from typing import Final
+
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE,
+    Metric,
+    NumberDataPoint,
+    ScopeMetrics,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from gpuledger import __version__
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
+from gpuledger.ledger.event_series import values_of
+from gpuledger.ledger.series import Family, SeriesGroup, SeriesValues
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import Readiness
+from sinks.kafka_sink import KafkaSink, open_kafka_sink
+from sinks.otlp import naming
+from sinks.registry import OTLP
+from sinks.settings import Encoding, OtlpSettings
+
+Names = tuple[tuple[str, str], ...]
+_SCOPE: Final = InstrumentationScope(name="gpuledger", version=__version__)
+_MAX_IN_MESSAGE: Final = 2_048
+"""Groups that are encoded at once: so many have more bytes than a message, whatever their names."""
+_MAX_KNOWN: Final = 16_384
+"""How many groups are remembered, at some 2 KB each, and 5 KB at most, as names and ids are bounded
+(`gpuledger.records.bounds`): 80 MB. What is forgotten is made again."""
+
+
+class ExportRequests:
+    """Makes the export requests of events, in one encoding."""
+
+    def __init__(self, *, encoding: Encoding, attributes: Mapping[str, str]) -> None:
+        self._encode = _ENCODINGS[encoding]
+        self._attributes = tuple(attributes.items())
+
+    def of(self, event: GpuEvent) -> list[bytes]:
+        """Return the event's requests: one, or as many as it takes for each to fit in a message.
+
+        Raises ValueError where an entry names a container or a holder that the event does not list.
+        """
+        # The key's length counts as well.
+        max_bytes = MAX_MESSAGE_BYTES - len(event.node.encode())
+        return self._split(event, list(values_of(event).items()), max_bytes)
+
+    def _split(
+        self, event: GpuEvent, groups: Sequence[tuple[SeriesGroup, SeriesValues]], max_bytes: int
+    ) -> list[bytes]:
+        parts = ceil(len(groups) / _MAX_IN_MESSAGE)
+        if parts <= 1:
+            value = self._encode(self._request(event, groups))
+            if len(value) <= max_bytes or len(groups) == 1:
+                return [value]
+            parts = min(len(groups), len(value) // max_bytes + 1)
+        size = ceil(len(groups) / parts)
+        return [
+            value
+            for begin in range(0, len(groups), size)
+            for value in self._split(event, groups[begin : begin + size], max_bytes)
+        ]
+
+    def _request(
+        self, event: GpuEvent, groups: Iterable[tuple[SeriesGroup, SeriesValues]]
+    ) -> ExportMetricsServiceRequest:
+        request = ExportMetricsServiceRequest()
+        by_resource: dict[Names, _Points] = {}
+        for group, values in groups:
+            names = _resource_names(event.node, group)
+            points = by_resource.get(names)
+            if points is None:
+                added = request.resource_metrics.add(
+                    resource=Resource(attributes=_attributes((*names, *self._attributes)))
+                )
+                points = by_resource[names] = _Points(added.scope_metrics.add(scope=_SCOPE))
+            points.add(group, values, time_ns=event.time_ns)
+        return request
+
+
+class _Points:
+    """The points of one resource, each put to those of its metric."""
+
+    def __init__(self, into: ScopeMetrics) -> None:
+        self._into = into
+        self._points: dict[str, Metric] = {}
+
+    def add(self, group: SeriesGroup, values: SeriesValues, *, time_ns: int) -> None:
+        constant = _constant_part(group)
+        for instrument, value in zip(_instruments_of(group.family), values, strict=True):
+            if value is None:
+                continue
+            metric = self._points.get(instrument.name)
+            if metric is None:
+                metric = self._points[instrument.name] = _begin_metric(self._into, instrument)
+            data = metric.sum if instrument.is_counter else metric.gauge
+            point = data.data_points.add(time_unix_nano=time_ns, as_double=value)
+            point.MergeFromString(constant)
+
+
+def _begin_metric(into: ScopeMetrics, instrument: naming.Instrument) -> Metric:
+    metric = into.metrics.add(
+        name=instrument.name, unit=instrument.unit, description=instrument.description
+    )
+    if instrument.is_counter:
+        metric.sum.is_monotonic = True
+        metric.sum.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
+    return metric
+
+
+@cache
+def _instruments_of(family: Family) -> tuple[naming.Instrument, ...]:
+    return tuple(map(naming.instrument_of, family.metrics))
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
+def _constant_part(group: SeriesGroup) -> bytes:
+    """Encode what all points of a group share, from tick to tick: their attributes."""
+    names = _named(group, naming.POINT_ATTRIBUTES)
+    if "gpu_uuid" in group.family.labels:
+        names = (*names, naming.HARDWARE)
+    return NumberDataPoint(attributes=_attributes(names)).SerializeToString()
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
+def _resource_names(node: str, group: SeriesGroup) -> Names:
+    """Return the attributes of the container's, or of the node's, resource."""
+    names = _named(group, naming.RESOURCE_ATTRIBUTES)
+    given = dict(names)
+    kind, owner = given.get("gpuledger.owner.kind", ""), given.get("gpuledger.owner.name")
+    by_kind = ((naming.OWNERS[kind], owner),) if owner and kind in naming.OWNERS else ()
+    whose = (given.get("k8s.pod.uid"), given.get("k8s.container.name"))
+    instance = "/".join(part for part in (node, *whose) if part)
+    return (
+        (naming.SERVICE, "gpuledger"),
+        (naming.INSTANCE, instance),
+        (naming.NODE, node),
+        *names,
+        *by_kind,
+    )
+
+
+def _named(group: SeriesGroup, names: Mapping[str, str]) -> Names:
+    pairs = zip(group.family.labels, group.label_values, strict=True)
+    return tuple((names[label], value) for label, value in pairs if value and label in names)
+
+
+def _attributes(names: Names) -> list[KeyValue]:
+    return [KeyValue(key=name, value=AnyValue(string_value=value)) for name, value in names]
+
+
+def _as_json(request: ExportMetricsServiceRequest) -> bytes:
+    # OTLP has its own rule for enumerations: numbers.
+    return MessageToJson(request, indent=None, use_integers_for_enums=True).encode()
+
+
+_ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], bytes]]] = {
+    "otlp_proto": ExportMetricsServiceRequest.SerializeToString,
+    "otlp_json": _as_json,
+}
+
+
+def open_sink(
+    *,
+    bus: TransactionalBus,
+    settings: OtlpSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AbstractAsyncContextManager[KafkaSink]:
+    """Return the sink that writes the metrics of every event."""
+    requests = ExportRequests(encoding=settings.encoding, attributes=settings.resource_attributes)
+    return open_kafka_sink(
+        OTLP,
+        bus=bus,
+        settings=settings,
+        values_of=requests.of,
+        readiness=readiness,
+        clock=clock,
+        group=group,
+    )

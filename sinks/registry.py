@@ -1,0 +1,80 @@
+"""The kinds of sink: what each is called, reads and needs, and how one is opened.
+
+One table, `KINDS`. The command line, the settings, the metrics and `sinks.loop.run_sink` go by it.
+To add a kind is one row here, a section in `sinks.settings`, and a module whose `open_sink` makes a
+`Sink`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+from gpuledger.topics import ATTRIBUTED_INCIDENTS, EVENTS, Topic
+from sinks.protocol import OpenSink
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkKind:
+    """One kind of sink."""
+
+    name: str
+    """The argument of `gpuledger-sink`, the section of the settings, and the metrics' label."""
+    group: str
+    """Its consumer group."""
+    module: str
+    """Where `open_sink` is. Imported when such a sink is run, so that one that sends samples needs
+    no Arrow, and one that stores rows no protobuf."""
+    summary: str
+    """What it hands on and to whom, for `--help`."""
+    topics: tuple[Topic, ...] = (EVENTS,)
+    """The topics that it reads."""
+    drop_reasons: tuple[str, ...]
+    """Why it may not hand on what it read."""
+
+    def load(self) -> OpenSink:
+        """Import the kind's module; return what opens a sink."""
+        open_sink: OpenSink = import_module(self.module).open_sink
+        return open_sink
+
+
+REMOTE_WRITE: Final = SinkKind(
+    name="remote_write",
+    group="gpuledger-remote-write",
+    module="sinks.remote_write.remote_write_sink",
+    summary="samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 1.0)",
+    drop_reasons=("duplicate", "future", "invalid", "out_of_order", "rejected", "too_large"),
+)
+ALERTS: Final = SinkKind(
+    name="alerts",
+    group="gpuledger-alerts",
+    module="sinks.alerts.alerts_sink",
+    summary="alerts, to every Alertmanager of a cluster",
+    topics=(EVENTS, ATTRIBUTED_INCIDENTS),
+    drop_reasons=("duplicate", "rejected", "superseded", "too_large", "too_many", "too_old"),
+)
+STORE: Final = SinkKind(
+    name="store",
+    group="gpuledger-store",
+    module="sinks.store.store_sink",
+    summary="one row an entry, to the Delta Lake table `entries`",
+    drop_reasons=("duplicate", "invalid", "too_large"),
+)
+ROWS: Final = SinkKind(
+    name="rows",
+    group="gpuledger-rows",
+    module="sinks.rows.flat_rows",
+    summary="one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines",
+    drop_reasons=("duplicate", "future", "invalid", "too_large"),
+)
+OTLP: Final = SinkKind(
+    name="otlp",
+    group="gpuledger-otlp",
+    module="sinks.otlp.export",
+    summary="metrics, to the topic otlp_metrics, for the Kafka receiver of\n"
+    "                OpenTelemetry's collector (make that topic with Kafka's own tools)",
+    drop_reasons=("duplicate", "future", "invalid", "too_large"),
+)
+KINDS: Final[Mapping[str, SinkKind]] = {
+    kind.name: kind for kind in (REMOTE_WRITE, ALERTS, STORE, ROWS, OTLP)
+}

@@ -1,0 +1,67 @@
+"""An event to flat rows: one JSON object for each entry, with all that the event says of it.
+
+Here lives how the values of `gpuledger.ledger.rows` are written to the topic. Pure; the rows are a
+function of the event alone, so that an event that is read again gives the same bytes.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Final
+
+from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.clock import Clock
+from gpuledger.codec import encode
+from gpuledger.ledger.entries import booked_entries
+from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import Readiness
+from sinks.kafka_sink import KafkaSink, open_kafka_sink
+from sinks.registry import ROWS
+from sinks.settings import RowsSettings
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
+
+
+def encoded_rows_of(event: GpuEvent) -> list[bytes]:
+    """Return one row for each entry of each GPU of the event, and of each settlement, numbered.
+
+    Raises ValueError where `booked_entries` does.
+    """
+    return [encode(_make_row(*booked)) for booked in booked_entries(event)]
+
+
+def _as_text(time_ns: int) -> str:
+    at = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    return f"{at.isoformat(timespec='microseconds')}Z"
+
+
+_make_row: Final = row_maker(
+    TOPIC_COLUMNS,
+    {
+        ColumnType.TIME: "as_text({})",
+        ColumnType.DURATION: "{} / 1e9",
+        ColumnType.FLAG: "bool({})",
+    },
+    {"as_text": _as_text},
+    make=EntryRow,
+)
+
+
+def open_sink(
+    *,
+    bus: TransactionalBus,
+    settings: RowsSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AbstractAsyncContextManager[KafkaSink]:
+    """Return the sink that writes the flat rows of every event."""
+    return open_kafka_sink(
+        ROWS,
+        bus=bus,
+        settings=settings,
+        values_of=encoded_rows_of,
+        readiness=readiness,
+        clock=clock,
+        group=group,
+    )

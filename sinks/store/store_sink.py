@@ -1,0 +1,250 @@
+"""The store sink's shell: events in, rows appended, exactly once.
+
+Here live the wiring, and when what was read is written. Where reading goes on is `resuming`'s, what
+becomes of gaps `recording`'s, how rows are written beside it `appending`'s; the consume loop is
+`sinks.loop`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import structlog
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
+from gpuledger.clock import Clock
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import CheckSeverity, Readiness
+from gpuledger.settings.address import shown_url
+from sinks.duplicates import SeenTicks
+from sinks.metrics import SENT_TOTAL, count_dropped
+from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.registry import STORE
+from sinks.retrying import Retrying
+from sinks.settings import StoreSettings
+from sinks.store.appending import Appending
+from sinks.store.buffer import RowBuffer
+from sinks.store.entry_rows import rows_of
+from sinks.store.gaps import GapRecorder
+from sinks.store.maintenance import Maintenance
+from sinks.store.resuming import Resuming
+from sinks.store.stored import Stored, Streams
+from sinks.store.table import EntriesTable, GapsTable, StaleTableError
+
+NAME: Final = STORE.name
+_log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_sink(
+    *,
+    bus: Bus,  # noqa: ARG001  # as OpenSink has it
+    settings: StoreSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,  # noqa: ARG001  # as OpenSink has it
+) -> AsyncIterator["StoreSink"]:
+    """Open the sink that appends every event's entries to the store.
+
+    It raises UserError where the table is of another topic than the one that is read.
+    """
+    check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
+    where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
+    table, gaps = EntriesTable(**where), GapsTable(**where)
+    retrying = Retrying(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
+    # Whatever group reads: the table has one sequence of offsets.
+    stored = Stored(streams=Streams(group=STORE.group, generation=settings.generation))
+    recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
+    yield StoreSink(
+        settings=settings,
+        clock=clock,
+        retrying=retrying,
+        recorder=recorder,
+        resuming=Resuming(
+            table=table, gaps=gaps, recorder=recorder, stored=stored, retrying=retrying
+        ),
+        appending=Appending(table=table, stored=stored, clock=clock),
+        maintenance=Maintenance(tables=[table, gaps], settings=settings, clock=clock),
+    )
+
+
+class StoreSink(Sink):
+    """Collects rows and appends them with the offsets up to which they were read."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        settings: StoreSettings,
+        clock: Clock,
+        retrying: Retrying,
+        recorder: GapRecorder,
+        resuming: Resuming,
+        appending: Appending,
+        maintenance: Maintenance,
+    ) -> None:
+        self._settings, self._clock, self._retrying = settings, clock, retrying
+        self.receiver = shown_url(settings.uri)
+        self._recorder, self._resuming, self._appending = recorder, resuming, appending
+        self._maintenance = maintenance
+        self._pending = RowBuffer()
+        self._seen = SeenTicks(clock=clock)
+        self._lock = asyncio.Lock()
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Remember that these have yet to be set to where the table ends."""
+        self._resuming.require(partitions)
+
+    @override
+    async def handle_gap(self, gap: Gap) -> None:
+        """Remember a gap until it has its row, which it gets before any event behind it."""
+        self._recorder.add(gap)
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Set partitions newly held to where the table ends."""
+        async with self._lock:
+            if not self._resuming.is_due(context.consumer):
+                return frozenset()
+            # A write that outlived its waiting moves the offsets that are looked up here.
+            await self._appending.end()
+            # The flush may find other partitions in need of it.
+            await self._flush(context)
+            sought = await self._resuming.seek(context.consumer)
+            self._seen.forget(sought)
+            return sought
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Collect the rows of a poll and write when it is time."""
+        async with self._lock:
+            self._maintenance.begin_if_due()
+            if self._gaps_to_record(context):
+                await self._flush(context)
+                await self._retrying(
+                    lambda _: self._recorder.record_once(self._gaps_to_record(context))
+                )
+            settled = self._resuming.settled(context.consumer)
+            for batch in batches:
+                if batch.partition in settled and not self._resuming.is_needed(batch.partition):
+                    await self._collect(batch, context)
+                else:
+                    _leave(batch, context)
+            if self._is_due():
+                await self._flush(context)
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Write what is held, in one attempt; the next owner begins where the table ends."""
+        async with self._lock:
+            try:
+                await self._flush_once(context)
+            finally:
+                # What could not be written is read again by whoever holds its partitions then, and
+                # what could not be told of it is told then.
+                for topic, partition in self._pending.last_offsets:
+                    context.dead_letters.drop(partition, topic=topic)
+                self._resuming.require(self._pending.last_offsets)
+                self._resuming.cancel(partitions)
+                self._pending = RowBuffer()
+                self._seen.forget(partitions)
+
+    def _gaps_to_record(self, context: SinkContext) -> list[Gap]:
+        return self._recorder.of(self._resuming.settled(context.consumer))
+
+    async def _collect(self, batch: Batch, context: SinkContext) -> None:
+        """Collect the rows of a batch, and write in its midst where they are too many."""
+        for record, event in batch.items:
+            if self._is_full():
+                await self._flush(context)
+                if batch.partition not in self._resuming.settled(context.consumer):
+                    _leave(batch, context)
+                    return
+            self._add_event(batch.partition, record, event, context)
+            self._read_to(batch.partition, record.offset)
+        self._read_to(batch.partition, batch.next_offset - 1)
+
+    def _add_event(
+        self, partition: TopicPartition, record: Record, event: GpuEvent, context: SinkContext
+    ) -> None:
+        if not self._seen.is_new(partition, event):
+            count_dropped(NAME, "duplicate")
+            return
+        try:
+            rows = list(rows_of(event, record))
+        except ValueError as error:
+            context.dead_letters.reject(record, reason="invalid", detail=str(error))
+        else:
+            self._pending.add(rows, time_ns=event.time_ns)
+
+    def _read_to(self, partition: TopicPartition, offset: int) -> None:
+        self._pending.read_to(partition, offset, now_ns=self._clock.monotonic_ns())
+
+    def _is_full(self) -> bool:
+        return self._pending.is_full(max_bytes=self._settings.flush_bytes)
+
+    def _is_due(self) -> bool:
+        return self._is_full() or self._pending.is_due(
+            now_ns=self._clock.monotonic_ns(),
+            after_ns=round(self._settings.flush_seconds * 1e9),
+            max_rows=self._settings.flush_rows,
+        )
+
+    async def _flush(self, context: SinkContext) -> None:
+        await self._retrying(lambda _: self._flush_once(context))
+
+    async def _flush_once(self, context: SinkContext) -> None:
+        pending = self._pending
+        try:
+            if pending.rows:
+                # The rows take the offsets with them: what was put aside would not be read again.
+                await context.dead_letters.flush()
+                self._must_be_held(pending, context)
+                await self._must_still_be_of_topic(context)
+                await self._appending.append(pending)
+        except StaleTableError as error:
+            _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
+            self._resuming.require(context.consumer.assignment())
+        else:
+            _acknowledge(pending, context)
+        self._pending = RowBuffer()
+
+    def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
+        """Raise StaleTableError where a partition was given up since it was read.
+
+        The letters of its records were dropped, and the rows would take the offsets with them.
+        """
+        for at in pending.last_offsets:
+            if not context.is_current(at) or self._resuming.is_needed(at):
+                raise StaleTableError(f"{at} was given up before its rows were stored")
+
+    async def _must_still_be_of_topic(self, context: SinkContext) -> None:
+        """Raise UserError where what was collected may be another topic's than it began with.
+
+        Asked after the last row was read and before any is written: a topic that has its identity
+        now has had it all the time.
+        """
+        topic_id = await self._resuming.topic_id_now(context.consumer)
+        if topic_id == self._resuming.topic_id:
+            return
+        # Nothing of it is written: no row tells which topic it is of.
+        read, self._pending = self._pending.last_offsets, RowBuffer()
+        await self._resuming.refuse_rows(read, topic_id=topic_id)
+
+
+def _leave(batch: Batch, context: SinkContext) -> None:
+    """Leave what is given up or set back meanwhile: it is read again behind what is stored."""
+    context.dead_letters.drop(batch.partition.partition, topic=batch.partition.topic)
+
+
+def _acknowledge(pending: RowBuffer, context: SinkContext) -> None:
+    SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
+    for partition, last_offset in pending.last_offsets.items():
+        context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
+    if pending.rows:
+        partitions = len(pending.last_offsets)
+        _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)

@@ -1,0 +1,57 @@
+"""The flat row: one table, from which topic, store, series and OTLP have their columns."""
+
+from typing import get_type_hints
+
+import pytest
+
+from gpuledger.ledger.entries import BookedEntry
+from gpuledger.ledger.quantities import QUANTITIES, Quantity
+from gpuledger.ledger.rows import COLUMNS, TOPIC_COLUMNS, Column, EntryRow, store_columns
+from gpuledger.ledger.series import ACCOUNT, FAMILIES, LABEL_ATTRIBUTES, POD
+from gpuledger.store.schema import ENTRIES
+from sinks.otlp.naming import instrument_of
+
+
+def names(columns: object) -> list[str]:
+    return [column.name for column in columns]  # type: ignore[attr-defined]  # of any table here
+
+
+def test_the_record_of_the_topic_has_the_columns_of_the_table_in_their_order() -> None:
+    assert list(get_type_hints(EntryRow)) == names(TOPIC_COLUMNS)
+
+
+def test_the_table_of_the_store_has_all_columns_but_the_topics_own() -> None:
+    assert set(names(ENTRIES.columns)) == set(names(COLUMNS)) - {"row"}
+
+
+def test_a_column_that_came_later_stands_behind_those_before_it_and_may_be_null() -> None:
+    added = [column.added for column in store_columns()]
+    nullable = {column.name: column.nullable for column in ENTRIES.columns}
+
+    assert added == sorted(added)
+    assert all(nullable[column.name] for column in store_columns() if column.added)
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
+def test_a_column_is_read_from_what_an_event_says_of_an_entry(column: Column) -> None:
+    assert column.source.partition(".")[0] in BookedEntry._fields
+
+
+@pytest.mark.parametrize("column", TOPIC_COLUMNS, ids=lambda column: column.name)
+def test_a_column_of_the_topic_says_what_it_means(column: Column) -> None:
+    assert column.meaning.endswith(".")
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
+def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_accounts(
+    quantity: Quantity,
+) -> None:
+    assert quantity.name in names(TOPIC_COLUMNS)
+    assert quantity.name in names(ENTRIES.columns)
+    for family, prefix in ((POD, "gpuledger_pod_gpu_"), (ACCOUNT, "gpuledger_account_gpu_")):
+        metric = {metric.name: metric for metric in family.metrics}[f"{prefix}{quantity.average}"]
+        assert instrument_of(metric).unit
+
+
+def test_every_label_of_a_series_has_its_attribute() -> None:
+    assert set(LABEL_ATTRIBUTES) == {label for family in FAMILIES for label in family.labels}

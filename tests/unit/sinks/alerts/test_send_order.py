@@ -1,0 +1,158 @@
+"""What an Alertmanager is sent next: what is new first, and nothing holds up anything else."""
+
+from collections.abc import Callable, Sequence
+
+from sinks.alerts.active_alerts import (
+    ActiveAlert,
+    ActiveAlerts,
+    Now,
+    record_partly_rejected,
+    record_rejected,
+    record_taken,
+)
+from sinks.alerts.send_order import MAX_TOGETHER, SendOrder
+from tests.unit.sinks.builders import SECOND_NS, START_NS
+
+AM = "am"
+RESEND_SECONDS = 60
+
+
+def at(seconds: float) -> Now:
+    time_ns = START_NS + round(seconds * SECOND_NS)
+    return Now(time_ns=time_ns, monotonic_ns=time_ns)
+
+
+class Alertmanager:
+    """One that answers what it is posted, each answer taking so long."""
+
+    def __init__(self, *, seconds: float = 0.0, refuses: Callable[[str], bool]) -> None:
+        self.alerts = ActiveAlerts()
+        self.turns = SendOrder(AM, resend_ns=RESEND_SECONDS * SECOND_NS)
+        self.posts: list[list[str]] = []
+        self._seconds, self._refuses = seconds, refuses
+        self.now = 0.0
+
+    def fire(self, *names: str) -> None:
+        for name in names:
+            self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=at(self.now))
+
+    def post(self) -> list[str]:
+        """Post what comes next; return the names."""
+        alerts = self.turns.next(self.alerts, now=at(self.now))
+        self.now += self._seconds
+        names = [dict(alert.labels)["alertname"] for alert in alerts]
+        self._answer(alerts, names)
+        if names:
+            self.posts.append(names)
+        return names
+
+    def post_all(self) -> int:
+        """Post until nothing is due; return how many posts that took."""
+        before = len(self.posts)
+        while self.post():
+            pass
+        return len(self.posts) - before
+
+    def _answer(self, alerts: Sequence[ActiveAlert], names: Sequence[str]) -> None:
+        if not any(map(self._refuses, names)):
+            record_taken(alerts, AM, now=at(self.now))
+        elif len(alerts) > 1:
+            record_partly_rejected(alerts, AM)
+        else:
+            record_rejected(alerts[0], AM, now=at(self.now))
+
+
+def bad(name: str) -> bool:
+    return name.startswith("bad")
+
+
+def never(name: str) -> bool:
+    return not name
+
+
+def test_what_is_new_goes_before_all_that_is_told_again() -> None:
+    am = Alertmanager(seconds=1.0, refuses=never)
+    for number in range(140):  # one a second: something is due again with every answer
+        am.fire(f"old-{number}")
+        am.post()
+    am.now += 60
+
+    for number in range(20):
+        am.fire(f"new-{number}")
+        assert am.post() == [f"new-{number}"]
+
+
+def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
+    am = Alertmanager(seconds=1.0, refuses=never)
+    for number in range(25):
+        am.fire(f"old-{number}")
+        am.post()
+    am.now += 40
+
+    assert am.post_all() == 1
+    assert len(am.posts[-1]) == 25
+
+
+def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_come() -> None:
+    am = Alertmanager(seconds=1.0, refuses=bad)
+    am.fire(*(f"good-{number}" for number in range(50)), *(f"bad-{n}" for n in range(100)))
+    told: dict[str, float] = {}
+    for _ in range(600):
+        posted = am.post()
+        for name in posted if not any(map(bad, posted)) else ():
+            assert am.now - told.get(name, am.now) <= 2 * RESEND_SECONDS
+            told[name] = am.now
+    assert len(told) == 50
+
+
+def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> None:
+    am = Alertmanager(refuses=bad)
+    names = [f"good-{number}" for number in range(MAX_TOGETHER - 1)]
+    am.fire(*names[:77], "bad", *names[77:])
+    posts = am.post_all()
+
+    taken = [name for post in am.posts if "bad" not in post for name in post]
+    assert sorted(taken) == sorted(names)
+    assert posts <= 2 * 8 + 1
+    assert len([name for post in am.posts[:5] if "bad" not in post for name in post]) > 190
+
+
+def test_what_was_refused_alone_is_offered_again_alone_and_in_its_time() -> None:
+    am = Alertmanager(refuses=bad)
+    am.fire("good", "bad-1", "bad-2")
+    am.post_all()
+    am.now += RESEND_SECONDS
+    seen = len(am.posts)
+    am.post_all()
+
+    assert sorted(am.posts[seen:]) == [["bad-1"], ["bad-2"], ["good"]]
+
+
+def test_what_changes_after_it_was_refused_drags_down_nothing_that_is_new() -> None:
+    am = Alertmanager(refuses=bad)
+    am.fire("bad")
+    am.post_all()
+    am.fire("bad", "good")
+
+    assert am.post() == ["good"]
+    assert am.post() == ["bad"]
+
+
+def test_new_ones_are_told_while_others_are_found_to_be_refused() -> None:
+    am = Alertmanager(seconds=0.06, refuses=bad)
+    am.fire(*(f"bad-{number}" for number in range(600)))
+    for _ in range(3):
+        am.post()
+    am.fire("good")
+
+    assert am.post() == ["good"]
+
+
+def test_how_late_it_is_told_is_known_and_what_it_refuses_does_not_count() -> None:
+    am = Alertmanager(refuses=bad)
+    am.fire("good", "bad")
+    am.post_all()
+    assert am.turns.late_ns <= 0
+    am.now += 500
+    am.turns.is_due(am.alerts, now=at(am.now))
+    assert am.turns.late_ns == (500 - RESEND_SECONDS) * SECOND_NS

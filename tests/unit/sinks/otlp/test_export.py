@@ -1,0 +1,233 @@
+"""Export requests: the series of the remote-write sink, as the official classes read them."""
+
+import json
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import given, settings
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.event_series import values_of
+from gpuledger.records import Account, GpuBooks, GpuEvent
+from sinks.otlp import naming
+from sinks.otlp.export import ExportRequests
+from sinks.settings import Encoding
+from tests.unit.sinks.builders import NODE, START_NS, allocation, entry, event, pod, reading
+from tests.unit.sinks.events import events
+from tests.unit.sinks.otlp.decoded import Point, points_in, points_of
+
+Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+def made(one: GpuEvent, encoding: Encoding = "otlp_proto") -> list[bytes]:
+    return ExportRequests(encoding=encoding, attributes={}).of(one)
+
+
+def points(one: GpuEvent) -> list[Point]:
+    return points_of(made(one))
+
+
+def sent_by_remote_write(one: GpuEvent) -> dict[Series, float]:
+    """Return the samples that the remote-write sink sends of the event, by name and labels."""
+    return {
+        (metric.name, frozenset(zip(group.family.labels, group.label_values, strict=True))): value
+        for group, values in values_of(one).items()
+        for metric, value in zip(group.family.metrics, values, strict=True)
+        if value is not None
+    }
+
+
+def as_series(point: Point, families: dict[Series, float]) -> Series:
+    """Return the point's name and labels as the remote-write sink has them."""
+    back = {
+        attribute: label
+        for names in (naming.RESOURCE_ATTRIBUTES, naming.POINT_ATTRIBUTES)
+        for label, attribute in names.items()
+    }
+    labels = {
+        (back[name], value) for name, value in point.attributes | point.resource if name in back
+    }
+    for name, wanted in families:
+        is_it = {pair for pair in wanted if pair[1]} == labels
+        if is_it and name.startswith(point.name.replace(".", "_") + "_"):
+            return name, wanted
+    raise AssertionError(point)
+
+
+@settings(max_examples=30, deadline=None)
+@given(events())
+def test_the_points_are_the_samples_that_the_remote_write_sink_sends(one: GpuEvent) -> None:
+    sent = sent_by_remote_write(one)
+
+    found = points(one)
+
+    assert {as_series(point, sent): point.value for point in found} == sent
+    assert len(found) == len(sent)
+    assert {point.time_ns for point in found} <= {one.time_ns}
+
+
+@settings(max_examples=30, deadline=None)
+@given(events())
+def test_no_two_points_of_an_event_are_of_one_series(one: GpuEvent) -> None:
+    found = [(point.resource, point.name, point.attributes) for point in points(one)]
+
+    assert len(set(found)) == len(found)
+
+
+@settings(max_examples=30, deadline=None)
+@given(events())
+def test_an_event_that_is_read_again_gives_the_same_bytes(one: GpuEvent) -> None:
+    decoder: Decoder[GpuEvent] = Decoder(topic="events", record=GpuEvent)
+
+    assert made(decoder.decode(encode(one))) == made(one)
+
+
+@settings(max_examples=30, deadline=None)
+@given(events())
+def test_json_says_what_protobuf_says(one: GpuEvent) -> None:
+    (binary,), (text,) = made(one), made(one, "otlp_json")
+
+    parsed = json_format.Parse(text, ExportMetricsServiceRequest())
+
+    assert parsed == ExportMetricsServiceRequest.FromString(binary)
+
+
+def test_json_is_as_otlp_asks_for_and_not_as_protobuf_would() -> None:
+    (text,) = made(event(gpus=[energy()]), "otlp_json")
+    (resource,) = json.loads(text)["resourceMetrics"][:1]
+    metrics = {one["name"]: one for one in resource["scopeMetrics"][0]["metrics"]}
+
+    counter = metrics["gpuledger.gpu.energy"]["sum"]
+    assert counter["aggregationTemporality"] == AGGREGATION_TEMPORALITY_CUMULATIVE == 2
+    assert counter["dataPoints"][0]["timeUnixNano"] == str(START_NS)
+
+
+def energy() -> GpuBooks:
+    return GpuBooks(reading=reading(energy_total_joules=5.5), entries=[])
+
+
+def test_what_the_driver_counts_is_a_monotonic_sum_and_all_else_a_gauge() -> None:
+    (value,) = made(event(gpus=[energy()]))
+    request = ExportMetricsServiceRequest.FromString(value)
+    (metric,) = [
+        metric
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics
+        if metric.HasField("sum")
+    ]
+
+    assert (metric.name, metric.unit) == ("gpuledger.gpu.energy", "J")
+    assert metric.sum.is_monotonic
+    assert metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    assert {point.is_counter for point in points_in(request) if point.unit != "J"} == {False}
+
+
+def test_a_containers_points_have_its_resource_by_the_semantic_conventions() -> None:
+    (busy,) = [one for one in points(event()) if one.name == "gpuledger.pod.gpu.busy"]
+
+    assert dict(busy.resource) == {
+        "service.name": "gpuledger",
+        "service.instance.id": "node-a/uid-train/trainer",
+        "k8s.node.name": NODE,
+        "k8s.namespace.name": "research",
+        "k8s.pod.name": "train-0",
+        "k8s.pod.uid": "uid-train",
+        "k8s.container.name": "trainer",
+        "k8s.statefulset.name": "train",
+        "gpuledger.owner.kind": "StatefulSet",
+        "gpuledger.owner.name": "train",
+    }
+    assert dict(busy.attributes) == {
+        "hw.id": reading().uuid,
+        "hw.type": "gpu",
+        "gpuledger.gpu.index": "0",
+        "gpuledger.method": "process_utilization",
+    }
+
+
+OWNERS: list[tuple[str | None, str | None, str | None]] = [
+    ("PyTorchJob", "llm", None),
+    ("Job", "llm", "k8s.job.name"),
+    ("CronJob", "nightly", "k8s.cronjob.name"),
+    ("Job", None, None),
+    (None, None, None),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "attribute"), OWNERS)
+def test_a_workload_has_the_attribute_of_its_kind_where_the_conventions_have_one(
+    kind: str | None, name: str | None, attribute: str | None
+) -> None:
+    one = event(pods=[pod(owner_kind=kind, owner_name=name)])
+    (busy,) = [each for each in points(one) if each.name == "gpuledger.pod.gpu.busy"]
+
+    assert busy.attribute("gpuledger.owner.kind") == kind
+    assert busy.attribute("gpuledger.owner.name") == name
+    by_kind = {key: value for key, value in busy.resource if key in naming.OWNERS.values()}
+    assert by_kind == ({attribute: name} if attribute else {})
+
+
+def test_what_is_booked_on_no_pod_is_the_nodes_and_idle_names_its_holder() -> None:
+    booked = [entry(Account.IDLE, allocation=0), entry(Account.HOST)]
+    found = [
+        point
+        for point in points(event(entries=booked, allocations=[allocation()]))
+        if point.name == "gpuledger.account.gpu.busy"
+    ]
+
+    assert {dict(point.resource)["service.instance.id"] for point in found} == {NODE}
+    assert {
+        (point.attribute("gpuledger.account"), point.attribute("gpuledger.holder.pod"))
+        for point in found
+    } == {("idle", "notebook-0"), ("host", None)}
+
+
+def test_two_pods_on_a_gpu_stay_two_where_only_the_service_of_a_resource_is_kept() -> None:
+    """As Prometheus does, unless told to keep more of a resource: `job` and `instance`."""
+    booked = [entry(), entry(pod_uid="uid-other", container_id="d" * 64)]
+    found = [
+        (dict(point.resource)["service.instance.id"], point.name, point.attributes)
+        for point in points(event(entries=booked))
+    ]
+
+    assert len(set(found)) == len(found)
+
+
+def test_further_attributes_stand_on_every_resource() -> None:
+    one = event()
+    found = points_of(
+        ExportRequests(encoding="otlp_proto", attributes={"k8s.cluster.name": "west"}).of(one)
+    )
+
+    assert len(found) == len(points(one))
+    assert {point.attribute("k8s.cluster.name") for point in found} == {"west"}
+
+
+def test_an_event_too_large_for_one_message_is_cut_and_nothing_of_it_is_lost() -> None:
+    gpus = [
+        GpuBooks(
+            reading=reading(uuid=f"GPU-{gpu}", index=gpu),
+            entries=[
+                entry(pod_uid=f"uid-{gpu}-{number}", container_id=None) for number in range(100)
+            ],
+        )
+        for gpu in range(20)
+    ]
+    one = event(gpus=gpus, pods=[])
+
+    values = made(one)
+
+    assert len(values) > 1
+    assert all(len(value) + len(NODE) <= MAX_MESSAGE_BYTES for value in values)
+    sent = sent_by_remote_write(one)
+    assert sum(point.name == "gpuledger.pod.gpu.busy" for point in points_of(values)) == 2000
+    assert len(points_of(values)) == len(sent)
+
+
+def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
+    with pytest.raises(ValueError, match=r"allocation: position 3 .*there are 0"):
+        made(event(entries=[entry(Account.IDLE, allocation=3)]))

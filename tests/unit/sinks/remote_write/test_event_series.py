@@ -1,0 +1,141 @@
+"""What an event's entries become: idle by its holder, activity, and a node's gaps."""
+
+import pytest
+
+from gpuledger.ledger.event_series import values_of
+from gpuledger.records import Account, Entry
+from sinks.remote_write.active_series import ActiveSeries
+from tests.unit.sinks.builders import SECOND_NS, allocation, entry, event, reading, settlement
+from tests.unit.sinks.remote_write.oracle import Series
+from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, named, stale_names
+
+HELD = [allocation(), allocation(namespace="serving", pod="chat-0", container="server")]
+NOTEBOOK = {
+    "holder_namespace": "research",
+    "holder_pod": "notebook-0",
+    "holder_container": "jupyter",
+}
+CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container": "server"}
+IDLE = "gpuledger_account_gpu_busy_ratio"
+
+
+def idle(busy_seconds: float, holder: int | None = None) -> Entry:
+    return entry(Account.IDLE, busy_seconds=busy_seconds, allocation=holder)
+
+
+def holders(series: list[Series]) -> dict[str | None, float]:
+    found = [one for one in series if one.name == IDLE and not is_stale(one)]
+    assert len({one.labels for one in found}) == len(found)
+    return {one.label("holder_pod"): one.value for one in found}
+
+
+def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
+    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_seconds=0.125)]
+
+    series = encode(ActiveSeries(), event(entries=booked, allocations=HELD))
+
+    for labels, value in ((NOTEBOOK, 0.25), (CHAT, 0.125)):
+        found = named(series, IDLE, account="idle", **labels)
+        assert (found.value, found.label("node")) == (value, "node-a")
+    nobodys = [
+        dict(one.labels) for one in series if one.name == IDLE and one.label("holder_pod") is None
+    ]
+    assert [one["account"] for one in nobodys] == ["idle", "host"]
+    assert not any(key.startswith("holder") for one in nobodys for key in one)
+    assert sum(one.value for one in series if one.name == IDLE) == 1.0
+
+
+def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
+    """It is of other ticks than the sample's: who wants it asks the store."""
+    without, settled = event(), event(settlements=[settlement()])
+
+    assert values_of(settled) == values_of(without)
+
+
+def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
+    parts = [allocation(replica="1"), allocation(replica="2")]
+
+    series = encode(ActiveSeries(), event(entries=[idle(0.25, 0), idle(0.5, 1)], allocations=parts))
+
+    assert holders(series) == {"notebook-0": 0.75}
+
+
+def test_what_an_unknown_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
+    """A node's word for a pod that is not placed on it reaches no series."""
+    held = event(
+        entries=[idle(0.25, holder=0), idle(0.5, holder=1), idle(0.25)],
+        allocations=[allocation(), allocation(pod="other-0")],
+        holder_uids=[None, None],
+    )
+    found = [one for one in encode(ActiveSeries(), held) if one.name == IDLE]
+    told = {one.label("holder_state"): one.value for one in found}
+    assert told == {"unknown": 0.75, None: 0.25}
+    assert {one.label("holder_pod") for one in found} == {None}
+
+
+def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
+    series = ActiveSeries()
+    held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocations=HELD)
+    assert holders(encode(series, held)) == {"notebook-0": 0.25, "chat-0": 0.75}
+
+    then = encode(series, event(1, entries=[idle(1.0, 0)], allocations=HELD[1:]))
+    last = encode(series, event(2, entries=[idle(1.0)]))
+
+    assert holders(then) == {"chat-0": 1.0}
+    assert {one.label("holder_pod") for one in then if is_stale(one)} == {"notebook-0"}
+    assert holders(last) == {None: 1.0}
+    assert {one.label("holder_pod") for one in last if is_stale(one)} == {"chat-0"}
+
+
+@pytest.mark.parametrize("position", [0, 7])
+def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
+    position: int,
+) -> None:
+    series = ActiveSeries()
+    alive = len(encode(series, event(0, entries=[idle(1.0)])))
+
+    with pytest.raises(
+        ValueError, match=rf"allocation: position {position} .*of which there are 0"
+    ):
+        series.encode(event(1, entries=[idle(1.0, position)]))
+
+    assert len(series) == alive
+    assert stale_names(encode(series, event(1, entries=[idle(1.0)]))) == set()
+
+
+def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
+    counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
+    booked = [
+        entry(busy_seconds=1.0),
+        entry(Account.HOST, busy_seconds=0.5),
+        entry(Account.IDLE, busy_seconds=0.5),
+    ]
+    series = encode(ActiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
+
+    active = {one.name: one.value for one in series if "_active_" in one.name}
+    assert active == pytest.approx(
+        {
+            "gpuledger_pod_gpu_sm_active_ratio": 0.2,
+            "gpuledger_pod_gpu_tensor_active_ratio": 0.1,
+            "gpuledger_account_gpu_sm_active_ratio": 0.1,
+            "gpuledger_account_gpu_tensor_active_ratio": 0.05,
+        }
+    )
+
+
+def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() -> None:
+    series = ActiveSeries()
+    encode(series, event(0))
+
+    after = named(
+        encode(series, event(9, uncovered_seconds=8.0)), "gpuledger_node_uncovered_seconds"
+    )
+    then = encode(series, event(10))
+    last = encode(series, event(11))
+
+    assert (after.value, dict(after.labels)) == (
+        8.0,
+        {"__name__": "gpuledger_node_uncovered_seconds", "node": "node-a"},
+    )
+    assert stale_names(then) == {"gpuledger_node_uncovered_seconds"}
+    assert stale_names(last) == set()

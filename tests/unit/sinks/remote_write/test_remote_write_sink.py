@@ -1,0 +1,281 @@
+"""The remote-write sink over the bus in memory and a receiver that answers as told."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message, Subscription
+from gpuledger.codec import encode
+from gpuledger.records import Account
+from gpuledger.runtime import Readiness
+from gpuledger.topics import EVENTS
+from sinks.loop import run_sink
+from sinks.registry import REMOTE_WRITE
+from sinks.settings import RemoteWriteSettings
+from tests.unit.sinks.builders import (
+    NODE,
+    SECOND_NS,
+    START_NS,
+    ManualClock,
+    bus,
+    committed,
+    dead_letters,
+    entry,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
+from tests.unit.sinks.remote_write.oracle import parse_compressed
+
+AT = place_of(NODE)
+
+
+def sink(
+    on: MemoryBus,
+    receiver: Receiver,
+    *,
+    clock: ManualClock | None = None,
+    readiness: Readiness | None = None,
+    **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
+) -> asyncio.Future[None]:
+    return asyncio.ensure_future(
+        run_sink(
+            REMOTE_WRITE,
+            bus=on,
+            settings=RemoteWriteSettings(url=f"{receiver.url}/api/v1/write", **changes),
+            readiness=readiness or Readiness(),
+            clock=clock or ManualClock(),
+        )
+    )
+
+
+def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
+    return lambda: committed(on, REMOTE_WRITE.group, AT) == offset
+
+
+def times(receiver: Receiver) -> list[list[int]]:
+    """Return, for each request, the distinct times of its samples, in ticks after the first."""
+    return [
+        sorted({(one.time_ms - START_NS // 1_000_000) // 1000 for one in parse_compressed(r.body)})
+        for r in receiver.received
+    ]
+
+
+async def test_what_lay_there_before_goes_one_tick_a_request_in_order() -> None:
+    on = bus()
+    await publish(on, *map(event, range(4)))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 4))
+
+        assert times(receiver) == [[0], [1], [2], [3]]
+
+
+async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
+    on = bus()
+    same = [f"node-{n}" for n in range(40) if place_of(f"node-{n}") == AT][:3]
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await publish(on, event(0))
+        await eventually(is_committed(on, 1))
+        before = len(receiver.received)
+        await publish_at_once(on, *(event(1, node=node) for node in same))
+        await eventually(is_committed(on, 4))
+
+        assert len(receiver.received) == before + 1
+        nodes = {one.label("node") for one in parse_compressed(receiver.received[-1].body)}
+        assert nodes == set(same)
+
+
+async def publish_at_once(on: MemoryBus, *events: object) -> None:
+    messages = [Message(key=b"k", value=encode(one), timestamp_ms=0) for one in events]
+    async with on.producer() as producer:
+        await producer.publish(AT.topic, AT.partition, messages)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [Answer(503, "away"), Answer(500, "still")],
+        [Answer(429, "slower", {"Retry-After": "9"})],
+    ],
+)
+async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answer]) -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0), event(1))
+    async with receiving(*answers) as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 2))
+
+        assert times(receiver) == [[0]] * len(answers) + [[0], [1]]
+        attempts = [request.headers.get("Retry-Attempt", "0") for request in receiver.received]
+        assert attempts == [str(n) for n in range(len(answers) + 1)] + ["0"]
+        assert max(clock.slept) >= (9 if answers[0].status == 429 else 0.25)
+        assert await dead_letters(on) == []
+
+
+async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_away() -> None:
+    on, readiness = bus(), Readiness()
+    await publish(on, event(0))
+    answers = [Answer(503, "away")] * 1000
+    async with receiving(*answers) as receiver, running(sink(on, receiver, readiness=readiness)):
+        await eventually(lambda: len(receiver.received) > 3)
+
+        assert not readiness.check("remote_write.receiver").is_ok
+        assert "503 away" in readiness.check("remote_write.receiver").detail
+        assert committed(on, REMOTE_WRITE.group, AT) is None
+
+
+async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
+    on = bus()
+    await publish(on, event(0), event(1))
+    async with receiving(Answer(400, "no such tenant")) as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 2))
+
+    assert times(receiver) == [[0], [1]]
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 no such tenant")
+    assert letter.consumer == REMOTE_WRITE.group
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason", "detail"),
+    [
+        (b"{}", "undecodable", "node"),
+        (event(0, seq=1500, time_ns=START_NS + 301 * SECOND_NS), "future", "time_ns"),
+        (event(0, seq=1500, time_ns=5), "invalid", "time_ns: "),
+        (
+            event(1, seq=1500, entries=[entry(Account.IDLE, allocation=3)]),
+            "invalid",
+            "allocation: position 3",
+        ),
+    ],
+)
+async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
+    bad: object, reason: str, detail: str
+) -> None:
+    on = bus()
+    await publish(on, event(0), bad, event(1))  # type: ignore[arg-type]  # bytes or an event
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 3))
+
+    assert times(receiver) == [[0], [1]]
+    (letter,) = await dead_letters(on)
+    assert (letter.offset, letter.reason) == (1, reason)
+    assert detail in letter.detail
+
+
+async def test_a_tick_published_twice_is_sent_once() -> None:
+    on = bus()
+    await publish(on, event(0), event(1), event(0), event(1), event(2))
+    async with receiving() as receiver, running(sink(on, receiver)):
+        await eventually(is_committed(on, 5))
+
+    assert times(receiver) == [[0], [1], [2]]
+
+
+async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> None:
+    on = bus()
+    await publish(on, event(0, entries=[entry(Account.IDLE)]))
+    async with receiving() as receiver:
+        async with running(sink(on, receiver)):
+            await eventually(is_committed(on, 1))
+
+        assert times(receiver) == [[0]]
+
+
+async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is_ended() -> None:
+    on, clock, is_away = bus(), ManualClock(), {True}
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
+        await publish(on, event(0))
+        async with running(sink(on, receiver, clock=clock)):
+            await eventually(lambda: receiver.received)
+            await publish(on, *map(event, range(1, 130)))
+            await eventually(lambda: clock.now_ns > START_NS + 120 * SECOND_NS)
+            is_away.clear()
+            await eventually(is_committed(on, 130))
+
+    sent = [one for each in receiver.received for one in parse_compressed(each.body)]
+    assert not [one for one in sent if math.isnan(one.value)]
+
+
+async def test_a_node_whose_ticks_wait_to_be_read_is_not_silent() -> None:
+    on, clock = bus(), ManualClock()
+    last = next(f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT)
+    async with (
+        receiving() as receiver,
+        running(sink(on, receiver, clock=clock, max_poll_records=1)),
+    ):
+        await publish(on, event(0, node=last))
+        await eventually(is_committed(on, 1))
+        clock.advance(61)
+        await publish_at_once(on, *(event(tick) for tick in range(9)), event(1, node=last))
+        await eventually(is_committed(on, 11))
+
+    sent = [one for each in receiver.received for one in parse_compressed(each.body)]
+    assert not [one for one in sent if math.isnan(one.value)]
+
+
+async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> None:
+    on, is_away = bus(), {True}
+    stays = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0)
+    goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
+    async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
+        await publish(on, event(0, node=goes))
+        with capture_logs() as logged:
+            async with running(sink(on, receiver)), another_member(on, logged):
+                await publish(on, event(0, node=stays))
+                # Whatever was on its way when the partition was given up has come before this.
+                await eventually(lambda: stays in nodes_of(receiver.received))
+                seen = len(receiver.received)
+                is_away.clear()
+                at = place_of(stays)
+                await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 1)
+
+    assert nodes_of(receiver.received[seen:]) == {stays}
+
+
+def nodes_of(received: Iterable[Received]) -> set[str | None]:
+    return {one.label("node") for each in received for one in parse_compressed(each.body)}
+
+
+@asynccontextmanager
+async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> AsyncIterator[None]:
+    """Let another member join the group of a sink and take its share, once it has its own."""
+
+    async def polls() -> None:
+        async with on.consumer(
+            Subscription(group=REMOTE_WRITE.group, topics=[EVENTS.name])
+        ) as consumer:
+            while True:
+                await consumer.poll(timeout_seconds=0.01, max_records=1)
+
+    def assignments() -> int:
+        return [line["event"] for line in logged].count("partitions_assigned")
+
+    await eventually(lambda: assignments() == 1)
+    async with running(polls()):
+        await eventually(lambda: assignments() == 2)
+        yield
+
+
+async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
+    on, clock = bus(), ManualClock()
+    await publish(on, event(0))
+    async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
+        await eventually(is_committed(on, 1))
+        clock.now_ns += 61 * SECOND_NS
+        await eventually(lambda: len(receiver.received) == 2)
+        await publish(on, event(70))
+        await eventually(is_committed(on, 2))
+
+    sent, ended, back = (parse_compressed(request.body) for request in receiver.received)
+    assert len(sent) == len(ended) == len(back)
+    assert all(math.isnan(one.value) for one in ended)
+    assert {one.time_ms for one in ended} == {START_NS // 1_000_000 + 1}

@@ -1,0 +1,190 @@
+"""Rows of the table `entries`: what each entry becomes, and which types are refused."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gpuledger.bus.protocol import Record
+from gpuledger.records import Account, Entry, PodDescription, PodState
+from gpuledger.store.schema import ENTRIES
+from sinks.store.entry_rows import rows_of
+from tests.unit.sinks.builders import START_NS, allocation, entry, event, pod, reading, settlement
+
+RECORD = Record(
+    topic="gpuledger.events.v1", partition=3, offset=17, timestamp_ms=0, key=None, value=b""
+)
+
+
+def rows(**changes: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as event() takes them
+    names = [column.name for column in ENTRIES.columns]
+    return [dict(zip(names, row, strict=True)) for row in rows_of(event(**changes), RECORD)]
+
+
+def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
+    first, second = rows(entries=[entry(), entry(Account.IDLE)])
+
+    assert first["account"] == "pod"
+    assert second["account"] == "idle"
+    assert {
+        (row["node"], row["seq"], row["kafka_partition"], row["kafka_offset"])
+        for row in (first, second)
+    } == {("node-a", 1000, 3, 17)}
+
+
+def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
+    """They bear the identity of the event that says it, so that they come and go with it."""
+    owed, written_off = rows(tick=5, entries=[], settlements=[settlement(0.25)])
+
+    assert [(one["account"], one["busy_seconds"]) for one in (owed, written_off)] == [
+        ("pod", 0.25),
+        ("unattributed", -0.25),
+    ]
+    assert (owed["method"], owed["pod"], owed["container"]) == ("accounting", "train-0", "trainer")
+    until = datetime.fromtimestamp(START_NS / 1e9, UTC)
+    for one in (owed, written_off):
+        assert (one["seq"], one["time"], one["interval_seconds"]) == (6000, START_NS // 1000, 3.0)
+        assert one["event_date"] == (until.date() - date(1970, 1, 1)).days
+        assert (one["gpu_uuid"], one["gpu_index"]) == (reading().uuid, 0)
+        assert (one["joules"], one["memory_byte_seconds"], one["sm_active_seconds"]) == (None,) * 3
+
+
+def test_a_settlement_on_a_gpu_that_the_event_does_not_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gpu: position 1 .*there are 1"):
+        rows(settlements=[settlement(gpu=1)])
+
+
+NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": None, "labels": None}
+
+
+@pytest.mark.parametrize(
+    ("booked", "pods", "expected"),
+    [
+        (
+            entry(),
+            [pod()],
+            {
+                "pod_uid": "uid-train",
+                "container": "trainer",
+                "namespace": "research",
+                "pod": "train-0",
+                "owner_kind": "StatefulSet",
+                "owner_name": "train",
+                "labels": '{"app":"train","team":"vision"}',
+            },
+        ),
+        (entry(pod_uid=None), [pod()], {"pod_uid": "uid-train", "pod": "train-0"}),
+        (entry(container_id=None), [pod()], {"pod": "train-0", "container": None}),
+        (
+            entry(),
+            [PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.PENDING)],
+            {"pod_uid": "uid-train", **NAMELESS},
+        ),
+        (entry(), [], {"pod_uid": "uid-train", **NAMELESS}),
+        (entry(Account.HOST), [pod()], {"pod_uid": None, **NAMELESS}),
+    ],
+)
+def test_a_pods_names_are_those_of_its_description(
+    booked: Entry, pods: list[PodDescription], expected: dict[str, Any]
+) -> None:
+    (row,) = rows(entries=[booked], pods=pods)
+
+    assert expected == {name: row[name] for name in expected}
+
+
+NOTEBOOK = {
+    "holder_state": "known",
+    "holder_uid": "uid-notebook-0",
+    "holder_namespace": "research",
+    "holder_pod": "notebook-0",
+    "holder_container": "jupyter",
+}
+NOBODY = dict.fromkeys(NOTEBOOK)
+
+
+def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
+    held = [allocation(pod="other-0"), allocation()]
+    booked = [entry(), entry(Account.IDLE, allocation=1), entry(Account.IDLE)]
+
+    found = rows(entries=booked, allocations=held)
+
+    assert [row["account"] for row in found] == ["pod", "idle", "idle"]
+    assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
+    assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
+
+
+@pytest.mark.parametrize("uids", [[None], None, []])
+def test_a_holder_that_no_pod_of_the_node_is_known_to_be_has_no_names(uids: object) -> None:
+    """What it holds stays held, and is told from what nobody holds."""
+    booked = [entry(Account.IDLE, allocation=0)]
+    (found,) = rows(entries=booked, allocations=[allocation()], holder_uids=uids)
+
+    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "unknown"}
+    assert found["busy_seconds"] == 0.5
+
+
+def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
+    foreign = PodDescription(uid="uid-train", container_ids=["c" * 64], state=PodState.FOREIGN)
+    (found,) = rows(entries=[entry()], pods=[foreign])
+
+    assert (found["pod_uid"], found["pod_state"]) == ("uid-train", "foreign")
+    assert {name: found[name] for name in NAMELESS} == NAMELESS
+
+
+@pytest.mark.parametrize("position", [1, 9])
+def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
+    with pytest.raises(ValueError, match=rf"allocation: position {position} .*there are 1"):
+        rows(entries=[entry(Account.IDLE, allocation=position)], allocations=[allocation()])
+
+
+ACTIVE = ("sm_active_seconds", "tensor_active_seconds", "dram_active_seconds")
+COUNTED: dict[str, Any] = {
+    "sm_active_ratio": 0.5,
+    "tensor_active_ratio": 0.25,
+    "dram_active_ratio": 0.125,
+}
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(COUNTED, [0.5, 0.25, 0.125]), ({}, [None] * 3)])
+def test_activity_is_apportioned_and_null_without_the_chips_counters(
+    counted: dict[str, Any], expected: list[float | None]
+) -> None:
+    (row,) = rows(of=reading(**counted), entries=[entry()])
+
+    assert [row[name] for name in ACTIVE] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, (False, None)), ({"late": True, "uncovered_seconds": 2.5}, (True, 2.5))],
+)
+def test_all_rows_of_a_tick_say_whether_it_was_late_and_what_time_before_it_is_uncovered(
+    changes: dict[str, Any], expected: tuple[bool, float | None]
+) -> None:
+    assert {(row["late"], row["uncovered_seconds"]) for row in rows(**changes)} == {expected}
+
+
+def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
+    (row,) = rows(entries=[entry(busy_seconds=None, memory_byte_seconds=None, joules=None)])
+
+    assert row["busy_seconds"] is row["memory_byte_seconds"] is row["joules"] is None
+    assert (
+        ENTRIES.table_of(list(rows_of(event(entries=[entry(joules=None)]), RECORD))).num_rows == 1
+    )
+
+
+def test_time_and_day_are_those_of_the_event_in_utc() -> None:
+    table = ENTRIES.table_of(list(rows_of(event(), RECORD)))
+
+    at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=START_NS // 1000)
+    assert table.column("time").to_pylist()[0] == at
+    assert table.column("event_date").to_pylist()[0] == date(at.year, at.month, at.day)
+
+
+@pytest.mark.parametrize(("column", "value"), [("seq", 2.5), ("node", 7), ("seq", None)])
+def test_a_value_of_another_type_is_refused_and_never_cast(column: str, value: object) -> None:
+    (row,) = rows_of(event(entries=[entry()]), RECORD)
+    position = [one.name for one in ENTRIES.columns].index(column)
+
+    with pytest.raises(Exception, match=r"."):
+        ENTRIES.table_of([(*row[:position], value, *row[position + 1 :])])

@@ -1,0 +1,44 @@
+"""Where a partition must end, and which topic it must be of, for the table's offsets to mean it."""
+
+import pytest
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.errors import UserError
+from sinks.store.stored import is_same_topic, number_of, refuse_shorter_topic
+
+AT = TopicPartition("gpuledger.events.v1", 3)
+
+
+@pytest.mark.parametrize(("last_offset", "end"), [(-1, 0), (-1, 7), (4, 5), (4, 6)])
+def test_a_partition_that_has_all_that_is_stored_is_gone_on_with(
+    last_offset: int, end: int
+) -> None:
+    refuse_shorter_topic(AT, last_offset=last_offset, end=end)
+
+
+@pytest.mark.parametrize(("last_offset", "end"), [(0, 0), (4, 4), (4, 3), (4, 0)])
+def test_a_partition_that_lacks_the_last_record_stored_is_refused(
+    last_offset: int, end: int
+) -> None:
+    with pytest.raises(UserError, match=rf"up to offset {last_offset}, .* ends at {end}: "):
+        refuse_shorter_topic(AT, last_offset=last_offset, end=end)
+
+
+@pytest.mark.parametrize(
+    ("stored", "topic_id", "is_same"),
+    [
+        (number_of("a"), "a", True),
+        (number_of("a"), "b", False),
+        (number_of("a") + 1, "a", False),
+        (None, "a", True),
+        (number_of("a"), None, True),
+    ],
+)
+def test_only_a_known_identity_that_differs_is_another_topics(
+    *, stored: int | None, topic_id: str | None, is_same: bool
+) -> None:
+    assert is_same_topic(stored=stored, topic_id=topic_id) is is_same
+
+
+def test_an_identity_is_a_number_that_a_table_can_keep() -> None:
+    assert all(0 <= number_of(str(topic_id)) < 2**63 for topic_id in range(99))

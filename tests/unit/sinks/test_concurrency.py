@@ -1,0 +1,46 @@
+"""Partitions go side by side, but for what is large."""
+
+import asyncio
+
+import pytest
+
+from gpuledger.bus.protocol import Record, TopicPartition
+from sinks.concurrency import LARGE_BYTES, LargeTurns
+from sinks.protocol import Batch
+
+
+def batch(number: int, *, size_bytes: int) -> Batch:
+    record = Record("t", number, 0, 1, b"k", b"x" * size_bytes)
+    small = Record("t", number, 1, 1, b"k", b"x")
+    items = [(record, None), (small, None)]
+    return Batch(partition=TopicPartition("t", number), items=items, next_offset=2)
+
+
+@pytest.mark.parametrize(("size_bytes", "at_once"), [(LARGE_BYTES, 4), (LARGE_BYTES + 1, 1)])
+async def test_one_partition_at_a_time_works_on_what_is_large(
+    size_bytes: int, at_once: int
+) -> None:
+    turns, working, most = LargeTurns(), 0, 0
+
+    async def work(on: Batch) -> None:
+        nonlocal working, most
+        async with turns.enter(on):
+            working += 1
+            most = max(most, working)
+            await asyncio.sleep(0)
+            working -= 1
+
+    await asyncio.gather(*(work(batch(number, size_bytes=size_bytes)) for number in range(4)))
+
+    assert most == at_once
+
+
+async def test_who_stops_waiting_for_its_turn_keeps_nobody_from_it() -> None:
+    turns = LargeTurns()
+    large = batch(0, size_bytes=LARGE_BYTES + 1)
+    async with turns.enter(large):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), turns.enter(large):
+                pass
+    async with asyncio.timeout(10), turns.enter(large):
+        pass

@@ -1,0 +1,34 @@
+"""The kinds of sink: each has what the table promises."""
+
+import inspect
+
+import pytest
+
+from sinks.metrics import count_sink_from_zero
+from sinks.protocol import OpenSink
+from sinks.registry import KINDS, SinkKind
+from sinks.settings import SinkSettings
+
+ALL = list(KINDS.values())
+
+
+@pytest.mark.parametrize("kind", ALL, ids=KINDS)
+def test_a_kind_has_a_section_of_the_settings_with_the_bound_of_a_poll(kind: SinkKind) -> None:
+    assert getattr(SinkSettings(kind=kind.name), kind.name).max_poll_records >= 1
+
+
+@pytest.mark.parametrize("kind", ALL, ids=KINDS)
+def test_a_kinds_module_opens_a_sink_as_the_contract_says(kind: SinkKind) -> None:
+    wanted = set(inspect.signature(OpenSink.__call__).parameters) - {"self"}
+
+    assert set(inspect.signature(kind.load()).parameters) == wanted
+
+
+@pytest.mark.parametrize("kind", ALL, ids=KINDS)
+def test_what_a_kind_drops_is_counted_from_zero(kind: SinkKind) -> None:
+    assert kind.drop_reasons
+    count_sink_from_zero(kind)
+
+
+def test_no_two_kinds_share_a_group() -> None:
+    assert len({kind.group for kind in ALL}) == len(ALL)
