@@ -7,11 +7,11 @@ from typing import Final
 
 import structlog
 
-from agent.hardware import InventoryTracker
+from agent.gpu.driver import Driver
 from agent.incidents.monitor import IncidentMonitor
+from agent.inventory import InventoryTracker
 from agent.kubelet.allocations import Allocations
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
-from agent.nvml.driver import Driver
 from agent.outputs import Outputs
 from agent.sampling import ClockReading, NodeTick, Sampler
 from agent.schedule import Schedule

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import structlog
 
+from agent.core.raw import RawGpuSample, SampleCursor
 from agent.metrics import PROCESS_SAMPLES_DROPPED, READINGS_DROPPED, TICKS
 from agent.normalize.details import read_beside
 from agent.normalize.driver_clock import LAG_WINDOWS
@@ -22,7 +23,6 @@ from agent.normalize.rows import (
     layout_of,
 )
 from agent.normalize.set_back import SetBack
-from agent.nvml.raw import RawGpuSample, SampleCursor
 from agent.processes.history import TickInterval
 from agent.processes.procfs import Procfs, read_boot_id
 from agent.processes.table import TableUpdate

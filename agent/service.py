@@ -7,17 +7,17 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 
 from agent.exposition.node_state import NodeState
-from agent.hardware import InventoryTracker
+from agent.gpu.driver import Driver
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.poll import wait_for
+from agent.gpu.watchdog import Watchdog
 from agent.host import Host
 from agent.incidents.monitor import AllocationsOn, IncidentMonitor
+from agent.inventory import InventoryTracker
 from agent.kubelet.allocations import Allocations
 from agent.kubelet.assignments import find_on
 from agent.loop import SampleLoop
 from agent.metrics import ATTRIBUTION
-from agent.nvml.driver import Driver
-from agent.nvml.library import NvmlSession
-from agent.nvml.poll import wait_for
-from agent.nvml.watchdog import Watchdog
 from agent.outputs import Outputs
 from agent.processes.pid_namespace import check_procfs
 from agent.processes.procfs import Procfs, read_boot_id

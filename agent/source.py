@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pynvml
 
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.threads import Worker
 from agent.host import Host
 from agent.incidents.kmsg import DeviceKmsg
 from agent.kubelet.client import Kubelet, SocketKubelet
 from agent.kubelet.container_logs import list_folder
-from agent.nvml.library import NvmlSession
-from agent.nvml.worker import Worker
 from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock

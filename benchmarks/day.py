@@ -10,7 +10,7 @@ from typing import Final
 from agent.exposition.node_state import make_view
 from agent.exposition.renderer import PageRenderer
 from agent.exposition.settings import ExpositionSettings
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.outputs import Outputs
 from agent.publishing.message_bundle import pack, size_bytes
 from agent.sampling import NodeTick, Sampler

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 from agent.sampling import ClockReading, NodeTick, Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 import pynvml
 import structlog
 
+from agent.gpu.nvidia.client import FailedError, NothingHappenedError, UnsupportedError, call_nvml
 from agent.incidents.detection import Detection
 from agent.metrics import EVENT_SET_FAILURES
-from agent.nvml.calls import FailedError, NothingHappenedError, UnsupportedError, call_nvml
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 

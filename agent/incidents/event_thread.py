@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import structlog
 
+from agent.gpu.nvidia.client import UnsupportedError
 from agent.incidents.detection import Detection
 from agent.incidents.event_set import DriverEvents, EventDevice
 from agent.metrics import EVENT_SET_FAILURES
-from agent.nvml.calls import UnsupportedError
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agent.nvml.metric_specs import Unit
+from agent.core.units import Unit
 
 # Of 32 bits, or of 32 bits in KiB.
 _WIDTHS: Final = (1 << 32, 1 << 42)

@@ -6,6 +6,7 @@ How the two clocks are held together is decided in `timeline`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.core.raw import RawGpuSample, SampleCursor, UtilizationSample
 from agent.normalize import validation
 from agent.normalize.driver_clock import (
     USUAL_WINDOW_US,
@@ -18,7 +19,6 @@ from agent.normalize.driver_clock import (
     mean_percent,
 )
 from agent.normalize.validation import Validator
-from agent.nvml.raw import RawGpuSample, SampleCursor, UtilizationSample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.nvml.raw import UtilizationSample
+from agent.core.raw import UtilizationSample
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed

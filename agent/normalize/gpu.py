@@ -9,6 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from agent.core.raw import (
+    ListedProcess,
+    RawGpuSample,
+    SampleCursor,
+)
 from agent.normalize.counters import CounterTracker, Totals
 from agent.normalize.coverage import Coverage
 from agent.normalize.driver_clock import DriverClock, SampledWindow
@@ -26,11 +31,6 @@ from agent.normalize.shares import (
     share_out,
 )
 from agent.normalize.validation import Validator
-from agent.nvml.raw import (
-    ListedProcess,
-    RawGpuSample,
-    SampleCursor,
-)
 from gpuledger.records import GpuDetails, GpuReading, GpuTotals
 
 _SILENCE_NS: Final = 5_000_000_000

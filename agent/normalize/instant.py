@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from agent.core.raw import RawGpuSample
 from agent.normalize.validation import Validator
-from agent.nvml.raw import RawGpuSample
 from gpuledger.records import bounds
 
 _MILLI: Final = 1000

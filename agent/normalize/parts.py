@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
+from agent.core.raw import CallGroup, RawGpuSample
+from agent.core.units import Unit
+from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue, GpmMetric, MetricSpec
 from agent.normalize.counters import CounterTracker
 from agent.normalize.validation import Validator, all_numbers, converter
-from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.metric_specs import EACH_LINK, FieldValue, GpmMetric, MetricSpec, Unit
-from agent.nvml.raw import CallGroup, RawGpuSample
 from gpuledger.records import (
     GpuHealth,
     GpuLimits,

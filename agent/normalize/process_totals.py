@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from agent.core.raw import ProcessAccounting, RawGpuSample
 from agent.normalize import validation
 from agent.normalize.validation import Validator
-from agent.nvml.raw import ProcessAccounting, RawGpuSample
 from gpuledger.records import GpuTotals, bounds
 
 _MS_PER_SECOND: Final = 1000

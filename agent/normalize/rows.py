@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agent.nvml.raw import RawGpuSample
+from agent.core.raw import RawGpuSample
 from gpuledger.records import GpuProfiling
 
 Layout = Mapping[str, frozenset[str]]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from agent.nvml.raw import ProcessUtilizationSample, RawGpuSample, UtilizationSample
+from agent.core.raw import ProcessUtilizationSample, RawGpuSample, UtilizationSample
 
 _Stamped = TypeVar("_Stamped", UtilizationSample, ProcessUtilizationSample)
 # More than a clock that is slewed loses in the longest tick, and less than a driver's window.

@@ -12,10 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+from agent.core.raw import ListedProcess, ProcessUtilizationSample
 from agent.normalize import validation
 from agent.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
 from agent.normalize.validation import Validator
-from agent.nvml.raw import ListedProcess, ProcessUtilizationSample
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000

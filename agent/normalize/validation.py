@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from agent.nvml.metric_specs import Unit
+from agent.core.units import Unit
 from gpuledger.records import bounds
 
 PERCENT: Final = (0, 100)

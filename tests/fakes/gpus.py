@@ -7,10 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import CallGroup, SampleCursor
+from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 from gpuledger.records import GpuFacts
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {

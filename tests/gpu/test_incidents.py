@@ -14,12 +14,11 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 from agent.incidents.detection import Detection
 from agent.incidents.event_set import DriverEvents
 from agent.incidents.event_thread import EventThread
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 

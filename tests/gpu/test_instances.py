@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,11 @@ from itertools import pairwise
 import pynvml
 import pytest
 
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
-from agent.nvml.metric_specs import EACH_LINK, FieldValue
-from agent.nvml.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger.records import GpuFacts
 
 TICKS = 6

@@ -16,9 +16,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import NvmlSession
 from agent.processes.procfs import SystemProcfs
 from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.clock import SystemClock

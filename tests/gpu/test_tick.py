@@ -9,8 +9,8 @@ import time
 import pynvml
 import pytest
 
-from agent.nvml.calls import NvmlLostError
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.client import NvmlLostError
+from agent.gpu.nvidia.session import NvmlSession
 from agent.processes.procfs import SystemProcfs
 from agent.sampling import NodeTick, Sampler
 from gpuledger.clock import SystemClock

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import ClockReading, NodeTick, Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord

@@ -3,8 +3,8 @@
 import pytest
 from typing_extensions import override
 
+from agent.gpu.watchdog import NothingWorksError
 from agent.host import Host
-from agent.nvml.watchdog import NothingWorksError
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from agent.core.raw import ListedProcess, RawGpuSample
 from agent.metrics import READINGS_DROPPED
-from agent.nvml.raw import ListedProcess, RawGpuSample
 from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.records import (
     ContainerRef,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import NodeTick, Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, Entry, ProcessKind

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.nvml.gpu import Gpu
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import Gpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from simulator.clock import ManualClock

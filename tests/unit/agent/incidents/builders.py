@@ -13,7 +13,7 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Incident
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario

@@ -7,10 +7,10 @@ from typing import Any
 import pynvml
 import pytest
 
+from agent.gpu.nvidia.client import FailedError, GpuLostError, UnsupportedError
 from agent.incidents.detection import Detection
 from agent.incidents.event_set import KINDS, WANTED, DriverEvents
 from agent.metrics import EVENT_SET_FAILURES
-from agent.nvml.calls import FailedError, GpuLostError, UnsupportedError
 from simulator.clock import ManualClock
 from tests.unit.agent.incidents.builders import (
     EPOCH_NS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import ClockReading, Sampler
 from simulator.clock import ManualClock
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from agent.core.units import EVER, NANOSECONDS, PCIE_BYTES, Unit
 from agent.normalize.counters import CounterTracker, Totals
-from agent.nvml.metric_specs import EVER, NANOSECONDS, PCIE_BYTES, Unit
 
 SECOND_NS = 1_000_000_000
 

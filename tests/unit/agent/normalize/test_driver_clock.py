@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.core.raw import UtilizationSample
 from agent.normalize.driver_clock import (
     DriverClock,
     Interval,
@@ -15,7 +16,6 @@ from agent.normalize.driver_clock import (
     mean_percent,
     window_at,
 )
-from agent.nvml.raw import UtilizationSample
 
 WINDOW_US = 200_000
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE
+from agent.gpu.nvidia.session import NvmlSession
 from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.nvml.catalogue import CATALOGUE
-from agent.nvml.library import NvmlSession
-from agent.nvml.raw import SampleCursor
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuDetails, GpuReading
 from simulator.clock import ManualClock

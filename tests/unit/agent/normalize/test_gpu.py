@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from agent.normalize.driver_clock import DriverClock
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.normalize.shares import ProcessUsage
-from agent.nvml.raw import (
+from agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
     RawGpuSample,
     SampleCursor,
     UtilizationSample,
 )
+from agent.normalize.driver_clock import DriverClock
+from agent.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.normalize.shares import ProcessUsage
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from agent.core.raw import RawGpuSample
 from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.nvml.raw import RawGpuSample
 from gpuledger.records import GpuProfiling
 
 SECOND_NS = 1_000_000_000

@@ -13,7 +13,7 @@ from typing import Final
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
+from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
 from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat

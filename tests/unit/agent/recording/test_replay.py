@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.nvml.library import NvmlSession
+from agent.gpu.nvidia.session import NvmlSession
 from agent.processes.procfs import Procfs
 from agent.recording.format import RecordingHeader, Tape, read_tape
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs

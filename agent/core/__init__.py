@@ -1,0 +1,1 @@
+"""What is measured and what is made of it: pure, without threads, clients or vendors."""

@@ -1,0 +1,143 @@
+"""The questions whose answers are booked: samples, memory, power, energy, processes.
+
+Nothing slow may be asked here. Whether a value can be true is judged elsewhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import pynvml
+
+from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
+from agent.gpu.nvidia.client import (
+    DeviceClient,
+    FailedError,
+    UnsupportedError,
+    none_where_absent,
+    peek,
+)
+from agent.gpu.nvidia.query import value_name
+from gpuledger.records import ProcessKind
+
+_CALL: Final = "nvmlDeviceGetMemoryInfo"
+
+
+class Memory(NamedTuple):
+    """What was answered, in bytes; `None` where it was not."""
+
+    total: int | None = None
+    """All of it."""
+    used: int | None = None
+    """What is in use; the driver's own is in it where `reserved` is not known."""
+    reserved: int | None = None
+    """What the driver and the firmware keep for themselves."""
+
+
+def ask_memory(asker: DeviceClient) -> Memory:
+    """Ask for the memory; raises NvmlLostError."""
+    newer: Any = asker.ask(_CALL, pynvml.nvmlMemory_v2)
+    if newer is not None:
+        return Memory(newer.total, newer.used, newer.reserved)
+    # What only failed is not asked in the older way: its `used` means something else.
+    if not asker.is_refused((_CALL, pynvml.nvmlMemory_v2)):
+        return Memory()
+    older: Any = asker.ask(_CALL)
+    return Memory() if older is None else Memory(older.total, older.used)
+
+
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_LISTS: Final = {
+    ProcessKind.COMPUTE: "nvmlDeviceGetComputeRunningProcesses_v3",
+    ProcessKind.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    ProcessKind.MPS: "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+}
+
+
+def query_core(asker: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
+    """Ask one GPU, by the fields of `GpuAnswers`; raises NvmlLostError."""
+    samples = _samples(asker, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
+    memory_samples = _samples(asker, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
+    rates = None if samples and memory_samples else asker.ask("nvmlDeviceGetUtilizationRates")
+    memory = ask_memory(asker)
+    return {
+        "model": asker.ask("nvmlDeviceGetName"),
+        "samples": samples,
+        "memory_samples": memory_samples,
+        "percent": rates and rates.gpu,
+        "memory_percent": rates and rates.memory,
+        "memory_total_bytes": memory.total,
+        "memory_used_bytes": memory.used,
+        "memory_reserved_bytes": memory.reserved,
+        "power_milliwatts": asker.ask("nvmlDeviceGetPowerUsage"),
+        "energy_millijoules": asker.ask("nvmlDeviceGetTotalEnergyConsumption"),
+        "process_samples": _process_samples(asker, last_seen.process_us),
+        # Last, so that a process with samples is still looked for after they were taken.
+        "processes": list_processes(asker),
+    }
+
+
+def list_processes(asker: DeviceClient) -> tuple[ListedProcess, ...] | None:
+    """Return the three lists, one after the other; `None` where one of them failed."""
+    listed: list[ListedProcess] | None = None
+    for kind, call in _LISTS.items():
+        try:
+            processes = asker.insist((call,), empty=())
+        except UnsupportedError:
+            continue
+        except FailedError:
+            return None
+        listed = [*(listed or ()), *_listed(processes, kind)]
+    return None if listed is None else tuple(listed)
+
+
+def _listed(processes: Sequence[Any], kind: ProcessKind) -> list[ListedProcess]:
+    return [
+        ListedProcess(
+            pid=one.pid,
+            kind=kind,
+            memory_bytes=one.usedGpuMemory,
+            gpu_instance=_id(one.gpuInstanceId),
+            compute_instance=_id(one.computeInstanceId),
+        )
+        for one in processes
+    ]
+
+
+def _id(given: int) -> int | None:
+    return None if given == _NO_INSTANCE else given
+
+
+def _samples(
+    asker: DeviceClient, kind: int, last_seen_us: int
+) -> tuple[UtilizationSample, ...] | None:
+    def take() -> tuple[UtilizationSample, ...]:
+        call = ("nvmlDeviceGetSamples", kind)
+        value_type, samples = asker.insist(call, last_seen_us, empty=(None, ()))
+        name = value_name(value_type)
+        return tuple(
+            UtilizationSample(
+                timestamp_us=peek(one, "timeStamp"),
+                percent=getattr(peek(one, "sampleValue"), name),
+            )
+            for one in samples
+        )
+
+    return none_where_absent(take)
+
+
+def _process_samples(
+    asker: DeviceClient, last_seen_us: int
+) -> tuple[ProcessUtilizationSample, ...] | None:
+    def take() -> tuple[ProcessUtilizationSample, ...]:
+        call = ("nvmlDeviceGetProcessUtilization",)
+        return tuple(
+            ProcessUtilizationSample(
+                pid=peek(one, "pid"),
+                timestamp_us=peek(one, "timeStamp"),
+                sm_percent=peek(one, "smUtil"),
+                memory_percent=peek(one, "memUtil"),
+            )
+            for one in asker.insist(call, last_seen_us, empty=())
+        )
+
+    return none_where_absent(take)

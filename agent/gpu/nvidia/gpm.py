@@ -1,0 +1,259 @@
+"""The chip's own counters (GPM, Hopper and newer): what lies between two samples of them.
+
+Two samples are taken in turn into two buffers; the metrics are of the time between. Whether a
+value can be true is judged elsewhere.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final
+
+import pynvml
+
+from agent.core.units import MEBIBYTES_PER_SECOND
+from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
+from agent.gpu.nvidia.client import (
+    DeviceClient,
+    FailedError,
+    UnsupportedError,
+    call_nvml,
+    peek,
+    reason_of,
+)
+from agent.gpu.nvidia.mig import InstanceClient
+from agent.gpu.nvidia.query import check_code, refuse_alone
+
+MIN_NS: Final = 100_000_000
+"""NVML's least time between two samples."""
+_MAX_NS: Final = 600_000_000_000
+_QUERY: Final = "nvmlGpmQueryDeviceSupport"
+_SAMPLE: Final = "nvmlGpmSampleGet"
+_MIG_SAMPLE: Final = "nvmlGpmMigSampleGet"
+_METRICS: Final = "nvmlGpmMetricsGet"
+
+
+class Gpm:
+    """The counters of one GPU, or of one GPU instance of it."""
+
+    def __init__(
+        self,
+        asker: DeviceClient,
+        readings: Sequence[MetricSpec],
+        *,
+        monotonic_ns: Callable[[], int],
+        gpu_instance: int | None = None,
+        whole: DeviceClient | None = None,
+    ) -> None:
+        """`asker` asks the GPU itself, also where `gpu_instance` names an instance of it.
+
+        An instance needs an asker of its own, as it refuses metrics that the GPU does not. Where
+        `asker` asks a compute instance, `whole` asks the GPU that has the counters.
+        """
+        self._asker = asker
+        self._whole = whole or asker
+        self._wanted = [_wanted(reading) for reading in readings]
+        self._monotonic_ns = monotonic_ns
+        self._gpu_instance = gpu_instance
+        self._buffers: list[Any] = []
+        self._taken_ns: int | None = None
+        self._struct: Any = None
+        self._ids: list[int] = []
+        self._slots: list[tuple[int, Any]] = []
+        self._refusals = 0
+        self._is_asking = False
+
+    def ask(self) -> dict[str, Any]:
+        """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
+
+        Empty where there is nothing to tell: the GPU has no such counters, or no sample before
+        this one, or one that is too old or too young. Raises NvmlLostError.
+        """
+        now_ns = self._monotonic_ns()
+        if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
+            return {}
+        self._is_asking = True
+        try:
+            return self._ask(now_ns)
+        except (UnsupportedError, FailedError):
+            return {}
+        finally:
+            self._is_asking = False
+
+    def close(self) -> None:
+        """Free the buffers; the library must be open."""
+        # A call that hangs in another thread may yet write into them: they are left to it.
+        if not self._is_asking:
+            self._free()
+
+    def _free(self) -> None:
+        buffers, self._buffers, self._taken_ns = self._buffers, [], None
+        for buffer in buffers:
+            try:
+                call_nvml(self._asker.library, "nvmlGpmSampleFree", buffer)
+            except (UnsupportedError, FailedError):
+                continue
+
+    def _ask(self, now_ns: int) -> dict[str, Any]:
+        self._prepare()
+        older, newer = self._buffers
+        self._take(newer)
+        before_ns, self._taken_ns = self._taken_ns, now_ns
+        # The newer one is the older one of the next time, whatever comes of this one.
+        self._buffers = [newer, older]
+        if before_ns is None or now_ns - before_ns > _MAX_NS:
+            return {}
+        return {
+            "profiling": self._by_name(self._metrics(older, newer)),
+            "profiling_ns": now_ns - before_ns,
+        }
+
+    def _prepare(self) -> None:
+        """Allocate everything, once; raises UnsupportedError where the GPU has no such counters."""
+        if self._buffers:
+            return
+        if self._asker.is_refused((_METRICS,)):
+            raise UnsupportedError(_METRICS)
+        if not self._whole.insist((_QUERY,)).isSupportedDevice:
+            self._asker.refuse((_METRICS,), "NotSupported")
+            raise UnsupportedError(_METRICS)
+        library = self._asker.library
+        self._buffers = [call_nvml(library, "nvmlGpmSampleAlloc") for _ in range(2)]
+        self._struct = pynvml.c_nvmlGpmMetricsGet_t()
+        self._lay_out(self._possible())
+
+    def _take(self, buffer: Any) -> None:  # noqa: ANN401  # as the library has it
+        if self._gpu_instance is None:
+            self._asker.insist((_SAMPLE,), buffer)
+        else:
+            self._asker.insist((_MIG_SAMPLE,), self._gpu_instance, buffer)
+
+    def _metrics(self, older: Any, newer: Any) -> dict[int, float]:  # noqa: ANN401  # as the library has it
+        struct = self._struct
+        struct.sample1, struct.sample2 = older, newer
+        if self._asker.refusals != self._refusals:
+            self._lay_out(self._possible())
+        try:
+            return self._ask_metrics()
+        except UnsupportedError as error:
+            self._asker.refuse((_METRICS,), reason_of(error))
+            self._free()
+            raise
+        except FailedError:
+            if all((_METRICS, one) in self._asker.outcomes for one in self._ids):
+                raise
+        return self._ask_apart()
+
+    def _ask_apart(self) -> dict[int, float]:
+        """Try each metric alone, once: one that an older driver lacks may have cost all."""
+        given: dict[int, float] = {}
+        for one in self._ids:
+            self._lay_out([one])
+            try:
+                given |= self._ask_metrics()
+            except (UnsupportedError, FailedError) as error:
+                refuse_alone(self._asker, (_METRICS, one), error)
+        self._lay_out(self._possible())
+        return given
+
+    def _lay_out(self, ids: list[int]) -> None:
+        """Write into the struct what is asked; it stays there from call to call."""
+        self._ids, self._refusals = ids, self._asker.refusals
+        self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._struct.numMetrics = len(ids)
+        self._slots = [(one, self._struct.metrics[place]) for place, one in enumerate(ids)]
+        for number, slot in self._slots:
+            slot.metricId = number
+
+    def _ask_metrics(self) -> dict[int, float]:
+        asker, given = self._asker, {}
+        call_nvml(asker.library, _METRICS, self._struct)
+        for number, slot in self._slots:
+            if check_code(asker, (_METRICS, number), peek(slot, "nvmlReturn")):
+                value = peek(slot, "value")
+                if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
+                    given[number] = value
+        return given
+
+    def _possible(self) -> list[int]:
+        """Return the metrics that are not refused."""
+        numbers = (number for _, numbers, _ in self._wanted for number in numbers)
+        return [one for one in numbers if not self._asker.is_refused((_METRICS, one))]
+
+    def _by_name(self, given: dict[int, float]) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for name, numbers, is_list in self._wanted:
+            if is_list:
+                # A place in the list is an engine's number: it ends at the first that is missing.
+                values = list(takewhile(_is_there, map(given.get, numbers)))
+                named[name] = values or None
+            else:
+                named[name] = given.get(numbers[0])
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def _is_there(value: float | None) -> bool:
+    return value is not None
+
+
+def _wanted(reading: MetricSpec) -> tuple[str, range, bool]:
+    """Return our name, the metrics' numbers, and whether they make a list."""
+    metric = reading.asked[0]
+    if not isinstance(metric, GpmMetric):
+        raise TypeError(f"{reading.name} is asked by {metric}, which is no metric")
+    numbers = range(metric.number, metric.number + (metric.count or 1))
+    return reading.name, numbers, metric.count is not None
+
+
+class InstanceCounters:
+    """The counters of one GPU's instances."""
+
+    def __init__(
+        self,
+        asker: DeviceClient,
+        readings: Sequence[MetricSpec],
+        *,
+        monotonic_ns: Callable[[], int],
+    ) -> None:
+        self._asker = asker
+        # By NVML's own words the links' flows are the GPU's: told of each instance they would be
+        # counted once for each.
+        self._readings = [one for one in readings if one.unit is not MEBIBYTES_PER_SECOND]
+        self._monotonic_ns = monotonic_ns
+        self._of: dict[tuple[str, bool], Gpm] = {}
+
+    def ask(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
+        """Return what `Gpm.ask` gives, by the instance's UUID; raises NvmlLostError."""
+        if not instances and not self._of:
+            return {}
+        sizes = Counter(instance.identity.gpu_instance for instance in instances)
+        wanted = {
+            (one.identity.uuid, sizes[one.identity.gpu_instance] == 1): one for one in instances
+        }
+        for key in self._of.keys() - wanted.keys():
+            self._of.pop(key).close()
+        return {key[0]: self._gpm(key, instance).ask() for key, instance in wanted.items()}
+
+    def close(self) -> None:
+        """Free the buffers; the library must be open."""
+        for gpm in self._of.values():
+            gpm.close()
+        self._of.clear()
+
+    def _gpm(self, key: tuple[str, bool], instance: InstanceClient) -> Gpm:
+        if key not in self._of:
+            self._of[key] = self._open(instance, is_alone=key[1])
+        return self._of[key]
+
+    def _open(self, instance: InstanceClient, *, is_alone: bool) -> Gpm:
+        number = instance.identity.gpu_instance if is_alone else None
+        asker = instance.asker
+        if number is not None:
+            asker = DeviceClient(library=self._asker.library, handle=self._asker.handle)
+        return Gpm(
+            asker,
+            self._readings,
+            monotonic_ns=self._monotonic_ns,
+            gpu_instance=number,
+            whole=self._asker,
+        )

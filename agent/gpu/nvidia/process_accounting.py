@@ -1,0 +1,143 @@
+"""The driver's accounts of processes: asked once of each process when it is done with the GPU.
+
+They are there where accounting mode is on, and outlive the process: so one that is shorter than a
+tick is still known by what it used. Only pids that are new or gone are asked for. The ring buffer
+holds the latest process of a pid; to whom an account belongs is judged elsewhere, by its start.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pynvml
+
+from agent.core.raw import ListedProcess, ProcessAccounting
+from agent.gpu.nvidia.client import DeviceClient, FailedError, UnsupportedError, call_nvml
+from agent.metrics import NVML_ERRORS
+
+_MODE: Final = "nvmlDeviceGetAccountingMode"
+_PIDS: Final = "nvmlDeviceGetAccountingPids"
+_STATS: Final = "nvmlDeviceGetAccountingStats"
+_STATS_V2: Final = "nvmlDeviceGetAccountingStats_v2"
+# An answer that comes too late is thrown away, so each account is given in some answers.
+_GIVEN_TIMES: Final = 3
+_MAX_AT_ONCE: Final = 64
+_NO_PERCENT: Final = 0xFFFFFFFF
+_NO_BYTES: Final = (1 << 64) - 1
+_PER_PERCENT: Final = 100
+
+
+@dataclass(kw_only=True)
+class AccountingReader:
+    """The accounts of one GPU."""
+
+    asker: DeviceClient
+    """Asks the GPU."""
+    _known: set[int] | None = None
+    _listed: set[int] = field(default_factory=set)
+    _pending: set[int] = field(default_factory=set)
+    _given: deque[list[ProcessAccounting]] = field(
+        default_factory=lambda: deque(maxlen=_GIVEN_TIMES)
+    )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the driver keeps accounts, by the last answer; safe to ask from any thread."""
+        return self._known is not None
+
+    def ask(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
+        """Return the processes that are done with the GPU since some questions ago.
+
+        `listed` are those that are on it now, `None` where that is not known. What had ended
+        before the first question is not told. Raises NvmlLostError.
+        """
+        try:
+            remembered = self._remembered()
+        except FailedError:
+            return None if self._known is None else self._all_given()
+        if remembered is None:
+            self._begin_anew()
+            return None
+        self._find_candidates(remembered, listed)
+        self._given.append(self._ask_candidates())
+        return self._all_given()
+
+    def _remembered(self) -> set[int] | None:
+        """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
+        try:
+            if self.asker.insist((_MODE,)) != pynvml.NVML_FEATURE_ENABLED:
+                return None
+            # Not through the asker: it is refused while the mode is off, and may be given later.
+            return set(call_nvml(self.asker.library, _PIDS, self.asker.handle, empty=()))
+        except UnsupportedError:
+            return None
+
+    def _begin_anew(self) -> None:
+        self._known = None
+        self._given.clear()
+        self._pending.clear()
+
+    def _all_given(self) -> tuple[ProcessAccounting, ...]:
+        return tuple(account for accounts in self._given for account in accounts)
+
+    def _find_candidates(
+        self, remembered: set[int], listed: Iterable[ListedProcess] | None
+    ) -> None:
+        """Note who may have ended: who was listed, and who came between two questions."""
+        now = self._listed if listed is None else {process.pid for process in listed}
+        if self._known is not None:
+            self._pending |= self._listed - now
+            self._pending |= remembered - self._known
+        self._pending = (self._pending - now) & remembered
+        self._known, self._listed = remembered, now
+
+    def _ask_candidates(self) -> list[ProcessAccounting]:
+        found = []
+        for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
+            stats = self._stats(pid)
+            if stats is not None and stats.isRunning:
+                continue
+            self._pending.discard(pid)
+            if stats is not None:
+                found.append(_account(pid, stats))
+        return found
+
+    def _stats(self, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return the account of a pid, or None where the driver has none; raises NvmlLostError."""
+        try:
+            return self.asker.insist((_STATS_V2,), pid)
+        except FailedError:
+            return None
+        except UnsupportedError:
+            pass
+        try:
+            return call_nvml(self.asker.library, _STATS, self.asker.handle, pid)
+        except (FailedError, UnsupportedError):
+            return None
+        except TypeError:
+            # nvidia-ml-py writes None into a number where the driver does not tell the memory.
+            NVML_ERRORS.labels(call=_STATS, error="TypeError").inc()
+            return None
+
+
+def _account(pid: int, stats: Any) -> ProcessAccounting:  # noqa: ANN401  # a ctypes struct
+    count = getattr(stats, "sampleCount", 0)
+    gpu, memory = stats.gpuUtilization, stats.memoryUtilization
+    return ProcessAccounting(
+        pid=pid,
+        started_us=stats.startTime,
+        lived_ms=stats.time,
+        gpu_percent=_mean(stats.sumGpuUtil, count) if count else _percent(gpu),
+        memory_percent=_mean(stats.sumFbUtil, count) if count else _percent(memory),
+        max_memory_bytes=None if stats.maxMemoryUsage == _NO_BYTES else stats.maxMemoryUsage,
+    )
+
+
+def _mean(summed: int, count: int) -> float:
+    """Return the mean in percents; the driver sums hundredths of a percent."""
+    return summed / count / _PER_PERCENT
+
+
+def _percent(given: int) -> float | None:
+    return None if given == _NO_PERCENT else float(given)

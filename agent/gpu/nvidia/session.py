@@ -1,0 +1,232 @@
+"""The library, from its start to its end: opens it and finds the GPUs.
+
+It takes any object with the functions of `pynvml`, the real module or the simulator's.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE
+from agent.gpu.nvidia.client import DeviceClient, call_nvml
+from agent.gpu.nvidia.core import list_processes, query_core
+from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
+from agent.gpu.nvidia.inventory import Facts, ask_versions
+from agent.gpu.nvidia.mig import Partition
+from agent.gpu.nvidia.process_accounting import AccountingReader
+from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.threads import Worker
+from agent.incidents.xid_parser import read_bus, write_bus
+from gpuledger.errors import UnavailableError
+from gpuledger.records import GpuFacts
+
+
+@dataclass(kw_only=True)
+class Gpu:
+    """One GPU of an open library; what it does not support is asked once."""
+
+    library: Any
+    """The library that gave the handle."""
+    handle: Any
+    """The library's own handle."""
+    uuid: str
+    """Its identity."""
+    index: int
+    """The driver's index."""
+    peers: Sequence[tuple[str, Any]] = ()
+    """The node's other GPUs, as pairs of UUID and handle."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    """The clock by which samples are far enough apart."""
+
+    def __post_init__(self) -> None:
+        asker = self.asker = DeviceClient(library=self.library, handle=self.handle)
+        # With a memory of its own: it is asked by another thread than the rest.
+        self._beside = DeviceClient(library=self.library, handle=self.handle)
+        self._readings = QueryPlan(asker, CATALOGUE[CallGroup.READINGS])
+        self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
+        self._health = QueryPlan(asker, CATALOGUE[CallGroup.HEALTH])
+        self._partition = Partition(asker=asker, uuid=self.uuid, index=self.index)
+        self._told: GpuFacts | None = None
+        self._told_cut = 0
+        self._accounting = AccountingReader(asker=asker)
+        self._counters = InstanceCounters(
+            asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
+        )
+        self._facts = Facts(asker, uuid=self.uuid, index=self.index, peers=self.peers)
+
+    def answers_of(self, group: CallGroup, last_seen: SampleCursor) -> dict[str, Any]:
+        """Ask one group, by the fields of `RawGpuSample`.
+
+        Raises NvmlLostError where the library must be started again.
+        """
+        if group is CallGroup.BOOKS:
+            return self._books(last_seen)
+        if group is CallGroup.READINGS:
+            return {"readings": self._readings.ask()}
+        if group is CallGroup.PROFILING:
+            return self._profiling()
+        health = self._health.ask()
+        # The facts come last, as they tell which of all questions were refused.
+        self._told = self._with_layout(self._facts.ask())
+        return {"health": health, "facts": self._told}
+
+    def answer(self, last_seen: SampleCursor) -> RawGpuSample:
+        """Ask everything; raises NvmlLostError where the library must be started again."""
+        given: dict[str, Any] = {}
+        for group in CallGroup:
+            given |= self.answers_of(group, last_seen)
+        return RawGpuSample(uuid=self.uuid, index=self.index, **given)
+
+    @property
+    def keeps_accounts(self) -> bool:
+        """Whether its driver keeps accounts of processes, by the last answer."""
+        return self._accounting.is_kept
+
+    def running_pids(self) -> frozenset[int] | None:
+        """Return who is on the GPU, from any thread; `None` where a list failed.
+
+        Raises NvmlLostError.
+        """
+        listed = list_processes(self._beside)
+        return None if listed is None else frozenset(one.pid for one in listed)
+
+    def close(self) -> None:
+        """Let go of what the library holds for it; the library must be open."""
+        self._gpm.close()
+        self._counters.close()
+
+    def _books(self, last_seen: SampleCursor) -> dict[str, Any]:
+        books = query_core(self.asker, last_seen)
+        books |= self._partition.ask(books)
+        if not books["mig_enabled"]:
+            books["accounted"] = self._accounting.ask(books["processes"])
+        if self._told and self._told_cut != self._partition.cut:
+            # At once, and not with the next health: kubelet's ids lead to instances by it.
+            self._told = self._with_layout(self._told)
+            books["facts"] = self._told
+        return books
+
+    def _with_layout(self, facts: GpuFacts) -> GpuFacts:
+        self._told_cut = self._partition.cut
+        is_enabled = self._partition.is_enabled
+        return replace(facts, instances=self._partition.describe(), mig_enabled=is_enabled)
+
+    def _profiling(self) -> dict[str, Any]:
+        of_instances = self._counters.ask(self._partition.instances)
+        return {**self._gpm.ask(), "instance_profiling": of_instances}
+
+
+# A GPU that nobody uses may have to be woken up first, which takes seconds.
+_FIND_SECONDS: Final = 10.0
+
+
+class _Found(NamedTuple):
+    """A GPU that answered."""
+
+    number: int
+    uuid: str
+    handle: Any
+
+
+class NvmlSession:
+    """The library, from its start to its end."""
+
+    def __init__(
+        self,
+        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        *,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        find_seconds: float = _FIND_SECONDS,
+    ) -> None:
+        self.library = library
+        """The functions of `pynvml`, real or played."""
+        self._monotonic_ns = monotonic_ns
+        self._find_seconds = find_seconds
+        self._gpus: list[Gpu] = []
+        self._finding: dict[int, Future[_Found | None]] = {}
+        self._is_open = False
+        self._slots: dict[int, str] = {}
+        self.unfound: Mapping[int, str] = {}
+        """GPUs that the driver counts and that did not answer at the start, by index: what names
+        them, `PCI:0000:1b:00` where the driver tells the slot, else `INDEX:1`."""
+
+    def open(self) -> list[Gpu]:
+        """Start the library and give the GPUs that answer; raises NvmlLostError."""
+        call_nvml(self.library, "nvmlInit")
+        self._is_open = True
+        count = call_nvml(self.library, "nvmlDeviceGetCount")
+        found = self._find_all(count)
+        self._gpus = [self._make(place, found) for place in found]
+        indices = set(range(count)) - {one.number for one in found}
+        self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
+        return self._gpus
+
+    @property
+    def missing(self) -> int:
+        """How many GPUs the driver counts that did not answer at the start."""
+        return len(self.unfound)
+
+    def versions(self) -> Mapping[str, str | None]:
+        """Return the versions by the fields of `Inventory`; raises NvmlLostError."""
+        return ask_versions(self.library)
+
+    def close(self) -> None:
+        """Let go of the driver; a library that is lost has nothing to let go of."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        gpus, self._gpus = self._gpus, []
+        for gpu in gpus:
+            with contextlib.suppress(UnavailableError):
+                gpu.close()
+        # However the GPUs ended: a library that is not shut down is not started anew either.
+        with contextlib.suppress(UnavailableError):
+            call_nvml(self.library, "nvmlShutdown")
+
+    def _find_all(self, count: int) -> list[_Found]:
+        """Find the GPUs, each in a thread: one that hangs must not cost the others."""
+        for index in range(count):
+            # One that is done now was found too late, with a handle of the start before.
+            if index not in self._finding or self._finding[index].done():
+                worker = Worker(f"find-{index}")
+                self._finding[index] = worker.start(partial(self._find, index))
+                worker.end()
+        finding = {index: self._finding[index] for index in range(count)}
+        wait(finding.values(), timeout=self._find_seconds)
+        done = [index for index, future in finding.items() if future.done()]
+        return [place for index in done if (place := self._finding.pop(index).result())]
+
+    def _find(self, index: int) -> _Found | None:
+        """Return the GPU at an index; one that is lost must not cost the others."""
+        try:
+            handle = call_nvml(self.library, "nvmlDeviceGetHandleByIndex", index)
+        except UnavailableError:
+            return None
+        try:
+            uuid = call_nvml(self.library, "nvmlDeviceGetUUID", handle)
+        except UnavailableError:
+            self._note_slot(index, handle)
+            return None
+        return _Found(number=index, uuid=uuid, handle=handle)
+
+    def _note_slot(self, index: int, handle: Any) -> None:  # noqa: ANN401  # the library's own
+        """Record where a GPU is plugged in that does not tell who it is."""
+        with contextlib.suppress(UnavailableError):
+            slot = call_nvml(self.library, "nvmlDeviceGetPciInfo_v3", handle).busId
+            if bus := read_bus(slot):
+                self._slots[index] = write_bus(bus)
+
+    def _make(self, one: _Found, all_found: Sequence[_Found]) -> Gpu:
+        return Gpu(
+            library=self.library,
+            handle=one.handle,
+            uuid=one.uuid,
+            index=one.number,
+            peers=[(other.uuid, other.handle) for other in all_found if other is not one],
+            monotonic_ns=self._monotonic_ns,
+        )

@@ -1,0 +1,81 @@
+"""The catalogue holds every reading that a record has, and asks nothing that is slow."""
+
+import dataclasses
+
+import pynvml
+import pytest
+
+from agent.core.raw import CallGroup
+from agent.gpu.nvidia.catalogue import CATALOGUE, FieldValue, FunctionCall, GpmMetric, MetricSpec
+from gpuledger.records import (
+    GpuDetails,
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+)
+
+ALL: list[tuple[CallGroup, MetricSpec]] = [
+    (group, reading) for group, readings in CATALOGUE.items() for reading in readings
+]
+NAMES = [reading.name for _, reading in ALL]
+PARTS = {
+    "profiling": GpuProfiling,
+    "traffic": GpuTraffic,
+    "throttling": GpuThrottling,
+    "health": GpuHealth,
+    "limits": GpuLimits,
+}
+# What says which device it is, what is worked out from others, the parts themselves, and what is
+# booked of them.
+NOT_ASKED = {
+    "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
+    "mig_enabled", "energy_joules", "resets", *PARTS,
+    "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio",
+}  # fmt: skip
+
+
+def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
+    own = [
+        field.name for record in (GpuReading, GpuDetails) for field in dataclasses.fields(record)
+    ]
+    parts = [
+        f"{name}.{field.name}" for name, part in PARTS.items() for field in dataclasses.fields(part)
+    ]
+    assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
+
+
+@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
+    for question in reading.asked:
+        if isinstance(question, FunctionCall):
+            assert callable(getattr(pynvml, question.name))
+            assert question.fills is None or hasattr(pynvml, question.fills)
+        elif isinstance(question, FieldValue):
+            assert 0 < question.number < pynvml.NVML_FI_MAX
+        else:
+            assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
+        assert isinstance(question, GpmMetric) == (group is CallGroup.PROFILING)
+
+
+@pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)
+def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
+    field = reading.name.rpartition(".")[2]
+    assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
+    if field.endswith(("_ratio", "_ratios")):
+        assert reading.unit.over == 100
+        may_exceed_all = field == "fan_speed_ratio"
+        assert reading.unit.high == 100 or reading.unit.cap == 1 or may_exceed_all
+    if field.endswith(("_seconds_total", "_watts", "_joules")):
+        assert reading.unit.over
+    if field.endswith(("_hertz", "_bytes", "_bytes_total", "_celsius")):
+        assert reading.unit.over is None
+
+
+def test_the_call_that_sleeps_is_not_asked() -> None:
+    asked = {
+        one.name for _, reading in ALL for one in reading.asked if isinstance(one, FunctionCall)
+    }
+    assert "nvmlDeviceGetPcieThroughput" not in asked
