@@ -7,13 +7,14 @@ from typing import Final
 
 import structlog
 
+from agent.core.tick import ClockReading, NodeTick
 from agent.gpu.driver import Driver
 from agent.incidents.monitor import IncidentMonitor
 from agent.inventory import InventoryTracker
 from agent.kubelet.allocations import Allocations
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
 from agent.outputs import Outputs
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.sampling import Sampler
 from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock
@@ -77,7 +78,7 @@ class SampleLoop:
         ):
             await self.clock.sleep(pause_seconds)
             seen_ns = self.clock.boottime_ns()
-            self.sampler.see(await self.driver.glance(), seen_boottime_ns=seen_ns)
+            self.sampler.record_seen(await self.driver.glance(), seen_boottime_ns=seen_ns)
         await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
 
     async def _try_to_take(self, *, late: bool = False) -> bool:
@@ -136,7 +137,7 @@ class SampleLoop:
         if tick.processes and self.allocations:
             self.allocations.ask_soon()
         self.outlets.tell_tick(tick)
-        for uuid in tick.cut_anew:
+        for uuid in tick.relayouted:
             self.watch.tell_of("mig_changed", uuid, _describe_cut(tick.sample, uuid))
         for gpu in tick.readings.gpus:
             if gpu.health:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
 from agent.publishing.message_bundle import pack, pack_incident, pack_inventory
 from agent.publishing.send_queue import SendQueue
-from agent.sampling import NodeTick
 from gpuledger.records import Incident, Inventory
 
 

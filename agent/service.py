@@ -8,10 +8,12 @@ from collections.abc import Coroutine, Sequence
 
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.poll import wait_for
 from agent.gpu.watchdog import Watchdog
-from agent.host import Host
+from agent.host.node import Host
+from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.incidents.monitor import AllocationsOn, IncidentMonitor
 from agent.inventory import InventoryTracker
 from agent.kubelet.allocations import Allocations
@@ -19,8 +21,6 @@ from agent.kubelet.assignments import find_on
 from agent.loop import SampleLoop
 from agent.metrics import ATTRIBUTION
 from agent.outputs import Outputs
-from agent.processes.pid_namespace import check_procfs
-from agent.processes.procfs import Procfs, read_boot_id
 from agent.publishing.publisher import SamplePublisher, shut_down
 from agent.publishing.queue import TickQueue
 from agent.publishing.send_queue import SendQueue
@@ -193,7 +193,12 @@ def _boot_id(procfs: Procfs) -> str:
 def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
     attribution = check_procfs(procfs, wanted=settings.attribution)
     try:
-        sampler = Sampler(node=settings.node_name, procfs=procfs, reads_processes=attribution.is_on)
+        sampler = Sampler(
+            node=settings.node_name,
+            procfs=procfs,
+            fields=FIELDS,
+            reads_processes=attribution.is_on,
+        )
     except OSError as error:
         raise UserError(f"cannot read /proc: {error}; the agent needs the node's /proc") from error
     ATTRIBUTION.set(attribution.is_on)

@@ -12,11 +12,11 @@ import pynvml
 
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.threads import Worker
-from agent.host import Host
+from agent.host.node import Host
+from agent.host.procfs import SystemProcfs
 from agent.incidents.kmsg import DeviceKmsg
 from agent.kubelet.client import Kubelet, SocketKubelet
 from agent.kubelet.container_logs import list_folder
-from agent.processes.procfs import SystemProcfs
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError

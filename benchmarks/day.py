@@ -7,13 +7,15 @@ Kafka and sockets are not; `bench_agent` has them.
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.core.tick import NodeTick
 from agent.exposition.node_state import make_view
 from agent.exposition.renderer import PageRenderer
 from agent.exposition.settings import ExpositionSettings
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.outputs import Outputs
 from agent.publishing.message_bundle import pack, size_bytes
-from agent.sampling import NodeTick, Sampler
+from agent.sampling import Sampler
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of
@@ -52,7 +54,7 @@ class Day:
         view = make_view(settings, clock=self._clock, tick_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
         self._outlets = Outputs(outbox=None, view=view)
-        self._sampler = Sampler(node="node", procfs=self._procfs)
+        self._sampler = Sampler(node="node", procfs=self._procfs, fields=FIELDS)
         nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
 

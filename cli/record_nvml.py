@@ -18,7 +18,7 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from agent.host import Host
+from agent.host.node import Host
 from agent.recording.format import RecordingHeader, Tape
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recording.redaction import Redactor

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import Gpu, NvmlSession
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from gpuledger.clock import Clock
 from gpuledger.records import GpuEvent, NodeSample
@@ -21,7 +23,7 @@ def tick_of(sampler: Sampler, gpus: Sequence[Gpu], clock: Clock) -> NodeTick | N
 
 def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> list[NodeTick]:
     """Return a played node's ticks of these lengths, in seconds."""
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for seconds in [0.0, *lengths]:

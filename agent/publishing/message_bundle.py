@@ -9,8 +9,8 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from agent.core.tick import NodeTick
 from agent.metrics import VALUES_CUT
-from agent.sampling import NodeTick
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Inventory

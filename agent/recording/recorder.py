@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from agent.processes.procfs import Procfs
+from agent.host.procfs import Procfs
 from agent.recording.format import RecordingLine, Tape
 from agent.recording.serialize import Handles, to_json
 from gpuledger.clock import Clock

@@ -13,11 +13,11 @@ from itertools import pairwise
 import pynvml
 import pytest
 
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
+from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FIELDS, FieldValue
 from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import Gpu, NvmlSession
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
 from gpuledger.records import GpuFacts
 
 TICKS = 6
@@ -58,7 +58,7 @@ class Watched:
             given |= self.gpu.answers_of(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
-        tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
+        tick = read_gpu(answers, self._state, fields=FIELDS, interval_ns=interval_ns, now_ns=now_ns)
         self._state = tick.state
         self.answers.append(answers)
         self.ticks.append(tick)

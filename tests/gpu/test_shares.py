@@ -17,10 +17,12 @@ import pynvml
 import pytest
 
 from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import NvmlSession
-from agent.processes.procfs import SystemProcfs
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.host.procfs import SystemProcfs
+from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
 from gpuledger.records import NodeSample
 from tests.ticks import tick_of
@@ -105,7 +107,7 @@ def ticks(loads: list[Load]) -> list[NodeTick]:
     assert loads
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
+    sampler, made = Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS), []
     for _ in range(TICKS + 4):
         tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])
@@ -167,7 +169,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
     """The last test of the file: it ends the loads."""
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, records = Sampler(node="here", procfs=SystemProcfs()), []
+    sampler, records = Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS), []
     is_accounted = False
     for number in range(12):
         if number == 2:

@@ -9,10 +9,12 @@ import time
 import pynvml
 import pytest
 
+from agent.core.tick import NodeTick
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import NvmlSession
-from agent.processes.procfs import SystemProcfs
-from agent.sampling import NodeTick, Sampler
+from agent.host.procfs import SystemProcfs
+from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
 from tests.ticks import tick_of
 
@@ -24,7 +26,11 @@ def ticks() -> list[NodeTick]:
         gpus = nvml.open()
     except NvmlLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
-    sampler, clock, made = Sampler(node="here", procfs=SystemProcfs()), SystemClock(), []
+    sampler, clock, made = (
+        Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS),
+        SystemClock(),
+        [],
+    )
     for _ in range(6):
         tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])

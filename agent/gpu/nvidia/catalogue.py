@@ -12,6 +12,7 @@ from typing import Any, Final
 import pynvml as nvml
 
 from agent.core import units
+from agent.core.normalize.fields import FieldSpec, FieldTable, field_table
 from agent.core.raw import CallGroup
 from agent.core.units import Unit
 
@@ -362,3 +363,19 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
 """The readings by the group in which they are asked."""
+
+
+def _field_spec(metric: MetricSpec) -> FieldSpec:
+    source = metric.asked[0]
+    return FieldSpec(
+        name=metric.name,
+        unit=metric.unit,
+        is_list=isinstance(source, GpmMetric) and source.count is not None,
+        is_of_links=isinstance(source, FieldValue) and source.link == EACH_LINK,
+    )
+
+
+FIELDS: Final[FieldTable] = field_table(
+    {group: map(_field_spec, metrics) for group, metrics in CATALOGUE.items()}
+)
+"""What the values of the readings are."""

@@ -4,7 +4,7 @@ import pytest
 from typing_extensions import override
 
 from agent.gpu.watchdog import NothingWorksError
-from agent.host import Host
+from agent.host.node import Host
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.host import Host
+from agent.host.node import Host
 from agent.metrics import TICKS_FAILED
 from agent.service import run_agent
 from agent.settings import AgentSettings

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -114,7 +115,10 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario(pods)), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler, gpus = Sampler(node=node.name, procfs=node.procfs), NvmlSession(node.nvml).open()
+    sampler, gpus = (
+        Sampler(node=node.name, procfs=node.procfs, fields=FIELDS),
+        NvmlSession(node.nvml).open(),
+    )
     clock.advance(phase_seconds)
     made = []
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:

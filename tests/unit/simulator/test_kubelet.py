@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from agent.host.procfs import check_procfs
 from agent.kubelet.assignments import allocate, find_holdings
 from agent.kubelet.container_logs import ContainerName, ContainerNames, list_folder
 from agent.kubelet.devices import DeviceIndex
 from agent.kubelet.messages import parse_answer
-from agent.processes.pid_namespace import check_procfs
 from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
 from gpuledger.records import GpuProfiling
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
@@ -43,7 +44,11 @@ class Machine:
             self.clock.advance(1)
             answers = self.gpu.answer(self._state.last_seen if self._state else SampleCursor())
             tick = read_gpu(
-                answers, self._state, interval_ns=SECOND_NS, now_ns=self.clock.monotonic_ns()
+                answers,
+                self._state,
+                fields=FIELDS,
+                interval_ns=SECOND_NS,
+                now_ns=self.clock.monotonic_ns(),
             )
             self._state = tick.state
             yield tick

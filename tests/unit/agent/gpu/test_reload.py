@@ -1,8 +1,9 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
+from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import SampleCursor
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
-from agent.normalize.gpu import read_gpu
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import Simulation
@@ -26,6 +27,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     before = read_gpu(
         nvml.open()[0].answer(SampleCursor()),
         None,
+        fields=FIELDS,
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),
     )
@@ -34,6 +36,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     after = read_gpu(
         nvml.open()[0].answer(SampleCursor()),
         before.state.forget(),
+        fields=FIELDS,
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),
     )

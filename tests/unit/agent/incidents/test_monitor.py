@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from typing_extensions import override
 
+from agent.core.processes.table import ProcessTable
+from agent.host.procfs import ProcessReader
 from agent.incidents.detection import Detection
 from agent.incidents.kmsg import Kmsg
 from agent.incidents.monitor import IncidentMonitor
 from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
-from agent.processes.procfs import ProcessReader
-from agent.processes.table import ProcessTable
 from gpuledger.records import GpuHealth, IncidentProcess, Severity
 from gpuledger.runtime import Check
 from simulator.simulation import SimulatedNode
@@ -276,11 +276,11 @@ def test_the_table_of_processes_tells_who_is_on_a_gpu_or_its_instances() -> None
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")
     procfs.start(9, started_ticks=5, cgroup="/system.slice/ssh.service", command="other")
     table = ProcessTable(processes=ProcessReader(procfs), node="node-a", boot_id="boot-1")
-    table.call(
+    table.refresh(
         {"GPU-1": [], "MIG-1": [7], "GPU-2": [9]}, listed_boottime_ns=10**12, time_ns=EPOCH_NS
     )
 
-    assert table.on({"GPU-1", "MIG-1"}) == [
+    assert table.processes_on({"GPU-1", "MIG-1"}) == [
         IncidentProcess(pid=7, started_boottime_ns=50_000_000, command="train")
     ]
-    assert table.on({"GPU-3"}) == []
+    assert table.processes_on({"GPU-3"}) == []

@@ -3,8 +3,10 @@
 import pytest
 
 from agent.core.raw import SampleCursor
+from agent.core.tick import ClockReading
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import ClockReading, Sampler
+from agent.sampling import Sampler
 from simulator.clock import ManualClock
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
@@ -16,7 +18,7 @@ Seen = tuple[Sampler, str, dict[str | None, int]]
 def seen() -> Seen:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = cut_simulation(clock).node("node-a")
-    sampler = Sampler(node=node.name, procfs=node.procfs)
+    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
     answers, at = gpu.answer(SampleCursor()), ClockReading.read(node.clock)

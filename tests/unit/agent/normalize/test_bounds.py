@@ -5,8 +5,8 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
+from agent.core.normalize.validation import converter
 from agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
-from agent.normalize.validation import converter
 from gpuledger.records import GpuDetails, GpuReading
 
 ALL = [one for readings in CATALOGUE.values() for one in readings if not one.unit.choices]

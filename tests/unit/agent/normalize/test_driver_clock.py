@@ -1,4 +1,4 @@
-"""Which stretch of the driver's time a tick covers, whatever the two clocks do."""
+"""Which interval of the driver's time a tick covers, whatever the two clocks do."""
 
 from itertools import pairwise
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.raw import UtilizationSample
-from agent.normalize.driver_clock import (
+from agent.core.normalize.driver_clock import (
     DriverClock,
     Interval,
     advance,
@@ -16,6 +15,7 @@ from agent.normalize.driver_clock import (
     mean_percent,
     window_at,
 )
+from agent.core.raw import UtilizationSample
 
 WINDOW_US = 200_000
 
@@ -27,15 +27,15 @@ def sampled(*stamps: int, percent: int = 50) -> list[UtilizationSample]:
 def watch(moments_us: list[float]) -> tuple[list[Interval], list[int]]:
     """Cover a driver's time whose windows close at multiples of their length."""
     time: DriverClock | None = None
-    stretches, stamps, before_us = [], [], moments_us[0]
+    intervals, stamps, before_us = [], [], moments_us[0]
     for now_us in moments_us:
         stamps.append(int(now_us // WINDOW_US) * WINDOW_US)
-        time, stretch = advance(
+        time, interval = advance(
             time, newest_us=stamps[-1], window_us=WINDOW_US, interval_us=now_us - before_us
         )
-        stretches.append(stretch)
+        intervals.append(interval)
         before_us = now_us
-    return stretches, stamps
+    return intervals, stamps
 
 
 @given(st.lists(st.floats(min_value=2e5, max_value=3e6), min_size=1, max_size=30))
@@ -43,28 +43,28 @@ def test_stretches_meet_and_never_go_beyond_the_newest_window(lengths: list[floa
     moments = [5e6]
     for length in lengths:
         moments.append(moments[-1] + length)
-    stretches, stamps = watch(moments)
-    for before, after in pairwise(stretches):
+    intervals, stamps = watch(moments)
+    for before, after in pairwise(intervals):
         assert after.start_us == before.end_us
-    for stretch, stamp in zip(stretches, stamps, strict=True):
-        assert stamp - 2 * WINDOW_US <= stretch.end_us <= stamp
-        assert stretch.length_us >= 0
+    for interval, stamp in zip(intervals, stamps, strict=True):
+        assert stamp - 2 * WINDOW_US <= interval.end_us <= stamp
+        assert interval.length_us >= 0
 
 
 def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall() -> None:
     for phase in range(0, WINDOW_US, 10_000):
         moments = [5e6 + phase + place * 1_030_000 for place in range(20)]
-        stretches, _ = watch(moments)
-        assert moments[-1] - stretches[-1].end_us == pytest.approx(1.5 * WINDOW_US, abs=25_000)
-        later = [stretch.length_us for stretch in stretches[8:]]
+        intervals, _ = watch(moments)
+        assert moments[-1] - intervals[-1].end_us == pytest.approx(1.5 * WINDOW_US, abs=25_000)
+        later = [interval.length_us for interval in intervals[8:]]
         assert later == pytest.approx([1_030_000] * len(later), abs=15_000)
 
 
 @pytest.mark.parametrize("leap_us", [-700_000, 700_000, 3_600_000_000])
 def test_where_the_drivers_clock_leaps_the_cover_follows(leap_us: int) -> None:
-    stretches, stamps = watch([5e6, 6e6, 7e6, 8e6 + leap_us, 9e6 + leap_us])
-    assert stamps[-1] - 2 * WINDOW_US <= stretches[-1].end_us <= stamps[-1]
-    for before, after in pairwise(stretches):
+    intervals, stamps = watch([5e6, 6e6, 7e6, 8e6 + leap_us, 9e6 + leap_us])
+    assert stamps[-1] - 2 * WINDOW_US <= intervals[-1].end_us <= stamps[-1]
+    for before, after in pairwise(intervals):
         assert after.start_us == before.end_us <= after.end_us
 
 
@@ -72,9 +72,9 @@ def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
     time, first = advance(None, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
     covered = first.end_us
     for _ in range(5):
-        time, stretch = advance(time, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
-        assert stretch.start_us == covered
-        covered = stretch.end_us
+        time, interval = advance(time, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
+        assert interval.start_us == covered
+        covered = interval.end_us
     assert covered <= 10**6
 
 

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from agent.core.normalize.driver_clock import DriverClock
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.core.normalize.shares import ProcessUsage
 from agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
@@ -11,9 +14,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.normalize.driver_clock import DriverClock
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.normalize.shares import ProcessUsage
+from agent.gpu.nvidia.catalogue import FIELDS
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000
@@ -49,7 +50,7 @@ BLANK = RawGpuSample(uuid="GPU-0", index=0)
 # A tick covers up to one and a half windows ago: after one second five windows of the six closed.
 PRIMED = GpuState(
     last_seen=SampleCursor(gpu_us=START_US, memory_us=START_US, process_us=START_US),
-    time=DriverClock(
+    clock=DriverClock(
         earliest_us=START_US + 1.5 * WINDOW_US,
         latest_us=START_US + 1.5 * WINDOW_US,
         covered_us=START_US,
@@ -60,7 +61,7 @@ PRIMED = GpuState(
 
 def read(answers: RawGpuSample, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
     interval_ns = round(seconds * SECOND_NS)
-    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=interval_ns)
+    return read_gpu(answers, before, fields=FIELDS, interval_ns=interval_ns, now_ns=interval_ns)
 
 
 def usage(tick: GpuTick, pid: int) -> ProcessUsage:

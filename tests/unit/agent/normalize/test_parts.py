@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import RawGpuSample
-from agent.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.gpu.nvidia.catalogue import FIELDS
 from gpuledger.records import GpuProfiling
 
 SECOND_NS = 1_000_000_000
@@ -17,7 +18,11 @@ BLANK = RawGpuSample(uuid="GPU-0", index=0)
 
 def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> GpuTick:
     return read_gpu(
-        replace(BLANK, **given), before, interval_ns=SECOND_NS, now_ns=second * SECOND_NS
+        replace(BLANK, **given),
+        before,
+        fields=FIELDS,
+        interval_ns=SECOND_NS,
+        now_ns=second * SECOND_NS,
     )
 
 

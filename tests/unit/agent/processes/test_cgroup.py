@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.processes.cgroup import Location, find_node_paths, locate
+from agent.core.processes.table import Location
+from agent.host.cgroup import find_node_paths, locate
 
 VECTORS = [
     json.loads(line)

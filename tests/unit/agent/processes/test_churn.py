@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
-from agent.sampling import ClockReading, NodeTick, Sampler
+from agent.core.tick import ClockReading, NodeTick
+from agent.gpu.nvidia.catalogue import FIELDS
+from agent.sampling import Sampler
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
 
@@ -219,7 +221,7 @@ def test_no_process_is_ever_shown_where_it_was_not(
     world: list[Round],
 ) -> None:
     machine = Machine()
-    sampler = Sampler(node="node-1", procfs=machine)
+    sampler = Sampler(node="node-1", procfs=machine, fields=FIELDS)
     told: list[ProcessRecord] = []
     known: set[int] = set()
     for before_glance, glanced, before, within, between in world:
@@ -246,7 +248,7 @@ def glance(
         machine.do(step)
     seen_ns, there = machine.moment().boottime_ns, {one.pid for one in machine.listed("GPU-0")}
     machine.before_reads = list(within)
-    sampler.see(there - known, seen_boottime_ns=seen_ns)
+    sampler.record_seen(there - known, seen_boottime_ns=seen_ns)
     machine.before_reads = []
     return there
 

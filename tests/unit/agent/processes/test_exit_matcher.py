@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.processes.exit_matcher import ExitMatcher
-from agent.processes.lifetime import Account
-from agent.processes.procfs import ProcessReader
-from agent.processes.table import ProcessTable
+from agent.core.processes.accounting.exit_matcher import Account, ExitMatcher
+from agent.core.processes.table import ProcessTable
+from agent.host.procfs import ProcessReader
 from gpuledger.records import GpuTotals, ProcessRecord
 from tests.fakes.nvml import FakeProcfs
 
@@ -23,7 +22,7 @@ class Node:
         self.procfs = FakeProcfs()
         processes = ProcessReader(self.procfs)
         self.table = ProcessTable(processes=processes, node="node-1", boot_id="boot-1")
-        self.endings = ExitMatcher(processes=processes, node="node-1", boot_id="boot-1")
+        self.matcher = ExitMatcher(processes=processes, node="node-1", boot_id="boot-1")
         self.seconds = 100
         self.set_by_seconds = 0
 
@@ -37,9 +36,9 @@ class Node:
     ) -> list[ProcessRecord]:
         self.seconds += 1
         boottime_ns = self.seconds * SECOND_NS
-        roll = self.table.call(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
-        return self.endings.settle(
-            roll,
+        update = self.table.refresh(listed, listed_boottime_ns=boottime_ns, time_ns=boottime_ns)
+        return self.matcher.match(
+            update,
             accounts,
             time_ns=BOOT_NS + self.set_by_seconds * SECOND_NS + boottime_ns,
             boottime_ns=boottime_ns,
@@ -173,6 +172,6 @@ def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
 def test_memory_of_it_all_is_bounded(node: Node) -> None:
     for number in range(2000):
         node.tick({"GPU-0": []}, {"GPU-0": [account(number + 10, opened=node.seconds)]})
-    endings = node.endings
-    assert len(endings._told) <= 10
-    assert len(endings._waiting) + len(endings._parts) + len(endings._recent) == 0
+    endings = node.matcher
+    assert len(endings._repeated) <= 10
+    assert len(endings._waiting) + len(endings._partial) + len(endings._recent) == 0

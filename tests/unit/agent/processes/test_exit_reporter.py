@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 import pytest
-from prometheus_client import REGISTRY
 
-from agent.processes.cgroup import Location
-from agent.processes.container_table import Containers
-from agent.processes.exit_reporter import ExitReporter
-from agent.processes.history import TickInterval
-from agent.processes.lifetime import ExitedProcess
-from agent.processes.procfs import UNREADABLE, ProcessFacts
+from agent.core.processes.accounting.exit_matcher import ExitedProcess
+from agent.core.processes.accounting.exit_reporter import ExitReporter
+from agent.core.processes.accounting.history import TickInterval
+from agent.core.processes.table import UNREADABLE, Location, ProcessFacts
+from agent.core.processes.tracker import ContainerTable
 from gpuledger.records import (
     ContainerRef,
     GpuProcess,
@@ -44,7 +42,7 @@ class Node:
     """A node with one GPU; ticks are of a second, and the first covers second 10."""
 
     def __init__(self) -> None:
-        self.closing = ExitReporter()
+        self.reporter = ExitReporter()
         self.second = 9
         self.containers: list[ContainerRef] = []
 
@@ -63,14 +61,14 @@ class Node:
             end_ns=begin_ns + NS,
             time_ns=EPOCH_NS + begin_ns + NS,
         )
-        containers = Containers()
-        self.closing.take(ended)
-        ends = self.closing.tell(
+        containers = ContainerTable()
+        self.reporter.add(ended)
+        ends = self.reporter.report(
             covered,
             gpus=[reading or GpuReading(uuid="GPU-0", index=0, utilization_ratio=ratio)],
             processes=listed,
             accounted={"GPU-0"},
-            containers=containers,
+            container_index=containers.index_of,
         )
         self.containers = containers.refs()
         return ends or []
@@ -85,11 +83,6 @@ def listed(*, ended: bool | None = None) -> GpuProcess:
         container=0,
         ended=ended,
     )
-
-
-def untold(reason: str) -> float:
-    name = "gpuledger_agent_process_exits_unreported_total"
-    return REGISTRY.get_sample_value(name, {"reason": reason}) or 0.0
 
 
 @pytest.fixture
@@ -157,9 +150,8 @@ def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
 def test_what_cannot_be_told_rightly_is_counted(
     node: Node, end: ExitedProcess, reason: str
 ) -> None:
-    before = untold(reason)
     assert node.tick(end) == node.tick() == []
-    assert untold(reason) - before == 1
+    assert node.reporter.drain_unreported() == {reason: 1}
 
 
 def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None:
@@ -167,11 +159,10 @@ def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None
     assert node.tick(closed(11.2, 0.4), reading=other) == []
     assert [one.pid for one in node.tick()] == [7]
 
-    before = untold("gpu_gone")
     ends = [node.tick(closed(13.2, 0.4), reading=other)]
     ends += [node.tick(reading=other) for _ in range(130)]
     assert sum(map(len, ends)) == 0
-    assert untold("gpu_gone") - before == 1
+    assert node.reporter.drain_unreported() == {"gpu_gone": 1}
 
 
 def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
@@ -184,6 +175,8 @@ def test_without_accounts_nothing_is_remembered() -> None:
     closing = ExitReporter()
     covered = TickInterval(seq=1, begin_ns=0, end_ns=NS, time_ns=EPOCH_NS)
     gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
-    told = closing.tell(covered, gpus=gpus, processes=[], accounted=set(), containers=Containers())
+    told = closing.report(
+        covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
+    )
     assert told is None
-    assert closing._pasts == {}
+    assert closing._histories == {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.processes.history import GpuHistory, ProcessInterval, TickInterval
+from agent.core.processes.accounting.history import GpuHistory, ProcessInterval, TickInterval
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 
 NS = 1_000_000_000
@@ -35,14 +35,14 @@ def process(
     )
 
 
-def stay(begin: float, end: float, untold: float) -> ProcessInterval:
+def interval(begin: float, end: float, untold: float) -> ProcessInterval:
     return ProcessInterval(round(begin * NS), round(end * NS), untold)
 
 
-def past_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
+def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
     made = GpuHistory()
     for second, (ratio, processes) in enumerate(ticks):
-        made.note(covered(second), reading(ratio), processes)
+        made.record(covered(second), reading(ratio), processes)
     return made
 
 
@@ -66,15 +66,15 @@ def past_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
     ratio: float | None, processes: list[GpuProcess], said: float
 ) -> None:
-    seconds, first = past_of((ratio, processes)).pop_ticked((1, NS))
+    seconds, first = history_of((ratio, processes)).pop_sampled((1, NS))
     assert seconds == pytest.approx(said)
     assert first == covered(0)
 
 
 def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
-    past = past_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
-    assert past.pop_ticked((1, NS)) == (0.75, covered(0))
-    assert past.pop_ticked((1, NS)) == (0.0, None)
+    history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
+    assert history.pop_sampled((1, NS)) == (0.75, covered(0))
+    assert history.pop_sampled((1, NS)) == (0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -90,57 +90,57 @@ def test_what_ticks_said_of_a_process_is_summed_until_it_is_told() -> None:
 def test_busy_time_is_nobodys_where_nobody_was_seen(
     processes: list[GpuProcess], *, is_nobodys: bool
 ) -> None:
-    past = past_of((0.5, processes))
-    assert past.set_aside([stay(0, 1, 9.0)]) == [0.5 if is_nobodys else 0.0]
+    history = history_of((0.5, processes))
+    assert history.reserve([interval(0, 1, 9.0)]) == [0.5 if is_nobodys else 0.0]
 
 
 def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
-    past = GpuHistory()
-    past.note(covered(0), None, [])
-    assert past.set_aside([stay(0, 1, 1.0)]) == [0.0]
-    assert past.met(stay(0, 1, 1.0)) == []
+    history = GpuHistory()
+    history.record(covered(0), None, [])
+    assert history.reserve([interval(0, 1, 1.0)]) == [0.0]
+    assert history.ticks_of(interval(0, 1, 1.0)) == []
 
 
 @pytest.mark.parametrize(
-    ("stays", "given_seconds"),
+    ("intervals", "given_seconds"),
     [
-        ([stay(0.5, 1.5, 0.4)], [0.4]),
+        ([interval(0.5, 1.5, 0.4)], [0.4]),
         # No more of a tick than it was there, and nothing of a tick in which it was not.
-        ([stay(0.9, 1.0, 0.4)], [0.1]),
-        ([stay(5.0, 6.0, 0.4)], [0.0]),
+        ([interval(0.9, 1.0, 0.4)], [0.1]),
+        ([interval(5.0, 6.0, 0.4)], [0.0]),
         # What there is, in proportion to what is looked for.
-        ([stay(0.0, 1.0, 0.6), stay(0.0, 1.0, 0.3)], [0.4, 0.2]),
+        ([interval(0.0, 1.0, 0.6), interval(0.0, 1.0, 0.3)], [0.4, 0.2]),
         # Both have of the first tick what they can, and of the second what is left to find.
-        ([stay(0.0, 2.0, 1.0), stay(0.0, 1.0, 0.2)], [1.0, 0.1]),
+        ([interval(0.0, 2.0, 1.0), interval(0.0, 1.0, 0.2)], [1.0, 0.1]),
     ],
 )
 def test_what_is_nobodys_is_set_aside_for_those_who_were_there(
-    stays: list[ProcessInterval], given_seconds: list[float]
+    intervals: list[ProcessInterval], given_seconds: list[float]
 ) -> None:
-    assert past_of((0.6, []), (0.6, [])).set_aside(stays) == pytest.approx(given_seconds)
+    assert history_of((0.6, []), (0.6, [])).reserve(intervals) == pytest.approx(given_seconds)
 
 
 spans = st.tuples(
     st.floats(0, 10, allow_nan=False), st.floats(0, 3, allow_nan=False), st.floats(0, 3)
-).map(lambda drawn: stay(drawn[0], drawn[0] + drawn[1], drawn[2]))
+).map(lambda drawn: interval(drawn[0], drawn[0] + drawn[1], drawn[2]))
 
 
 @given(st.lists(st.floats(0, 1), max_size=10), st.lists(st.lists(spans, max_size=4), max_size=4))
 def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
     ratios: list[float], asked: list[list[ProcessInterval]]
 ) -> None:
-    past = past_of(*((ratio, []) for ratio in ratios))
-    given_seconds = [past.set_aside(stays) for stays in asked]
+    history = history_of(*((ratio, []) for ratio in ratios))
+    given_seconds = [history.reserve(intervals) for intervals in asked]
     assert sum(map(sum, given_seconds)) <= sum(ratios) + 1e-9
-    for stays, parts in zip(asked, given_seconds, strict=True):
-        for one, part in zip(stays, parts, strict=True):
-            assert 0.0 <= part <= one.untold_seconds + 1e-9
+    for intervals, parts in zip(asked, given_seconds, strict=True):
+        for one, part in zip(intervals, parts, strict=True):
+            assert 0.0 <= part <= one.missing_seconds + 1e-9
             assert part <= (one.end_ns - one.begin_ns) / NS + 1e-9
 
 
 def test_memory_of_it_is_bounded() -> None:
-    past = GpuHistory()
+    history = GpuHistory()
     for second in range(1000):
-        past.note(covered(second), reading(0.5), [process(second + 1)])
-    assert len(past._ticks) == 121
-    assert len(past._ticked) == 17
+        history.record(covered(second), reading(0.5), [process(second + 1)])
+    assert len(history._unclaimed) == 121
+    assert len(history._sampled) == 17

@@ -2,9 +2,8 @@
 
 import pytest
 
-from agent.processes.lifetime import Account
-from agent.processes.procfs import ProcessReader
-from agent.processes.seen_pids import SeenPids
+from agent.core.processes.accounting.exit_matcher import Account, SeenPids
+from agent.host.procfs import ProcessReader
 from gpuledger.records import GpuTotals
 from tests.fakes.nvml import FakeProcfs
 
@@ -21,9 +20,9 @@ def account(pid: int, *, opened: float | None) -> Account:
 def seen(pid: int, *, started: int, at: int) -> SeenPids:
     procfs = FakeProcfs()
     procfs.start(pid, started_ticks=started * 100, cgroup=f"/docker/{ONE}")
-    sightings = SeenPids(processes=ProcessReader(procfs))
-    sightings.see([pid], seen_boottime_ns=at * SECOND_NS)
-    return sightings
+    seen_pids = SeenPids(processes=ProcessReader(procfs))
+    seen_pids.record([pid], seen_boottime_ns=at * SECOND_NS)
+    return seen_pids
 
 
 @pytest.mark.parametrize(
@@ -42,8 +41,8 @@ def seen(pid: int, *, started: int, at: int) -> SeenPids:
 def test_an_account_is_the_seen_processs_where_that_was_there_all_the_while(
     opened: float | None, started: int, *, is_known: bool
 ) -> None:
-    sightings = seen(7, started=started, at=61)
-    found = sightings.find(account(7, opened=opened), [BOOT_NS])
+    seen_pids = seen(7, started=started, at=61)
+    found = seen_pids.find(account(7, opened=opened), [BOOT_NS])
     assert (found and found.location.container_id) == (ONE if is_known else None)
 
 
@@ -52,27 +51,27 @@ def test_nobody_elses_pid_is_known() -> None:
 
 
 def test_one_that_is_gone_already_is_not_known() -> None:
-    sightings = SeenPids(processes=ProcessReader(FakeProcfs()))
-    sightings.see([7], seen_boottime_ns=61 * SECOND_NS)
-    assert sightings.find(account(7, opened=60), [BOOT_NS]) is None
+    seen_pids = SeenPids(processes=ProcessReader(FakeProcfs()))
+    seen_pids.record([7], seen_boottime_ns=61 * SECOND_NS)
+    assert seen_pids.find(account(7, opened=60), [BOOT_NS]) is None
 
 
 def test_a_pid_that_is_seen_again_is_its_latest_process() -> None:
     procfs = FakeProcfs()
-    sightings = SeenPids(processes=ProcessReader(procfs))
+    seen_pids = SeenPids(processes=ProcessReader(procfs))
     for seconds, container in ((50, ONE), (70, TWO)):
         procfs.start(7, started_ticks=seconds * 100, cgroup=f"/docker/{container}")
-        sightings.see([7], seen_boottime_ns=(seconds + 1) * SECOND_NS)
-    found = sightings.find(account(7, opened=70.5), [BOOT_NS])
+        seen_pids.record([7], seen_boottime_ns=(seconds + 1) * SECOND_NS)
+    found = seen_pids.find(account(7, opened=70.5), [BOOT_NS])
     assert found is not None
     assert found.location.container_id == TWO
-    assert sightings.find(account(7, opened=50.5), [BOOT_NS]) is None
+    assert seen_pids.find(account(7, opened=50.5), [BOOT_NS]) is None
 
 
 def test_memory_of_them_is_bounded() -> None:
     procfs = FakeProcfs()
-    sightings = SeenPids(processes=ProcessReader(procfs))
+    seen_pids = SeenPids(processes=ProcessReader(procfs))
     for pid in range(5000):
         procfs.start(pid, started_ticks=1, cgroup="/")
-        sightings.see([pid], seen_boottime_ns=SECOND_NS)
-    assert len(sightings._seen) == 1024
+        seen_pids.record([pid], seen_boottime_ns=SECOND_NS)
+    assert len(seen_pids._seen) == 1024

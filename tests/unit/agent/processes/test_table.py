@@ -1,11 +1,9 @@
 """Who a process is: pid and start time, never the pid alone."""
 
 import pytest
-from prometheus_client import REGISTRY
 
-from agent.processes.cgroup import Location
-from agent.processes.procfs import UNREADABLE, ProcessReader, read_boot_id
-from agent.processes.table import ProcessTable, TableUpdate
+from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
+from agent.host.procfs import ProcessReader, read_boot_id
 from gpuledger.records import ProcessChange
 from tests.fakes.nvml import FakeProcfs, stat
 
@@ -24,10 +22,10 @@ def table(procfs: FakeProcfs) -> ProcessTable:
 
 
 def call(table: ProcessTable, *pids: int, at_ticks: int = 1000, gpu: str = "GPU-0") -> TableUpdate:
-    return table.call({gpu: pids}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
+    return table.refresh({gpu: pids}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
 
 
-def told(roll: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
+def told(update: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
     return [
         (
             record.change,
@@ -35,7 +33,7 @@ def told(roll: TableUpdate) -> list[tuple[str, int, int | None, str | None]]:
             record.started_boottime_ns and record.started_boottime_ns // TICK_NS,
             record.container_id,
         )
-        for record in roll.records
+        for record in update.records
     ]
 
 
@@ -95,12 +93,12 @@ def test_a_recycled_pid_is_one_process_ended_and_another_one_seen(
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7, at_ticks=1000)
     procfs.start(7, started_ticks=1500, cgroup=f"/docker/{TWO}")
-    roll = call(table, 7, at_ticks=2000)
-    assert told(roll) == [
+    update = call(table, 7, at_ticks=2000)
+    assert told(update) == [
         (ProcessChange.ENDED, 7, 100, ONE),
         (ProcessChange.SEEN, 7, 1500, TWO),
     ]
-    assert roll.was_recycled(7)
+    assert update.was_recycled(7)
 
 
 def test_a_process_younger_than_the_drivers_list_is_not_the_one_in_it(
@@ -134,9 +132,9 @@ def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
-    table.call({"GPU-0": [7], "GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=1)
-    assert table.call({"GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=2).records == []
-    (record,) = table.call(
+    table.refresh({"GPU-0": [7], "GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=1)
+    assert table.refresh({"GPU-1": [7]}, listed_boottime_ns=10**12, time_ns=2).records == []
+    (record,) = table.refresh(
         {"GPU-0": [7], "GPU-1": []}, listed_boottime_ns=10**12, time_ns=3
     ).records
     assert (record.change, record.gpu_uuids) == (ProcessChange.CHANGED, ["GPU-0"])
@@ -146,19 +144,15 @@ def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     """That a process died with its GPU is usual, and no sign that /proc hides processes."""
-    name = "gpuledger_agent_processes_unreadable_total"
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7)
     procfs.end(7)
-    before = REGISTRY.get_sample_value(name) or 0.0
     for at_ticks in range(1100, 1500, 100):
-        lost = table.call({}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
-        assert (list(lost.now), lost.records) == ([7], [])
-    assert REGISTRY.get_sample_value(name) == before
+        lost = table.refresh({}, listed_boottime_ns=at_ticks * TICK_NS, time_ns=at_ticks)
+        assert (list(lost.now), lost.records, lost.unreadable) == ([7], [], 0)
 
     assert [change for change, *_ in told(call(table, at_ticks=1600))] == ["ended"]
-    call(table, 8, at_ticks=1700)
-    assert REGISTRY.get_sample_value(name) == before + 1
+    assert call(table, 8, at_ticks=1700).unreadable == 1
 
 
 def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_told_again(
@@ -167,9 +161,9 @@ def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_told_a
     for pid in (7, 8):
         procfs.start(pid, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7, 8)
-    ended = table.call({"GPU-0": []}, lingering=[7], listed_boottime_ns=10**12, time_ns=2)
+    ended = table.refresh({"GPU-0": []}, lingering=[7], listed_boottime_ns=10**12, time_ns=2)
     assert [change for change, *_ in told(ended)] == [ProcessChange.ENDED] * 2
-    after = table.call({"GPU-0": []}, lingering=[], listed_boottime_ns=10**12, time_ns=3)
+    after = table.refresh({"GPU-0": []}, lingering=[], listed_boottime_ns=10**12, time_ns=3)
     assert (list(after.before), after.records) == ([7], [])
     assert not call(table).before
 
@@ -179,11 +173,11 @@ def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7, at_ticks=1000)
-    table.call({"GPU-0": []}, lingering=[7], listed_boottime_ns=2000 * TICK_NS, time_ns=2)
+    table.refresh({"GPU-0": []}, lingering=[7], listed_boottime_ns=2000 * TICK_NS, time_ns=2)
     procfs.start(7, started_ticks=2500, cgroup=f"/docker/{TWO}")
-    roll = call(table, 7, at_ticks=3000)
-    assert roll.was_recycled(7)
-    assert told(roll) == [(ProcessChange.SEEN, 7, 2500, TWO)]
+    update = call(table, 7, at_ticks=3000)
+    assert update.was_recycled(7)
+    assert told(update) == [(ProcessChange.SEEN, 7, 2500, TWO)]
 
 
 def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: FakeProcfs) -> None:

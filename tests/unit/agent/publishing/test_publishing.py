@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
+from agent.core.tick import NodeTick
 from agent.metrics import (
     MESSAGES_OF_THE_FUTURE,
     MESSAGES_TOO_LARGE,
@@ -20,7 +21,6 @@ from agent.publishing.message_bundle import Parcel, pack, pack_incident, pack_in
 from agent.publishing.publisher import SamplePublisher, shut_down
 from agent.publishing.queue import QueuedMessage, TickQueue
 from agent.publishing.send_queue import SendQueue
-from agent.sampling import NodeTick
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of

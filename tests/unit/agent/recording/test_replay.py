@@ -12,13 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.core.tick import NodeTick
+from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
-from agent.processes.procfs import Procfs
+from agent.host.procfs import Procfs
 from agent.recording.format import RecordingHeader, Tape, read_tape
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
 from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
 from agent.recording.serialize import Handles, fill
-from agent.sampling import NodeTick, Sampler
+from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
@@ -44,7 +46,7 @@ class Node:
         """Sample as the agent does, after each wait."""
         nvml = NvmlSession(self.nvml, monotonic_ns=self.clock.monotonic_ns)
         gpus = nvml.open()
-        sampler = Sampler(node="node", procfs=self.procfs)
+        sampler = Sampler(node="node", procfs=self.procfs, fields=FIELDS)
         made = []
         for wait in [0.0, *waits]:
             self.hand.advance(wait)

@@ -14,10 +14,11 @@ begins is taken from the agent's own, and left out.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from agent.core.processes.table import Location
 
 _HEX_ID: Final = "[0-9a-f]{64}"
 _UUID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
@@ -31,23 +32,6 @@ _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel adds this to the path of a process that outlived its cgroup.
 _DELETED: Final = " (deleted)"
 _CONTROLLERS: Final = ("name=systemd", "", "memory", "pids", "devices", "cpu,cpuacct")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Location:
-    """Where a process runs, as its cgroup shows it."""
-
-    container_id: str | None = None
-    """The runtime's id, 64 hexadecimal digits; `None` where the path names no container."""
-    pod_uid: str | None = None
-    """The pod's UID, or a static pod's configuration hash; `None` where the path names no pod."""
-    line: str | None = None
-    """The line that said so, else the first line; `None` where there was none."""
-
-    @property
-    def in_container(self) -> bool:
-        """Whether the path names a pod or a container at all: everything else is the host."""
-        return self.container_id is not None or self.pod_uid is not None
 
 
 class _CgroupLine(NamedTuple):
@@ -66,13 +50,13 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
     Of several lines one with a pod wins, then one with a container: in a hybrid hierarchy some
     controllers may stop at an outer container.
     """
-    parsed = _parse_all(text)
+    parsed = _parse(text)
     found = [
         (_locate_path(line.path, node_paths.get(line.controllers, ())), line) for line in parsed
     ]
     if not found:
         return Location()
-    (container_id, pod_uid), line = min(found, key=lambda one: _rank(*one))
+    (container_id, pod_uid), line = min(found, key=lambda located: _rank(*located))
     if container_id is None and pod_uid is None:
         line = parsed[0]
     return Location(container_id=container_id, pod_uid=pod_uid, line=line.text)
@@ -85,38 +69,36 @@ def find_node_paths(agents_text: str) -> NodePaths:
     node's. A node on its own machine has no pod there, and nothing is left out.
     """
     paths = {}
-    for line in _parse_all(agents_text):
+    for line in _parse(agents_text):
         segments = _cut(line.path)
-        pods = [place for place, segment in enumerate(segments) if _POD.fullmatch(segment)]
+        pods = [index for index, segment in enumerate(segments) if _POD.fullmatch(segment)]
+        # With one pod alone the path is that of an agent on a node that is a machine.
         if len(pods) > 1:
-            innermost = pods[-1]
-            last_of_node = _last_of_node(segments[:innermost])
+            # The last pod or container before it: the node is in that, with all its slices.
+            last_of_node = max(
+                index
+                for index, segment in enumerate(segments[: pods[-1]])
+                if _POD.fullmatch(segment) or _CONTAINER.fullmatch(segment)
+            )
             paths[line.controllers] = tuple(segments[: last_of_node + 1])
     return paths
 
 
-def _parse_all(text: str) -> list[_CgroupLine]:
+def _parse(text: str) -> list[_CgroupLine]:
+    parsed = []
     # The kernel ends lines with \n alone; any other separator can stand in a cgroup's name.
-    return [_parse(line) for line in text.split("\n") if line.strip()]
+    for line in text.split("\n"):
+        if line.strip():
+            matched = _PROC_LINE.fullmatch(line)
+            # A bare path, such as a person gives, is taken for the path of any hierarchy.
+            controllers, path = matched.groups() if matched else ("", line)
+            path = path.removesuffix(_DELETED)
+            parsed.append(_CgroupLine(text=line, controllers=controllers, path=path))
+    return parsed
 
 
 def _cut(path: str) -> list[str]:
     return re.split("[/:]", path)
-
-
-def _last_of_node(segments: Sequence[str]) -> int:
-    """Return the place of the last pod or container: the node is in it, with all its slices."""
-    return max(
-        place
-        for place, segment in enumerate(segments)
-        if _POD.fullmatch(segment) or _CONTAINER.fullmatch(segment)
-    )
-
-
-def _parse(text: str) -> _CgroupLine:
-    matched = _PROC_LINE.fullmatch(text)
-    controllers, path = matched.groups() if matched else ("", text)
-    return _CgroupLine(text=text, controllers=controllers, path=path.removesuffix(_DELETED))
 
 
 def _rank(found: tuple[str | None, str | None], line: _CgroupLine) -> tuple[bool, bool, int]:
@@ -134,8 +116,8 @@ def _locate_path(path: str, node_path: tuple[str, ...]) -> tuple[str | None, str
     segments = _cut(path)
     if tuple(segments[: len(node_path)]) == node_path:
         segments = segments[len(node_path) :]
-    pods = ((place, found) for place, found in enumerate(map(_POD.fullmatch, segments)) if found)
-    place, pod = next(pods, (-1, None))
-    containers = (_CONTAINER.fullmatch(segment) for segment in segments[place + 1 :])
+    pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
+    index, pod = next(pods, (-1, None))
+    containers = (_CONTAINER.fullmatch(segment) for segment in segments[index + 1 :])
     container = next(filter(None, containers), None)
     return (container and container[1], pod and pod[1].replace("_", "-"))

@@ -1,4 +1,4 @@
-"""Which values of the driver can be true. Pure: what cannot be is left out, counted and named.
+"""Which values of the driver can be true: what cannot be is left out, counted and named.
 
 The bounds are those of the records (`gpuledger.records.bounds`), so that what is kept can be sent.
 Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number may reach the books.
@@ -6,7 +6,7 @@ Drivers do answer with utilization 4294967295 or memory 2^64-1; no such number m
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Final
 
 from agent.core.units import Unit
@@ -35,7 +35,7 @@ class Validator:
         self.drop(reading, "out_of_range")
         return None
 
-    def believe(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
+    def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
         """Return whether a value can be true by its unit alone; an absent one is not counted."""
         if value is None:
             return False
@@ -56,6 +56,7 @@ def _reason_against(value: Any, unit: Unit) -> str | None:  # noqa: ANN401  # wh
 def converter(unit: Unit) -> Callable[[Any], Any]:
     """Return what brings values that can be true into our unit, and the type of their field."""
     times, over, cap = unit.times, unit.over or 1, unit.cap
+    # One function for each kind of unit: each is called for some hundred values a tick.
     if unit.choices:
         return unit.choices.__getitem__
     if cap is not None:
@@ -63,8 +64,3 @@ def converter(unit: Unit) -> Callable[[Any], Any]:
     if unit.over is not None:
         return lambda value: value * times / over
     return lambda value: int(value) * times
-
-
-def all_numbers(values: Any) -> Collection[float]:  # noqa: ANN401  # whatever the driver says
-    """Return a list of values as such; one that is none counts as empty."""
-    return values if isinstance(values, list | tuple) else ()

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agent.host.procfs import Procfs
 from agent.incidents.kmsg import Kmsg
 from agent.kubelet.client import Kubelet
 from agent.kubelet.container_logs import ListNames
-from agent.processes.procfs import Procfs
 from gpuledger.clock import Clock
 
 

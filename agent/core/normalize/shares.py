@@ -1,8 +1,9 @@
 """What each process had of a GPU in an interval, from the driver's process samples.
 
-Pure. The driver gives whole percents of its own sampling windows, nothing for a window in which a
-process did not run, and nothing for the window in which it ended. On some drivers there is one
-sample for each window, on others one for the whole time since the last question.
+The driver gives whole percents of its own sampling windows, nothing for a window in which a process
+did not run, and nothing for the window in which it ended. On some drivers there is one sample for
+each window, on others one for the whole time since the last query: how far the samples of one
+process lie apart shows which.
 """
 
 from collections import Counter
@@ -12,10 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
+from agent.core.normalize.validation import MEMORY_BYTES, PERCENT, PID, TIMESTAMP_US, Validator
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
-from agent.normalize import validation
-from agent.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
-from agent.normalize.validation import Validator
 from gpuledger.records import ProcessKind
 
 _MIN_WINDOW_US: Final = 10_000
@@ -51,8 +51,8 @@ class GoneProcess:
 class SampleCoverage:
     """What the tick covers."""
 
-    stretch: Interval | None
-    """The covered stretch of the driver's time; `None` where the GPU's samples do not show it."""
+    interval: Interval | None
+    """The covered interval of the driver's time; `None` where the GPU's samples do not show it."""
     windows: Sequence[SampledWindow]
     """The GPU's own windows, oldest first."""
     interval_us: float
@@ -60,28 +60,27 @@ class SampleCoverage:
 
     def share(self, sample: ProcessUtilizationSample, window_us: int | None) -> float:
         """Return which part of the covered time a sample stands for."""
-        if self.stretch is None:
+        if self.interval is None:
             return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
         if window_us is None:
-            return 1.0 if sample.timestamp_us > self.stretch.start_us else 0.0
+            # One sample for all the time since the last query.
+            return 1.0 if sample.timestamp_us > self.interval.start_us else 0.0
         end_us = sample.timestamp_us
-        overlap_us = self.stretch.overlap_us(end_us - self._width_us(end_us, window_us), end_us)
-        return overlap_us / (self._told_us or self.stretch.length_us or 1.0)
-
-    def _width_us(self, end_us: int, window_us: int) -> int:
-        """Return a window's true width: that of the GPU's window, where both are of one grid."""
+        # The true width is that of the GPU's window, where both are of one grid.
         window = self._by_end.get(end_us) or window_at(self.windows, end_us)
         width_us = window.end_us - window.start_us if window else window_us
-        is_same = abs(width_us - window_us) < _SAME_PERIOD_RATIO * window_us
-        return width_us if is_same else window_us
+        if abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us:
+            width_us = window_us
+        overlap_us = self.interval.overlap_us(end_us - width_us, end_us)
+        return overlap_us / (self._known_us or self.interval.length_us or 1.0)
 
     @cached_property
     def _by_end(self) -> Mapping[int, SampledWindow]:
         return {window.end_us: window for window in self.windows}
 
     @cached_property
-    def _told_us(self) -> float:
-        return known_us(self.windows, self.stretch) if self.stretch else 0.0
+    def _known_us(self) -> float:
+        return known_us(self.windows, self.interval) if self.interval else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +102,7 @@ def list_processes(
     before: Mapping[int, ListedProcess],
     *,
     memory_bytes: int | None,
-    sieve: Validator,
+    validator: Validator,
 ) -> Mapping[int, ListedProcess]:
     """Merge the driver's lists by pid: a process in two of them holds its memory once.
 
@@ -111,100 +110,78 @@ def list_processes(
     """
     if listed is None:
         return before
-    limits = (0, memory_bytes or validation.MEMORY_BYTES[1])
+    limits = (0, memory_bytes or MEMORY_BYTES[1])
     merged: dict[int, ListedProcess] = {}
     for process in listed:
-        if sieve.keep(process.pid, validation.PID, reading="process_pid") is None:
+        if validator.keep(process.pid, PID, reading="process_pid") is None:
             continue
-        held = sieve.keep(process.memory_bytes, limits, reading="process_memory_bytes")
-        sane = process if held == process.memory_bytes else replace(process, memory_bytes=held)
+        held = validator.keep(process.memory_bytes, limits, reading="process_memory_bytes")
+        kept = process if held == process.memory_bytes else replace(process, memory_bytes=held)
         other = merged.get(process.pid)
-        merged[process.pid] = _merge(other, sane) if other else sane
+        if other:
+            sizes = [size for size in (other.memory_bytes, held) if size is not None]
+            kept = ListedProcess(
+                pid=process.pid,
+                # Whoever draws and computes is there to compute.
+                kind=other.kind if other.kind == process.kind else ProcessKind.COMPUTE,
+                memory_bytes=max(sizes, default=None),
+            )
+        merged[process.pid] = kept
     return merged
 
 
-def _merge(one: ListedProcess, other: ListedProcess) -> ListedProcess:
-    held = [process.memory_bytes for process in (one, other) if process.memory_bytes is not None]
-    kind = one.kind if one.kind == other.kind else ProcessKind.COMPUTE
-    return ListedProcess(pid=one.pid, kind=kind, memory_bytes=max(held, default=None))
-
-
-def share_out(
+def apportion(
     samples: Sequence[ProcessUtilizationSample] | None,
     *,
     running: Mapping[int, ListedProcess],
     before: Mapping[int, ListedProcess],
-    cover: SampleCoverage,
+    coverage: SampleCoverage,
     window_us: int | None,
     gpu_ratio: float | None,
     learns: bool = True,
 ) -> Shares:
-    """Share out the cover; a process without samples had nothing of it, if samples are given.
+    """Return each process's share of the covered time.
 
-    With `learns` off the samples do not tell the driver's window: it stays as it is known.
+    A process without samples had nothing of it, if samples are given. With `learns` off the samples
+    do not show the driver's window: it stays as it is known.
     """
-    everyone = {**before, **running}
-    newest_us = cover.windows[-1].end_us if cover.windows else 0
-    kept, dropped = _sift(samples or (), everyone, newest_us)
-    learnt_us = _shortest(window_us, _spacing(kept)) if learns else window_us
-    measure = _Measure(cover=cover, window_us=learnt_us, gpu_ratio=gpu_ratio)
-    covers_any = bool(cover.stretch and cover.stretch.length_us)
+    processes = {**before, **running}
+    newest_us = coverage.windows[-1].end_us if coverage.windows else 0
+    kept, dropped = _sort(samples or (), processes, newest_us)
+    if learns:
+        periods = (window_us, _shortest_gap_us(kept))
+        window_us = min((period for period in periods if period is not None), default=None)
+    covers_any = bool(coverage.interval and coverage.interval.length_us)
+    # Without new windows and samples nobody knows; with them, no sample means no kernel.
     is_known = samples is not None and (covers_any or bool(kept))
-    usages = [
-        measure.usage(process, kept.get(pid, ()), is_known=is_known, ended=pid not in running)
-        for pid, process in everyone.items()
-    ]
+    # One sample, of a window whose length has not shown yet, may be of a short one.
+    max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
+    usages = []
+    for pid, process in processes.items():
+        percent = 0.0
+        for sample in kept.get(pid, ()):
+            percent += sample.sm_percent * coverage.share(sample, window_us)
+        sm_ratio = min(percent / 100, max_ratio) if is_known else None
+        usages.append(ProcessUsage(process=process, sm_ratio=sm_ratio, ended=pid not in running))
     return Shares(
         usages=sorted(usages, key=lambda usage: usage.ended),
-        newest_us=max((one.timestamp_us for own in kept.values() for one in own), default=0),
-        window_us=learnt_us,
+        newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
+        window_us=window_us,
         dropped=dropped,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Measure:
-    """Turns a process's samples into its share of the covered time."""
-
-    cover: SampleCoverage
-    window_us: int | None
-    gpu_ratio: float | None
-
-    def usage(
-        self,
-        process: ListedProcess,
-        samples: Sequence[ProcessUtilizationSample],
-        *,
-        is_known: bool,
-        ended: bool,
-    ) -> ProcessUsage:
-        sm = 0.0
-        for sample in samples:
-            sm += sample.sm_percent * self.cover.share(sample, self.window_us)
-        return ProcessUsage(
-            process=process,
-            sm_ratio=self._limit(sm / 100) if is_known else None,
-            ended=ended,
-        )
-
-    def _limit(self, ratio: float) -> float:
-        if self.window_us is None and self.gpu_ratio is not None:
-            # One sample, of a window whose length has not shown yet: it may be short.
-            return min(ratio, self.gpu_ratio)
-        return min(1.0, ratio)
-
-
-def _sift(
+def _sort(
     samples: Iterable[ProcessUtilizationSample],
-    everyone: Mapping[int, ListedProcess],
+    processes: Mapping[int, ListedProcess],
     newest_us: int,
 ) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
-    """Keep the samples of processes that are or were there; drivers do invent others."""
+    """Return the samples of processes that are or were there, by pid; drivers do invent others."""
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
-    latest_us = newest_us + _AHEAD_US if newest_us else validation.TIMESTAMP_US[1]
+    latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]
     for sample in samples:
-        reason = _reason_to_drop(sample, everyone, latest_us)
+        reason = _reason_to_drop(sample, processes, latest_us)
         if reason:
             dropped[reason] += 1
         else:
@@ -213,19 +190,19 @@ def _sift(
 
 
 def _reason_to_drop(
-    sample: ProcessUtilizationSample, everyone: Mapping[int, ListedProcess], latest_us: int
+    sample: ProcessUtilizationSample, processes: Mapping[int, ListedProcess], latest_us: int
 ) -> str | None:
     if sample.pid == 0:
         return "pid_zero"
-    if sample.pid not in everyone:
+    if sample.pid not in processes:
         return "not_listed"
-    lowest, highest = validation.PERCENT
+    lowest, highest = PERCENT
     if not (lowest <= sample.sm_percent <= highest and lowest <= sample.memory_percent <= highest):
         return "implausible"
     return None if 0 < sample.timestamp_us <= latest_us else "implausible"
 
 
-def _spacing(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:
+def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:
     """Return the shortest time between two samples of one process in one answer."""
     gaps = [
         later - earlier
@@ -234,8 +211,3 @@ def _spacing(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | No
         if later - earlier >= _MIN_WINDOW_US
     ]
     return min(gaps, default=None)
-
-
-def _shortest(one_us: int | None, other_us: int | None) -> int | None:
-    known = [period for period in (one_us, other_us) if period is not None]
-    return min(known, default=None)
