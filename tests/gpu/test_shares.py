@@ -17,8 +17,8 @@ import pynvml
 import pytest
 
 from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import SourceLostError
 from agent.processes.procfs import SystemProcfs
 from agent.sampling import ClockReading, NodeTick, Sampler
 from gpuledger.clock import SystemClock
@@ -87,7 +87,7 @@ def loads() -> Iterator[list[Load]]:
         nvml = NvmlSession(pynvml)
         nvml.open()
         nvml.close()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     started: list[Load] = []
     try:
@@ -174,7 +174,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
             for load in loads:
                 load.process.terminate()
         asked_ns, seen = clock.boottime_ns(), sampler.last_seen()
-        answers = [gpu.answer(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].accounted is not None
         tick = sampler.sample(answers, asked_boottime_ns=asked_ns, at=ClockReading.read(clock))
         records += tick.processes if tick else []

@@ -9,8 +9,8 @@ import time
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import SourceLostError
 from agent.processes.procfs import SystemProcfs
 from agent.sampling import NodeTick, Sampler
 from gpuledger.clock import SystemClock
@@ -22,7 +22,7 @@ def ticks() -> list[NodeTick]:
     nvml = NvmlSession(pynvml)
     try:
         gpus = nvml.open()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     sampler, clock, made = Sampler(node="here", procfs=SystemProcfs()), SystemClock(), []
     for _ in range(6):

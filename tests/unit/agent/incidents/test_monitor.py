@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from typing_extensions import override
 
+from agent.gpu.nvidia.session import NvmlSession
 from agent.incidents.detection import Detection
 from agent.incidents.kmsg import Kmsg
 from agent.incidents.monitor import IncidentMonitor
@@ -43,7 +44,7 @@ def watch_of(
     return IncidentMonitor(
         node="node-a",
         boot_id="boot-1",
-        library=node.nvml,
+        source=NvmlSession(node.nvml),
         clock=node.clock,
         tell=told,
         processes_on=lambda _uuid, _instance: processes,
