@@ -74,11 +74,12 @@ class SampleLoop:
             self.settings.process_scan_seconds,
         )
         while (
-            self.driver.keeps_accounts and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
+            self.driver.has_process_accounting
+            and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
         ):
             await self.clock.sleep(pause_seconds)
             seen_ns = self.clock.boottime_ns()
-            self.sampler.record_seen(await self.driver.glance(), seen_boottime_ns=seen_ns)
+            self.sampler.record_seen(await self.driver.scan_processes(), seen_boottime_ns=seen_ns)
         await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
 
     async def _try_to_take(self, *, late: bool = False) -> bool:
@@ -105,8 +106,8 @@ class SampleLoop:
         """Take one tick and tell it; tells whether the driver answered at all."""
         began_seconds = time.perf_counter()
         moments: list[ClockReading] = []
-        answers = await self.driver.ask(
-            self.sampler.last_seen(), asking=lambda: moments.append(ClockReading.read(self.clock))
+        answers = await self.driver.poll(
+            self.sampler.last_seen(), on_poll=lambda: moments.append(ClockReading.read(self.clock))
         )
         if answers is None:
             return False

@@ -8,9 +8,7 @@ from collections.abc import Coroutine, Sequence
 
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
-from agent.gpu.nvidia.catalogue import FIELDS
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.poll import wait_for
+from agent.gpu.threads import wait_for
 from agent.gpu.watchdog import Watchdog
 from agent.host.node import Host
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
@@ -94,7 +92,7 @@ async def _run(
     watch = IncidentMonitor(
         node=settings.node_name,
         boot_id=_boot_id(machine.procfs),
-        library=machine.nvml,
+        source=machine.gpus,
         clock=machine.clock,
         tell=outlets.tell_incident,
         processes_on=sampler.processes_on,
@@ -115,7 +113,7 @@ async def _run(
         made=readiness.check("ticks"),
         settings=settings,
     )
-    watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, tell=watch.tell_of)
+    watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, report=watch.tell_of)
     loops = [ticking.run(), watch.run(), watchdog.run()]
     if allocations:
         loops.append(allocations.run())
@@ -129,15 +127,15 @@ def _driver(
     machine: Host, watch: IncidentMonitor, settings: AgentSettings, readiness: Readiness
 ) -> Driver:
     return Driver(
-        NvmlSession(machine.nvml, monotonic_ns=machine.clock.monotonic_ns),
+        machine.gpus,
         clock=machine.clock,
         check=readiness.check("nvml"),
         gpus_check=readiness.check("gpus", severity=CheckSeverity.WARNING),
         deadline_seconds=settings.patience_seconds,
         backoff=Backoff(),
         health_seconds=settings.health_seconds,
-        tell=watch.tell_of,
-        users=(watch,),
+        report=watch.tell_of,
+        listeners=(watch,),
     )
 
 
@@ -196,7 +194,7 @@ def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
         sampler = Sampler(
             node=settings.node_name,
             procfs=procfs,
-            fields=FIELDS,
+            fields=fields,
             reads_processes=attribution.is_on,
         )
     except OSError as error:

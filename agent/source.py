@@ -47,7 +47,7 @@ def find_source(settings: AgentSettings) -> Host:
     if settings.source == "auto":
         probe(pynvml)
     return Host(
-        nvml=pynvml,
+        gpus=NvmlSession(pynvml),
         procfs=SystemProcfs(settings.procfs_root),
         clock=SystemClock(),
         kubelet=_system_kubelet(settings.kubelet),
@@ -106,7 +106,7 @@ def _simulated(settings: AgentSettings) -> Host:
 def play(node: "SimulatedNode") -> Host:
     """Return a played node, without its kernel's log."""
     return Host(
-        nvml=node.nvml,
+        gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
         procfs=node.procfs,
         clock=node.clock,
         kubelet=node.kubelet,
@@ -119,4 +119,5 @@ def _recorded(settings: AgentSettings) -> Host:
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.
-    return Host(nvml=nvml, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)
+    gpus = NvmlSession(nvml, monotonic_ns=clock.monotonic_ns)
+    return Host(gpus=gpus, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

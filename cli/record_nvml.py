@@ -18,6 +18,7 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from agent.gpu.nvidia.session import NvmlSession
 from agent.host.node import Host
 from agent.recording.format import RecordingHeader, Tape
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
@@ -76,12 +77,19 @@ def record_nvml(
     configure_logs(LogSettings(level="error"))
     settings = _settings(source, interval, node)
     found = find_source(settings)
-    header = _header(found, settings, is_redacted=redact)
+    if not isinstance(found.gpus, NvmlSession):
+        raise UserError(f"--source {source}: it has no NVML to record")
+    nvml = found.gpus.library
+    header = _header(found, nvml, settings, is_redacted=redact)
     tape = Tape(out, header, redact=Redactor().write if redact else None)
     try:
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
-        library = RecordingLibrary(found.nvml, recorder)
-        recorded = replace(found, nvml=library, procfs=RecordingProcfs(found.procfs, recorder))
+        library = RecordingLibrary(nvml, recorder)
+        recorded = replace(
+            found,
+            gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
+            procfs=RecordingProcfs(found.procfs, recorder),
+        )
         asyncio.run(_run(recorded, settings, tape, seconds))
         if probes:
             tape.is_probing = True
@@ -102,14 +110,20 @@ def _settings(source: str, interval: float, node: str) -> AgentSettings:
     return settings
 
 
-def _header(source: Host, settings: AgentSettings, *, is_redacted: bool) -> RecordingHeader:
-    driver, library, gpus = _describe(source.nvml)
+def _header(
+    source: Host,
+    nvml: Any,  # noqa: ANN401  # pynvml is an untyped module
+    settings: AgentSettings,
+    *,
+    is_redacted: bool,
+) -> RecordingHeader:
+    driver, library, gpus = _describe(nvml)
     return RecordingHeader(
         time_ns=source.clock.time_ns(),
         monotonic_ns=source.clock.monotonic_ns(),
         boottime_ns=source.clock.boottime_ns(),
         tick_seconds=settings.tick_seconds,
-        is_simulated=source.nvml is not pynvml,
+        is_simulated=nvml is not pynvml,
         is_redacted=is_redacted,
         driver_version=driver,
         nvml_version=library,

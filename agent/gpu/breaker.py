@@ -1,4 +1,9 @@
-"""When to ask again what did not answer. Pure: it is told what happened and what time it is."""
+"""When to query again what did not answer, and the log of it.
+
+The breaker is pure: what happened and what time it is are its arguments. The log outlives the
+workers, so that an opening and its closing are each logged once, however often the source is
+opened again.
+"""
 
 import time
 from enum import Enum
@@ -38,7 +43,7 @@ class Breaker:
         """Whether it is asked by probes only."""
         return self._retry_ns is not None
 
-    def turn(self, now_ns: int) -> Permit:
+    def permit(self, now_ns: int) -> Permit:
         """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
         if self._retry_ns is None:
             return Permit.ASK
@@ -51,7 +56,7 @@ class Breaker:
         self._backoff.reset()
 
     def failed(self, now_ns: int) -> bool:
-        """Count a failure; tells whether it opened by it."""
+        """Count a failure; return whether it opened by it."""
         self._failures += 1
         was_open = self.is_open
         if was_open or self._failures >= self._max_failures:
@@ -59,7 +64,7 @@ class Breaker:
         return self.is_open and not was_open
 
     def trip(self, now_ns: int) -> bool:
-        """Open at once: another failure would cost too much; tells whether it opened by it."""
+        """Open at once: another failure would cost too much; return whether it opened by it."""
         was_open = self.is_open
         self._wait(now_ns)
         return not was_open
@@ -72,7 +77,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BreakerLog:
-    """Which breakers were said to be open; it outlives the threads that have them."""
+    """The breakers that were logged as open; it outlives the workers that have them."""
 
     def __init__(self) -> None:
         self._since_seconds: dict[tuple[str, CallGroup], float] = {}

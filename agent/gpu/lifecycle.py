@@ -1,6 +1,6 @@
-"""Starts of the library, the first one and those after a loss: in a thread of its own, never soon.
+"""Openings of the source, the first one and those after a loss, in a thread of its own.
 
-A start can take seconds, or hang. When one is wanted is decided elsewhere.
+An opening can take seconds, or hang. When one is wanted is decided in `driver`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,25 +10,24 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.gpu.nvidia.client import LibraryLostError, NvmlLostError
-from agent.gpu.nvidia.events import DriverEvent, DriverEvents
-from agent.gpu.nvidia.session import Gpu, NvmlSession
+from agent.gpu.source import DriverEvent, Gpu, GpuSource, LibraryLostError, SourceLostError
 from agent.gpu.threads import Worker
 from agent.metrics import NVML_STARTS
+from gpuledger.records import Capability
 from gpuledger.runtime import Backoff
 
 _log = structlog.get_logger(__name__)
 _CALM_NS: Final = 60_000_000_000
 
 
-class NvmlListener(Protocol):
-    """Someone else who calls the library while it is open; called in the library's thread."""
+class SourceListener(Protocol):
+    """Someone else who uses the source while it is open; called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
-        """Begin: the library is open and these handles are good."""
+        """Begin: the source is open and these GPUs answer."""
 
     def closing(self) -> None:
-        """Stop calling it, and free what is not a handle, within about a second."""
+        """Stop using it, and free what it gave, within about a second."""
 
 
 class Retry:
@@ -43,8 +42,8 @@ class Retry:
         """Return whether it may be tried."""
         return self._tried_ns is None or now_ns >= self._due_ns
 
-    def tried(self, now_ns: int) -> None:
-        """Begin the wait before the next time."""
+    def record_attempt(self, now_ns: int) -> None:
+        """Begin the wait before the next attempt."""
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(self._backoff.next_seconds() * 1e9)
 
@@ -54,41 +53,41 @@ class Retry:
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(seconds * 1e9)
 
-    def all_is_well(self, now_ns: int) -> None:
+    def record_success(self, now_ns: int) -> None:
         """Forget earlier failures, unless they are so fresh that it may fail again at once."""
         if self._tried_ns is not None and now_ns - self._tried_ns > _CALM_NS:
             self._backoff.reset()
             self._tried_ns = None
 
 
-class NvmlLifecycle:
-    """Opens and closes the library, and hears what the driver says of itself."""
+class SourceLifecycle:
+    """Opens and closes the source, and asks what the driver says of itself."""
 
-    def __init__(self, nvml: NvmlSession, *, users: Sequence[NvmlListener]) -> None:
-        self._nvml = nvml
-        self._users = users
-        self._events = DriverEvents(nvml.library)
+    def __init__(self, source: GpuSource, *, listeners: Sequence[SourceListener]) -> None:
+        self._source = source
+        self._listeners = listeners
+        self._events = source.driver_events
         self._worker = Worker("nvml")
-        self._looking: Future[DriverEvent] | None = None
+        self._polling: Future[DriverEvent] | None = None
         self._is_late = False
         self.versions: Mapping[str, str | None] = {}
-        """The node's versions by the fields of `Inventory`, as they were at the last start."""
+        """The node's versions by the fields of `Inventory`, as they were at the last opening."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its thread is not back from a look of an earlier tick, so cannot start anything.
+        """Whether its thread is not back from a poll of an earlier tick, so cannot open anything.
 
-        The look of this tick has only just begun: where no GPU is asked, it outlasts the tick.
+        The poll of this tick has only just begun: where no GPU is queried, it outlasts the tick.
         """
-        return self._is_late and self._looking is not None and not self._looking.done()
+        return self._is_late and self._polling is not None and not self._polling.done()
 
     @property
-    def unbind_unheard(self) -> str | None:
-        """Why the driver's unbinding is not heard of; `None` where it is."""
-        return self._events.refused
+    def unbind_capability(self) -> Capability:
+        """Whether the driver tells of its unbinding, and why not."""
+        return self._events.capability
 
     def open(self) -> "Future[Sequence[Gpu]]":
-        """Begin a start; the result is the GPUs that answer, or NvmlLostError."""
+        """Begin to open; the result is the GPUs that answer, or SourceLostError."""
         return self._worker.start(self._try_to_open)
 
     def close(self) -> "Future[None]":
@@ -99,29 +98,29 @@ class NvmlLifecycle:
         """Let the thread end."""
         self._worker.end()
 
-    def look(self) -> DriverEvent:
-        """Return what the driver has wished for since; looks again meanwhile, waits for nothing."""
-        wish = DriverEvent.NOTHING
-        self._is_late = self._looking is not None and not self._looking.done()
-        if self._looking and not self._is_late:
-            wish, self._looking = self._looking.result(), None
-        if self._looking is None and self._events.is_open:
-            self._looking = self._worker.start(self._look)
-        return wish
+    def poll_driver_events(self) -> DriverEvent:
+        """Return what the driver said since the last call; begins the next poll, waits for none."""
+        event = DriverEvent.NOTHING
+        self._is_late = self._polling is not None and not self._polling.done()
+        if self._polling and not self._is_late:
+            event, self._polling = self._polling.result(), None
+        if self._polling is None and self._events.is_open:
+            self._polling = self._worker.start(self._poll)
+        return event
 
-    def _look(self) -> DriverEvent:
+    def _poll(self) -> DriverEvent:
         try:
-            return self._events.look()
+            return self._events.poll()
         except Exception:  # noqa: BLE001  # it must not end the agent, nor fail each tick
             _log.exception("library_events_failed")
             self._events.close()
             return DriverEvent.NOTHING
 
     def _try_to_open(self) -> Sequence[Gpu]:
-        """Open; whatever else goes wrong is a start that failed, and tried again like others."""
+        """Open; whatever else goes wrong is an opening that failed, and tried again like others."""
         try:
             return self._open()
-        except NvmlLostError:
+        except SourceLostError:
             raise
         except Exception as error:
             _log.exception("library_start_failed")
@@ -130,23 +129,24 @@ class NvmlLifecycle:
     def _open(self) -> Sequence[Gpu]:
         self._close()
         NVML_STARTS.inc()
-        gpus = self._nvml.open()
-        self.versions = self._nvml.versions()
+        gpus = self._source.open()
+        self.versions = self._source.versions()
         self._events.open()
-        for user in self._users:
-            _call(partial(user.opened, gpus))
+        for listener in self._listeners:
+            _call(partial(listener.opened, gpus))
         return gpus
 
     def _close(self) -> None:
-        for user in self._users:
-            _call(user.closing)
+        # Listeners first: what they hold belongs to the library that is closed here.
+        for listener in self._listeners:
+            _call(listener.closing)
         self._events.close()
-        self._nvml.close()
+        self._source.close()
 
 
-def _call(user: Callable[[], None]) -> None:
-    """Call a user; its mistakes must not keep the library from being opened or closed."""
+def _call(listener: Callable[[], None]) -> None:
+    """Call a listener; its mistakes must not keep the source from being opened or closed."""
     try:
-        user()
+        listener()
     except Exception:  # noqa: BLE001  # said in the docstring
         _log.exception("library_user_failed")

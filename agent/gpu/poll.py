@@ -1,7 +1,13 @@
-"""One round of questions to the GPUs, each in its own thread, and one wake-up when all answered.
+"""One cycle of requests to the GPUs, each in its own thread, and one wake-up when all answered.
 
-Here live the hand-off between the event loop and the threads, and the deadlines. Whom to ask what,
-and what a missing answer means, is decided elsewhere.
+The event loop submits each request to the thread of its GPU and waits for one future. A thread
+queries its GPU group by group and writes into the request what came, what failed and which group
+it is in; so the event loop sees at any time, without a lock, whose time is up. A group has a share
+of the tick's deadline that begins when the thread begins with it: a group that is late costs the
+groups behind it in the same GPU, and nothing else. The last thread to finish wakes the event loop;
+what comes later stays in the request, where the next cycle looks for the answers to probes.
+
+Which GPU is queried for what, and what a missing answer means, is decided in `worker`.
 """
 
 import asyncio
@@ -9,7 +15,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,14 +23,14 @@ from typing import Any, Final
 import structlog
 
 from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.session import Gpu
+from agent.gpu.source import Gpu
 from gpuledger.errors import UnavailableError
 
 _log = structlog.get_logger(__name__)
 
 # For so long a GPU waits for the one before it. One at a time they cost half the processor's time:
 # all at once, each call gives up Python's lock and the threads wake one another for it.
-_TURN_SECONDS: Final = 0.02
+_MAX_LOCK_SECONDS: Final = 0.02
 # Shares of a tick's deadline, so that what is not booked cannot use it up.
 _SHARES: Final = {
     CallGroup.BOOKS: 1.0,
@@ -36,29 +41,29 @@ _SHARES: Final = {
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Question:
-    """What one GPU is asked in one round; its thread fills in the answers."""
+class PollRequest:
+    """What one GPU is queried for in one cycle; its thread fills in the answers."""
 
     gpu: Gpu
-    """Whom."""
-    last_seen: SampleCursor
-    """Since when."""
+    """The GPU."""
+    cursor: SampleCursor
+    """What of its ring buffers is known already."""
     awaited: Sequence[CallGroup]
-    """What the round waits for, in this order."""
+    """What the cycle waits for, in this order."""
     probing: Sequence[CallGroup] = ()
-    """What is asked after that, and nothing waits for."""
+    """What is queried after that, and nothing waits for."""
     answers: dict[CallGroup, dict[str, Any]]
     """What came."""
     errors: dict[CallGroup, Exception]
     """What failed."""
     took_seconds: dict[CallGroup, float]
     """How long each group took, failed or not."""
-    at: CallGroup | None = None
-    """Which group is being asked."""
+    current_group: CallGroup | None = None
+    """Which group is being queried."""
     since: float = 0.0
-    """Since when, by the machine's monotonic clock in seconds."""
+    """Since when, by the host's monotonic clock in seconds."""
     has_awaited: bool = False
-    """Whether all that the round waits for is there."""
+    """Whether all that the cycle waits for is there."""
     is_done: bool = False
     """Whether the thread is free again."""
 
@@ -66,14 +71,14 @@ class Question:
     def to(
         cls,
         gpu: Gpu,
-        last_seen: SampleCursor,
+        cursor: SampleCursor,
         awaited: Sequence[CallGroup],
         probing: Sequence[CallGroup] = (),
-    ) -> "Question":
-        """Make a question without an answer yet."""
+    ) -> "PollRequest":
+        """Return a request without an answer yet."""
         return cls(
             gpu=gpu,
-            last_seen=last_seen,
+            cursor=cursor,
             awaited=awaited,
             probing=probing,
             answers={},
@@ -81,41 +86,43 @@ class Question:
             took_seconds={},
         )
 
-    def ask(self, done: Callable[[], None], turn: threading.Lock) -> None:
-        """Ask all groups, in the GPU's thread; `done` is called when the awaited ones are there.
+    def run(self, done: Callable[[], None], lock: threading.Lock) -> None:
+        """Query all groups, in the GPU's thread; `done` is called when the awaited ones are there.
 
-        It begins when it has its turn, or when the one before it takes too long.
+        It begins when it has the lock, or when the GPU before it takes too long.
         """
-        has_turn = turn.acquire(timeout=_TURN_SECONDS)
+        has_lock = lock.acquire(timeout=_MAX_LOCK_SECONDS)
         try:
-            probing = self._ask_awaited()
+            probing = self._query_awaited()
         finally:
-            if has_turn:
-                turn.release()
+            if has_lock:
+                lock.release()
         if probing and self.awaited:
             done()
         for group in probing:
-            self._ask(group)
-        self.at = None
+            self._query(group)
+        # In this order: who sees that it is done must not find a group that is being queried.
+        self.current_group = None
         self.is_done = True
+        # Only now where nothing is probed: the next tick must find the thread free.
         if self.awaited and not probing:
             done()
 
-    def _ask_awaited(self) -> Sequence[CallGroup]:
-        """Ask what the round waits for; gives what is left to be probed."""
+    def _query_awaited(self) -> Sequence[CallGroup]:
+        """Query what the cycle waits for; return what is left to be probed."""
         probing = self.probing
         for group in self.awaited:
-            if not self._ask(group) and group is CallGroup.BOOKS:
+            if not self._query(group) and group is CallGroup.BOOKS:
                 probing = ()  # without it the GPU is not in the tick, and others would fail alike
                 break
         self.has_awaited = True
         return probing
 
-    def _ask(self, group: CallGroup) -> bool:
+    def _query(self, group: CallGroup) -> bool:
         self.since = time.monotonic()
-        self.at = group
+        self.current_group = group
         try:
-            self.answers[group] = self.gpu.answers_of(group, self.last_seen)
+            self.answers[group] = self.gpu.query(group, self.cursor)
         except Exception as error:  # noqa: BLE001  # no error of one group may cost another one
             self.errors[group] = error
             if not isinstance(error, UnavailableError):
@@ -124,41 +131,45 @@ class Question:
         return group in self.answers
 
 
+Submit = Callable[[Callable[[], object]], None]
+"""Has something done in the thread of a GPU."""
+
+
 class PollCycle:
-    """The questions of one tick."""
+    """The requests of one tick."""
 
     def __init__(self, *, deadline_seconds: float) -> None:
         self._deadline_seconds = deadline_seconds
         self._end = time.monotonic() + deadline_seconds
-        self._questions: list[Question] = []
+        self._requests: list[PollRequest] = []
         self._finished = count(1)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
-    def ask(self, asked: Sequence[tuple[Question, Callable[[Callable[[], object]], None]]]) -> None:
-        """Hand the questions over, each to the thread that is named beside it; call it once."""
-        self._questions = [question for question, _ in asked if question.awaited]
-        for question, hand in asked:
-            hand(partial(question.ask, self._note, self._turn))
+    def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
+        """Submit each request to the thread that stands beside it; call it once."""
+        self._requests = [request for request, _ in requests if request.awaited]
+        for request, submit in requests:
+            submit(partial(request.run, self._count_finished, self._lock))
 
     async def wait(self) -> None:
         """Wait until each awaited group is there or late; what is late goes on by itself."""
-        while self._questions and not self._all_there.done():
+        while self._requests and not self._all_there.done():
             seconds = self._patience_seconds()
             if seconds <= 0:
                 return
             await asyncio.wait((self._all_there,), timeout=seconds)
 
-    def is_late(self, question: Question) -> bool:
-        """Return whether the group that is being asked has had its time."""
-        at = question.at
-        return at is not None and time.monotonic() >= question.since + self._seconds(at)
+    def is_late(self, request: PollRequest) -> bool:
+        """Return whether the group that is being queried has had its time."""
+        group = request.current_group
+        return group is not None and time.monotonic() >= request.since + self._seconds(group)
 
-    def is_in_time(self, question: Question, group: CallGroup) -> bool:
+    def is_in_time(self, request: PollRequest, group: CallGroup) -> bool:
         """Return whether a group was answered, and within its time."""
-        took_seconds = question.took_seconds.get(group)
-        return group in question.answers and (took_seconds or 0) <= self._seconds(group)
+        took_seconds = request.took_seconds.get(group)
+        return group in request.answers and (took_seconds or 0) <= self._seconds(group)
 
     def _seconds(self, group: CallGroup) -> float:
         return _SHARES[group] * self._deadline_seconds
@@ -166,33 +177,20 @@ class PollCycle:
     def _patience_seconds(self) -> float:
         """Return how long an answer can still come in time."""
         now = time.monotonic()
-        waiting = [question for question in self._questions if not question.has_awaited]
-        ends = [min(self._end, self._group_end(question)) for question in waiting]
+        waiting = [request for request in self._requests if not request.has_awaited]
+        ends = [min(self._end, self._group_end(request)) for request in waiting]
         return max(ends, default=now) - now
 
-    def _group_end(self, question: Question) -> float:
-        at = question.at
-        return self._end if at is None else question.since + self._seconds(at)
+    def _group_end(self, request: PollRequest) -> float:
+        group = request.current_group
+        return self._end if group is None else request.since + self._seconds(group)
 
-    def _note(self) -> None:
+    def _count_finished(self) -> None:
         """Count an answer, in a GPU's thread; the last one wakes the event loop."""
-        if next(self._finished) == len(self._questions):
+        if next(self._finished) == len(self._requests):
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
         if not self._all_there.done():
             self._all_there.set_result(None)
-
-
-async def wait_for(future: "Future[Any]", seconds: float) -> None:
-    """Wait until it is done, or for `seconds` of the machine's time; what is late goes on."""
-    waiting = asyncio.wrap_future(future)
-    waiting.add_done_callback(_look_at_error)
-    await asyncio.wait((waiting,), timeout=seconds)
-
-
-def _look_at_error(done: "asyncio.Future[Any]") -> None:
-    """Keep asyncio from reporting the error of a call that nobody waits for any more."""
-    if not done.cancelled():
-        done.exception()

@@ -1,14 +1,15 @@
-"""Threads that may hang: they are handed work, and the process never waits for them.
+"""Threads that may hang: they are given work, and the process never waits for them.
 
-A call that hangs in the driver cannot be ended, so neither can its thread: it is abandoned, and
-ends by itself if the call ever returns. What the work is, is not known here.
+A call that hangs in the driver cannot be ended, so neither can its thread: it is leaked, and ends
+by itself if the call ever returns. What the work is, is not known here.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -25,14 +26,14 @@ class Worker:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         start_thread(self._run, name=name)
 
-    def hand(self, do: Callable[[], object]) -> None:
-        """Have `do` done after what was handed over before; it must not raise."""
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have `do` done after what was submitted before; it must not raise."""
         self._work.put(do)
 
     def start(self, do: Callable[[], T]) -> "Future[T]":
-        """Have `do` done after what was handed over before; gives where its result will be."""
+        """Have `do` done after what was submitted before; return the future of its result."""
         future: Future[T] = Future()
-        self.hand(lambda: _fill(future, do))
+        self.submit(lambda: _fill(future, do))
         return future
 
     def end(self) -> None:
@@ -61,3 +62,16 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
         finally:
             threading.stack_size(before)
     return thread
+
+
+async def wait_for(future: "Future[Any]", seconds: float) -> None:
+    """Wait until it is done, or for `seconds` of the host's time; what is late goes on."""
+    waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(_retrieve_error)
+    await asyncio.wait((waiting,), timeout=seconds)
+
+
+def _retrieve_error(done: "asyncio.Future[Any]") -> None:
+    """Keep asyncio from reporting the error of a call that nobody waits for any more."""
+    if not done.cancelled():
+        done.exception()

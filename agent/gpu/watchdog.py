@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.gpu.pool import Tell
+from agent.gpu.pool import Report
 from agent.gpu.threads import start_thread
 from gpuledger.errors import FreshStartError
 
@@ -56,13 +56,13 @@ class Watchdog:
         driver: Watched,
         *,
         seconds: float,
-        tell: Tell,
+        report: Report,
         end_process: Callable[[], None] | None = None,
         now_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._seconds = seconds
-        self._tell = tell
+        self._report = report
         self._now_seconds = now_seconds
         self._looked_seconds = now_seconds()
         self._awake_since_seconds = -math.inf
@@ -88,7 +88,7 @@ class Watchdog:
             return
         reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
         for uuid in self._driver.known:
-            self._tell("agent_ended", uuid, reason)
+            self._report("agent_ended", uuid, reason)
         raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
 
     def _awake_seconds(self) -> float:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from agent.gpu.source import GpuSource
 from agent.host.procfs import Procfs
 from agent.incidents.kmsg import Kmsg
 from agent.kubelet.client import Kubelet
@@ -19,8 +19,8 @@ def _no_names() -> tuple[str, ...]:
 class Host:
     """A node to be read."""
 
-    nvml: Any
-    """The functions of `pynvml`."""
+    gpus: GpuSource
+    """Its GPUs."""
     procfs: Procfs
     """The files of `/proc`."""
     clock: Clock

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from agent.gpu.nvidia.client import UnsupportedError
+from agent.gpu.source import GpuEvents, GpuIdentity, GpuSource, UnsupportedError
 from agent.incidents.detection import Detection
-from agent.incidents.event_set import DriverEvents, EventDevice
 from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import Clock
 from gpuledger.runtime import Backoff
@@ -30,14 +29,14 @@ class EventThread:
 
     def __init__(
         self,
-        library: Any,  # noqa: ANN401  # pynvml is an untyped module
-        gpus: Sequence[EventDevice],
+        source: GpuSource,
+        gpus: Sequence[GpuIdentity],
         *,
         clock: Clock,
         take: Callable[[Detection], None],
         backoff: Backoff,
     ) -> None:
-        self._library = library
+        self._source = source
         self._gpus = gpus
         self._clock = clock
         self._take = take
@@ -63,7 +62,7 @@ class EventThread:
     def _run(self) -> None:
         while not self._ending.is_set():
             try:
-                events = DriverEvents(self._library, self._gpus, clock=self._clock)
+                events = self._source.gpu_events(self._gpus, clock=self._clock)
             except UnsupportedError as error:
                 EVENT_SET_FAILURES.labels(reason="create").inc()
                 _log.warning("event_set_refused", error=str(error))
@@ -73,12 +72,12 @@ class EventThread:
                 continue
             self._drain(events)
 
-    def _drain(self, events: DriverEvents) -> None:
+    def _drain(self, events: GpuEvents) -> None:
         """Take events as fast as they come, until the end or an error."""
         try:
             while not self._ending.is_set():
                 began = time.monotonic()
-                sighting = events.take(_WAIT_MS)
+                sighting = events.wait(_WAIT_MS)
                 self._works()
                 if sighting:
                     self._take(sighting)
@@ -91,7 +90,7 @@ class EventThread:
         finally:
             self._free(events)
 
-    def _free(self, events: DriverEvents) -> None:
+    def _free(self, events: GpuEvents) -> None:
         if not self._is_abandoned:
             with suppress(Exception):
                 events.close()

@@ -9,14 +9,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
+from agent.gpu.source import GpuIdentity, GpuSource
 from agent.incidents.builder import make_incident
 from agent.incidents.dedupe import WINDOW_NS, Deduplicator
 from agent.incidents.detection import Detection
-from agent.incidents.event_set import EventDevice, buses_of
 from agent.incidents.event_thread import EventThread
 from agent.incidents.health_diff import degradations, is_covered_by, merge
 from agent.incidents.incident_log import IncidentLog
@@ -60,7 +60,7 @@ class IncidentMonitor:
         *,
         node: str,
         boot_id: str,
-        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        source: GpuSource,
         clock: Clock,
         tell: Callable[[Incident], None],
         processes_on: ProcessesOn = _nobody,
@@ -71,7 +71,7 @@ class IncidentMonitor:
         """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it."""
         self._node = node
         self._boot_id = boot_id
-        self._library = library
+        self._source = source
         self._clock = clock
         self._tell = tell
         self._processes_on = processes_on
@@ -90,14 +90,14 @@ class IncidentMonitor:
         self._events: EventThread | None = None
         self._hanging: list[EventThread] = []
 
-    def opened(self, gpus: Sequence[EventDevice]) -> None:
+    def opened(self, gpus: Sequence[GpuIdentity]) -> None:
         """Wait for these GPUs' events from now on; called in any thread."""
         self.closing()
         # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
         # kept, as the library does not list it when it is opened again.
         self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
         if self._open_kmsg:
-            self._buses = {**self._buses, **buses_of(self._library, gpus)}
+            self._buses = {**self._buses, **self._source.pci_buses(gpus)}
         self._hanging = [thread for thread in self._hanging if thread.is_alive]
         if len(self._hanging) >= _MAX_HANGING:
             EVENT_SET_FAILURES.labels(reason="hang").inc()
@@ -105,7 +105,7 @@ class IncidentMonitor:
         if not gpus:
             return  # a set without a GPU cannot be waited for; the next start brings some
         self._events = EventThread(
-            self._library,
+            self._source,
             gpus,
             clock=self._clock,
             take=self._put,

@@ -16,8 +16,8 @@ import pytest
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FIELDS, FieldValue
-from agent.gpu.nvidia.client import NvmlLostError
-from agent.gpu.nvidia.session import Gpu, NvmlSession
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
 from gpuledger.records import GpuFacts
 
 TICKS = 6
@@ -33,7 +33,7 @@ MAX_SECONDS = {
 class Watched:
     """One GPU, asked for some seconds."""
 
-    gpu: Gpu
+    gpu: NvidiaGpu
     answers: list[RawGpuSample] = field(default_factory=list)
     ticks: list[GpuTick] = field(default_factory=list)
     seconds: dict[CallGroup, list[float]] = field(
@@ -55,7 +55,7 @@ class Watched:
         given: dict[str, object] = {}
         for group in CallGroup:
             began = time.perf_counter()
-            given |= self.gpu.answers_of(group, seen)
+            given |= self.gpu.query(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
         tick = read_gpu(answers, self._state, fields=FIELDS, interval_ns=interval_ns, now_ns=now_ns)
@@ -69,7 +69,7 @@ def watched() -> Iterator[list[Watched]]:
     nvml = NvmlSession(pynvml)
     try:
         found = [Watched(gpu) for gpu in nvml.open()]
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     for _ in range(TICKS):
         for one in found:

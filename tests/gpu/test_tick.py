@@ -11,8 +11,8 @@ import pytest
 
 from agent.core.tick import NodeTick
 from agent.gpu.nvidia.catalogue import FIELDS
-from agent.gpu.nvidia.client import NvmlLostError
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import SourceLostError
 from agent.host.procfs import SystemProcfs
 from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
@@ -24,7 +24,7 @@ def ticks() -> list[NodeTick]:
     nvml = NvmlSession(pynvml)
     try:
         gpus = nvml.open()
-    except NvmlLostError as error:
+    except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     sampler, clock, made = (
         Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS),

@@ -10,6 +10,15 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
+from agent.gpu.source import (
+    DriverNotLoadedError,
+    FailedError,
+    GpuLostError,
+    LibraryLostError,
+    NothingHappenedError,
+    SourceLostError,
+    UnsupportedError,
+)
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
@@ -38,36 +47,8 @@ _WAITING: Final = "nvmlEventSetWait"
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
 
 
-class NvmlLostError(UnavailableError):
-    """The library, or a GPU, is lost until the library is started again."""
-
-
-class LibraryLostError(NvmlLostError):
-    """No handle is good any more."""
-
-
-class DriverNotLoadedError(LibraryLostError):
-    """There is no driver now."""
-
-
-class GpuLostError(NvmlLostError):
-    """One GPU is lost; the handles of the others may be good."""
-
-
-class UnsupportedError(UnavailableError):
-    """The driver does not give this, now or later."""
-
-
-class FailedError(UnavailableError):
-    """The driver did not give this, now."""
-
-
-class NothingHappenedError(FailedError):
-    """A wait for events ended without one, as most do."""
-
-
 # After these only a new start of the library helps.
-_LOST: Final[Mapping[int, type[NvmlLostError]]] = {
+_LOST: Final[Mapping[int, type[SourceLostError]]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: LibraryLostError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverNotLoadedError,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: LibraryLostError,
@@ -141,7 +122,7 @@ class DeviceClient:
     """Changes whenever what is refused does."""
 
     def ask(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401  # as the library has it
-        """Return the answer, or `None` where there is none; raises NvmlLostError."""
+        """Return the answer, or `None` where there is none; raises SourceLostError."""
         if self.is_refused((name, *arguments)):
             return None
         try:
@@ -150,7 +131,7 @@ class DeviceClient:
             return None
 
     def fill(self, name: str, struct: str) -> Any:  # noqa: ANN401  # as the library has it
-        """Return the struct that the function filled, or `None`; raises NvmlLostError."""
+        """Return the struct that the function filled, or `None`; raises SourceLostError."""
         if self.is_refused((name,)):
             return None
         filled = getattr(pynvml, struct)()
@@ -163,7 +144,7 @@ class DeviceClient:
     def insist(self, key: Key, *more: Any, empty: Any = None) -> Any:  # noqa: ANN401  # as the library has it
         """Return the answer; `more` arguments change from call to call.
 
-        Raises UnsupportedError where it is known to be unsupported, FailedError and NvmlLostError.
+        Raises UnsupportedError (at once where that is known), FailedError and SourceLostError.
         """
         reason = self.outcomes.get(key)
         if reason is not None:

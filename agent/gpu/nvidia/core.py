@@ -9,14 +9,9 @@ from typing import Any, Final, NamedTuple
 import pynvml
 
 from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
-from agent.gpu.nvidia.client import (
-    DeviceClient,
-    FailedError,
-    UnsupportedError,
-    none_where_absent,
-    peek,
-)
+from agent.gpu.nvidia.client import DeviceClient, none_where_absent, peek
 from agent.gpu.nvidia.query import value_name
+from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import ProcessKind
 
 _CALL: Final = "nvmlDeviceGetMemoryInfo"
@@ -34,7 +29,7 @@ class Memory(NamedTuple):
 
 
 def ask_memory(asker: DeviceClient) -> Memory:
-    """Ask for the memory; raises NvmlLostError."""
+    """Ask for the memory; raises SourceLostError."""
     newer: Any = asker.ask(_CALL, pynvml.nvmlMemory_v2)
     if newer is not None:
         return Memory(newer.total, newer.used, newer.reserved)
@@ -54,7 +49,7 @@ _LISTS: Final = {
 
 
 def query_core(asker: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
-    """Ask one GPU, by the fields of `GpuAnswers`; raises NvmlLostError."""
+    """Ask one GPU, by the fields of `GpuAnswers`; raises SourceLostError."""
     samples = _samples(asker, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     memory_samples = _samples(asker, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
     rates = None if samples and memory_samples else asker.ask("nvmlDeviceGetUtilizationRates")

@@ -13,16 +13,10 @@ import pynvml
 
 from agent.core.units import MEBIBYTES_PER_SECOND
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
-from agent.gpu.nvidia.client import (
-    DeviceClient,
-    FailedError,
-    UnsupportedError,
-    call_nvml,
-    peek,
-    reason_of,
-)
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek, reason_of
 from agent.gpu.nvidia.mig import InstanceClient
 from agent.gpu.nvidia.query import check_code, refuse_alone
+from agent.gpu.source import FailedError, UnsupportedError
 
 MIN_NS: Final = 100_000_000
 """NVML's least time between two samples."""
@@ -67,7 +61,7 @@ class Gpm:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
 
         Empty where there is nothing to tell: the GPU has no such counters, or no sample before
-        this one, or one that is too old or too young. Raises NvmlLostError.
+        this one, or one that is too old or too young. Raises SourceLostError.
         """
         now_ns = self._monotonic_ns()
         if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
@@ -223,7 +217,7 @@ class InstanceCounters:
         self._of: dict[tuple[str, bool], Gpm] = {}
 
     def ask(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
-        """Return what `Gpm.ask` gives, by the instance's UUID; raises NvmlLostError."""
+        """Return what `Gpm.ask` gives, by the instance's UUID; raises SourceLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)

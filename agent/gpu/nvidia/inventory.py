@@ -10,8 +10,9 @@ from typing import Any, Final
 import pynvml as nvml
 
 from agent.core.units import MEMORY_BYTES
-from agent.gpu.nvidia.client import DeviceClient, FailedError, UnsupportedError, call_nvml, peek
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek
 from agent.gpu.nvidia.core import ask_memory
+from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import Capability, GpuFacts
 
 
@@ -97,7 +98,7 @@ class Facts:
         self._reached: dict[str, str] = {}
 
     def ask(self) -> GpuFacts:
-        """Return the facts as they are now, without the MIG layout; raises NvmlLostError."""
+        """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
         self._look_at_board()
         self._look_at_peers()
         return GpuFacts(
@@ -180,7 +181,7 @@ def _settings(asker: DeviceClient) -> dict[str, Any]:
 
 
 def ask_versions(library: Any) -> Mapping[str, str | None]:  # noqa: ANN401  # pynvml is untyped
-    """Return the node's versions by the fields of `Inventory`; raises NvmlLostError."""
+    """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
     cuda = _of_system(library, "nvmlSystemGetCudaDriverVersion_v2")
     return {
         "driver_version": _of_system(library, "nvmlSystemGetDriverVersion"),

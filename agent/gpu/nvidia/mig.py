@@ -14,8 +14,9 @@ from typing import Any, Final
 import structlog
 
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
-from agent.gpu.nvidia.client import DeviceClient, FailedError, UnsupportedError
+from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import ask_memory, list_processes
+from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import MigInstance
 
 _log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class Partition:
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def ask(self, books: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what changes in the answers of a GPU's books; raises NvmlLostError."""
+        """Return what changes in the answers of a GPU's books; raises SourceLostError."""
         was, self.is_enabled = self.is_enabled, self._ask_mode()
         if was is not None and was != self.is_enabled:
             # What was refused in one mode may be given in the other.

@@ -13,7 +13,8 @@ from typing import Any, Final
 import pynvml
 
 from agent.core.raw import ListedProcess, ProcessAccounting
-from agent.gpu.nvidia.client import DeviceClient, FailedError, UnsupportedError, call_nvml
+from agent.gpu.nvidia.client import DeviceClient, call_nvml
+from agent.gpu.source import FailedError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 
 _MODE: Final = "nvmlDeviceGetAccountingMode"
@@ -50,7 +51,7 @@ class AccountingReader:
         """Return the processes that are done with the GPU since some questions ago.
 
         `listed` are those that are on it now, `None` where that is not known. What had ended
-        before the first question is not told. Raises NvmlLostError.
+        before the first question is not told. Raises SourceLostError.
         """
         try:
             remembered = self._remembered()
@@ -104,7 +105,7 @@ class AccountingReader:
         return found
 
     def _stats(self, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the account of a pid, or None where the driver has none; raises NvmlLostError."""
+        """Return the account of a pid, `None` where there is none; raises SourceLostError."""
         try:
             return self.asker.insist((_STATS_V2,), pid)
         except FailedError:

@@ -11,15 +11,8 @@ from typing import Any, Final
 import pynvml
 
 from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import (
-    DeviceClient,
-    FailedError,
-    GpuLostError,
-    UnsupportedError,
-    call_nvml,
-    peek,
-    reason_of,
-)
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek, reason_of
+from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
@@ -65,7 +58,7 @@ class FieldBatch:
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
     def ask(self) -> dict[Name, Any]:
-        """Return those that the driver gives; raises NvmlLostError."""
+        """Return those that the driver gives; raises SourceLostError."""
         if not self._numbers or self._asker.is_refused((_CALL,)):
             return {}
         try:
@@ -82,7 +75,7 @@ class FieldBatch:
         return given
 
     def ask_apart(self) -> dict[Name, Any]:
-        """Try each in a call of its own, whose refusal is its own; raises NvmlLostError."""
+        """Try each in a call of its own, whose refusal is its own; raises SourceLostError."""
         given: dict[Name, Any] = {}
         for one, number in zip(self._wanted, self._numbers, strict=True):
             try:
@@ -111,7 +104,7 @@ def refuse_alone(asker: DeviceClient, key: _Key, error: UnavailableError) -> Non
 
 
 def check_code(asker: DeviceClient, key: _Key, code: int) -> bool:
-    """Return whether a code inside a successful answer is success; raises NvmlLostError."""
+    """Return whether a code inside a successful answer is success; raises SourceLostError."""
     if code == _SUCCESS:
         asker.outcomes.setdefault(key, None)
         return True
@@ -143,7 +136,7 @@ class Links:
         """Those that it has, as far as is known."""
 
     def look(self) -> bool:
-        """Ask where it is not known; tells whether they are others now. Raises NvmlLostError."""
+        """Ask where it is not known; tells whether they are others now. Raises SourceLostError."""
         is_asked = _COUNT.key in self._asker.outcomes
         if is_asked and (self._is_known or self._asker.is_refused(_COUNT.key)):
             return False
@@ -169,7 +162,7 @@ class QueryPlan:
         self._plan()
 
     def ask(self) -> dict[str, Any]:
-        """Return the driver's values by our names, those that it gives; raises NvmlLostError."""
+        """Return the driver's values by our names, those that it gives; raises SourceLostError."""
         if self._links and self._links.look():
             self._plan()
         given: dict[str, Any] = {}

@@ -12,22 +12,26 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE
+from agent.core.normalize.fields import FieldTable
+from agent.gpu.nvidia.catalogue import FIELDS, CATALOGUE
 from agent.gpu.nvidia.client import DeviceClient, call_nvml
 from agent.gpu.nvidia.core import list_processes, query_core
+from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
 from agent.gpu.nvidia.inventory import Facts, ask_versions
 from agent.gpu.nvidia.mig import Partition
 from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.source import GpuIdentity
 from agent.gpu.threads import Worker
 from agent.incidents.xid_parser import read_bus, write_bus
+from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 
 
 @dataclass(kw_only=True)
-class Gpu:
+class NvidiaGpu:
     """One GPU of an open library; what it does not support is asked once."""
 
     library: Any
@@ -59,13 +63,13 @@ class Gpu:
         )
         self._facts = Facts(asker, uuid=self.uuid, index=self.index, peers=self.peers)
 
-    def answers_of(self, group: CallGroup, last_seen: SampleCursor) -> dict[str, Any]:
+    def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         """Ask one group, by the fields of `RawGpuSample`.
 
-        Raises NvmlLostError where the library must be started again.
+        Raises SourceLostError where the library must be started again.
         """
         if group is CallGroup.BOOKS:
-            return self._books(last_seen)
+            return self._query_core(cursor)
         if group is CallGroup.READINGS:
             return {"readings": self._readings.ask()}
         if group is CallGroup.PROFILING:
@@ -75,22 +79,22 @@ class Gpu:
         self._told = self._with_layout(self._facts.ask())
         return {"health": health, "facts": self._told}
 
-    def answer(self, last_seen: SampleCursor) -> RawGpuSample:
-        """Ask everything; raises NvmlLostError where the library must be started again."""
+    def query_all(self, cursor: SampleCursor) -> RawGpuSample:
+        """Ask everything; raises SourceLostError where the library must be started again."""
         given: dict[str, Any] = {}
         for group in CallGroup:
-            given |= self.answers_of(group, last_seen)
+            given |= self.query(group, cursor)
         return RawGpuSample(uuid=self.uuid, index=self.index, **given)
 
     @property
-    def keeps_accounts(self) -> bool:
+    def has_process_accounting(self) -> bool:
         """Whether its driver keeps accounts of processes, by the last answer."""
         return self._accounting.is_kept
 
     def running_pids(self) -> frozenset[int] | None:
         """Return who is on the GPU, from any thread; `None` where a list failed.
 
-        Raises NvmlLostError.
+        Raises SourceLostError.
         """
         listed = list_processes(self._beside)
         return None if listed is None else frozenset(one.pid for one in listed)
@@ -100,8 +104,8 @@ class Gpu:
         self._gpm.close()
         self._counters.close()
 
-    def _books(self, last_seen: SampleCursor) -> dict[str, Any]:
-        books = query_core(self.asker, last_seen)
+    def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
+        books = query_core(self.asker, cursor)
         books |= self._partition.ask(books)
         if not books["mig_enabled"]:
             books["accounted"] = self._accounting.ask(books["processes"])
@@ -147,16 +151,19 @@ class NvmlSession:
         """The functions of `pynvml`, real or played."""
         self._monotonic_ns = monotonic_ns
         self._find_seconds = find_seconds
-        self._gpus: list[Gpu] = []
+        self._gpus: list[NvidiaGpu] = []
         self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
         self._slots: dict[int, str] = {}
+        self.fields: FieldTable = FIELDS
+        """What the values of its readings are."""
         self.unfound: Mapping[int, str] = {}
-        """GPUs that the driver counts and that did not answer at the start, by index: what names
-        them, `PCI:0000:1b:00` where the driver tells the slot, else `INDEX:1`."""
+        """What names the GPUs that the driver counts and that did not answer at the start."""
+        self.driver_events = NvmlDriverEvents(library)
+        """What the driver says of itself."""
 
-    def open(self) -> list[Gpu]:
-        """Start the library and give the GPUs that answer; raises NvmlLostError."""
+    def open(self) -> list[NvidiaGpu]:
+        """Start the library and give the GPUs that answer; raises SourceLostError."""
         call_nvml(self.library, "nvmlInit")
         self._is_open = True
         count = call_nvml(self.library, "nvmlDeviceGetCount")
@@ -166,14 +173,17 @@ class NvmlSession:
         self.unfound = {index: self._slots.get(index, f"INDEX:{index}") for index in indices}
         return self._gpus
 
-    @property
-    def missing(self) -> int:
-        """How many GPUs the driver counts that did not answer at the start."""
-        return len(self.unfound)
-
     def versions(self) -> Mapping[str, str | None]:
-        """Return the versions by the fields of `Inventory`; raises NvmlLostError."""
+        """Return the versions by the fields of `Inventory`; raises SourceLostError."""
         return ask_versions(self.library)
+
+    def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
+        """Make an event set in which these GPUs are registered; raises UnavailableError."""
+        return NvmlGpuEvents(self.library, gpus, clock=clock)
+
+    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
+        """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+        return pci_buses_of(self.library, gpus)
 
     def close(self) -> None:
         """Let go of the driver; a library that is lost has nothing to let go of."""
@@ -221,8 +231,8 @@ class NvmlSession:
             if bus := read_bus(slot):
                 self._slots[index] = write_bus(bus)
 
-    def _make(self, one: _Found, all_found: Sequence[_Found]) -> Gpu:
-        return Gpu(
+    def _make(self, one: _Found, all_found: Sequence[_Found]) -> NvidiaGpu:
+        return NvidiaGpu(
             library=self.library,
             handle=one.handle,
             uuid=one.uuid,

@@ -3,6 +3,7 @@
 import pytest
 from typing_extensions import override
 
+from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.watchdog import NothingWorksError
 from agent.host.node import Host
 from agent.service import run_agent
@@ -37,7 +38,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
     clock = LosingClock(start_ns=10**18)
     with pytest.raises(NothingWorksError, match="1 GPUs do not answer"):
         await run_agent(
-            machine=Host(nvml=library, procfs=FakeProcfs(), clock=clock),
+            machine=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
             bus=bus,
             # Shorter than a file of settings may say.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),

@@ -108,8 +108,7 @@ def test_without_kafka_its_client_is_not_loaded() -> None:
 
 def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_called() -> None:
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
-    machine.nvml.nvmlInit()
-    assert machine.nvml.nvmlDeviceGetCount() == 4
+    assert len(machine.gpus.open()) == 4
 
 
 def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from agent.gpu.nvidia.catalogue import FIELDS
-from agent.gpu.nvidia.session import Gpu, NvmlSession
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
 from enricher.join.booking.settlement import settle_ends
@@ -105,8 +105,8 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES)
     return Run(made, simulation, node)
 
 
-def _running(gpus: Sequence[Gpu]) -> frozenset[int]:
-    running = [gpu.running_pids() or frozenset() for gpu in gpus if gpu.keeps_accounts]
+def _running(gpus: Sequence[NvidiaGpu]) -> frozenset[int]:
+    running = [gpu.running_pids() or frozenset() for gpu in gpus if gpu.has_process_accounting]
     return frozenset[int]().union(*running)
 
 

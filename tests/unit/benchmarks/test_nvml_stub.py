@@ -40,7 +40,7 @@ def called_by_the_agent() -> set[str]:
     for _ in range(3):
         clock.advance(1)
         for gpu in gpus:
-            gpu.answer(SampleCursor())
+            gpu.query_all(SampleCursor())
     nvml.close()
     return library.called
 

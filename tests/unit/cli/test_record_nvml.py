@@ -32,8 +32,7 @@ def test_what_it_writes_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixt
     assert header.gpus == ["NVIDIA H100 80GB HBM3"] * 2
     assert sum(line.call == "nvmlDeviceGetPowerUsage" for line in lines) >= 4
     played = find_source(AgentSettings(source=f"recorded:{out}"))
-    played.nvml.nvmlInit()
-    assert played.nvml.nvmlDeviceGetCount() == 2
+    assert len(played.gpus.open()) == 2
 
 
 def test_a_redacted_file_holds_none_of_the_nodes_uuids(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Machine:
     def ticks(self, count: int) -> Iterator[GpuTick]:
         for _ in range(count):
             self.clock.advance(1)
-            answers = self.gpu.answer(self._state.last_seen if self._state else SampleCursor())
+            answers = self.gpu.query_all(self._state.last_seen if self._state else SampleCursor())
             tick = read_gpu(
                 answers,
                 self._state,

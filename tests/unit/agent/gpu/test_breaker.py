@@ -15,7 +15,7 @@ def breaker() -> Breaker:
 
 
 def turns(breaker: Breaker, *seconds: int) -> list[Permit]:
-    return [breaker.turn(second * SECOND_NS) for second in seconds]
+    return [breaker.permit(second * SECOND_NS) for second in seconds]
 
 
 def test_failures_that_are_not_in_a_row_open_nothing(breaker: Breaker) -> None:
@@ -23,7 +23,7 @@ def test_failures_that_are_not_in_a_row_open_nothing(breaker: Breaker) -> None:
         assert not breaker.failed(0)
         assert not breaker.failed(0)
         breaker.succeeded()
-    assert breaker.turn(0) is Permit.ASK
+    assert breaker.permit(0) is Permit.ASK
 
 
 def test_the_third_failure_in_a_row_opens_it_and_says_so_once(breaker: Breaker) -> None:
@@ -40,7 +40,7 @@ def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: Breaker) -> Non
     breaker.trip(0)
     probed = []
     for second in range(60):
-        if breaker.turn(second * SECOND_NS) is Permit.PROBE:
+        if breaker.permit(second * SECOND_NS) is Permit.PROBE:
             probed.append(second)
             breaker.failed(second * SECOND_NS)
     assert probed == [4, 12, 28, 44]
@@ -50,6 +50,6 @@ def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: Break
     breaker.trip(0)
     breaker.failed(4 * SECOND_NS)
     breaker.succeeded()
-    assert breaker.turn(5 * SECOND_NS) is Permit.ASK
+    assert breaker.permit(5 * SECOND_NS) is Permit.ASK
     breaker.trip(5 * SECOND_NS)
     assert turns(breaker, 8, 9) == [Permit.SKIP, Permit.PROBE]

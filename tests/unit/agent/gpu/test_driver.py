@@ -31,14 +31,14 @@ class Bench:
         )
 
     async def ask(self) -> list[str] | None:
-        answers = await self.driver.ask({})
+        answers = await self.driver.poll({})
         return None if answers is None else sorted(answer.uuid for answer in answers)
 
     def thread_is_back(self, uuid: str) -> None:
         """Wait until a GPU's thread has done what it was handed."""
-        (thread,) = [one for one in self.driver._crew._threads if one.gpu.uuid == uuid]
+        (thread,) = [one for one in self.driver._pool._workers if one.gpu.uuid == uuid]
         back = threading.Event()
-        thread.hand(back.set)
+        thread.submit(back.set)
         assert back.wait(5)
 
 
@@ -58,7 +58,7 @@ async def test_all_gpus_answer(bench: Bench) -> None:
 
 async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> None:
     await bench.ask()
-    bench.driver._crew._deadline_seconds = 0.05
+    bench.driver._pool._deadline_seconds = 0.05
     bench.gpus[0].hangs = threading.Event()
     assert await bench.ask() == ["GPU-1"]
     assert (bench.check.is_ok, bench.check.detail) == (True, "1 GPUs")
@@ -69,7 +69,7 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None
     hanging.set()
     bench.thread_is_back("GPU-0")
-    bench.driver._crew._deadline_seconds = 5
+    bench.driver._pool._deadline_seconds = 5
     assert await bench.ask() == ["GPU-0", "GPU-1"]
     assert bench.gpus_check.is_ok
 

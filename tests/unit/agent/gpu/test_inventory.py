@@ -41,8 +41,7 @@ class Counted:
 
 def facts(library: Any) -> list[GpuFacts]:
     return [
-        gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
-        for gpu in NvmlSession(library).open()
+        gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for gpu in NvmlSession(library).open()
     ]
 
 
@@ -68,7 +67,7 @@ def test_a_gpu_tells_what_it_is_and_whom_it_reaches() -> None:
 def test_what_never_changes_is_asked_once() -> None:
     library = Counted(machine({"model": "NVIDIA L4"}))
     (gpu,) = NvmlSession(library).open()
-    asked = [gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
+    asked = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
     assert asked[1] == asked[2]
     assert library.calls["nvmlDeviceGetSerial"] == 1
     assert library.calls["nvmlDeviceGetEccMode"] == 3
@@ -105,7 +104,7 @@ def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
     reason: str | None,
 ) -> None:
     (gpu,) = NvmlSession(machine({"model": model})).open()
-    found = gpu.answer(SampleCursor()).facts
+    found = gpu.query_all(SampleCursor()).facts
     assert found
     told = {one.call: one for one in found.capabilities}
     assert told[call] == Capability(call=call, supported=supported, reason=reason)
@@ -127,7 +126,7 @@ def test_a_new_start_of_the_library_probes_everything_anew() -> None:
     for _ in range(2):
         (gpu,) = nvml.open()
         for _ in range(2):
-            gpu.answers_of(CallGroup.PROFILING, SampleCursor())
+            gpu.query(CallGroup.PROFILING, SampleCursor())
         nvml.close()
     assert library.calls["nvmlGpmQueryDeviceSupport"] == 2
 
@@ -138,9 +137,9 @@ def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
     library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
     library.refuse("nvmlDeviceGetP2PStatus", pynvml.NVML_ERROR_TIMEOUT)
     gpu = NvmlSession(library).open()[0]
-    first = gpu.answer(SampleCursor()).facts
+    first = gpu.query_all(SampleCursor()).facts
     library.functions.clear()
-    second = gpu.answer(SampleCursor()).facts
+    second = gpu.query_all(SampleCursor()).facts
     assert first
     assert second
     assert (first.serial, first.vbios_version, first.nvlink_peers) == (None, None, None)

@@ -11,8 +11,8 @@ import pytest
 from typing_extensions import override
 
 from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
-from agent.gpu.nvidia.client import NvmlLostError
-from agent.gpu.nvidia.session import Gpu, NvmlSession
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.gpu.source import SourceLostError
 from gpuledger.records import ProcessKind
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
@@ -20,7 +20,7 @@ UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
-def a_gpu(**known: Any) -> tuple[FakeNvml, Gpu]:
+def a_gpu(**known: Any) -> tuple[FakeNvml, NvidiaGpu]:
     library = FakeNvml(FakeGpu("GPU-0", **known))
     return library, NvmlSession(library).open()[0]
 
@@ -31,7 +31,7 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
         compute={7: 100},
         process_samples=[(7, 2, 9), (7, 3, 8)],
     )
-    answer = gpu.answer(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
+    answer = gpu.query_all(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
     assert answer.uuid == "GPU-0"
     assert answer.samples == (
         UtilizationSample(timestamp_us=2, percent=20),
@@ -60,15 +60,15 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
 def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = error
-    assert [gpu.answer(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
+    assert [gpu.query_all(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
     assert library.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
 def test_what_fails_now_is_absent_now_and_asked_again() -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = [pynvml.NVML_ERROR_TIMEOUT]
-    assert gpu.answer(SampleCursor()).power_milliwatts is None
-    assert gpu.answer(SampleCursor()).power_milliwatts == 250_500
+    assert gpu.query_all(SampleCursor()).power_milliwatts is None
+    assert gpu.query_all(SampleCursor()).power_milliwatts == 250_500
 
 
 @pytest.mark.parametrize(
@@ -83,37 +83,37 @@ def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
 ) -> None:
     library, gpu = a_gpu(process_samples=[(7, 3, 8)])
     library.errors[UTILIZATION] = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
-    assert gpu.answer(SampleCursor()).process_samples == expected
-    assert gpu.answer(SampleCursor()).process_samples is not None
+    assert gpu.query_all(SampleCursor()).process_samples == expected
+    assert gpu.query_all(SampleCursor()).process_samples is not None
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
 def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
     library, gpu = a_gpu()
     library.errors[UTILIZATION] = error
-    assert gpu.answer(SampleCursor()).process_samples == ()
-    assert gpu.answer(SampleCursor()).process_samples == ()
+    assert gpu.query_all(SampleCursor()).process_samples == ()
+    assert gpu.query_all(SampleCursor()).process_samples == ()
 
 
 def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
     library, gpu = a_gpu(compute={7: 1}, graphics={8: 1})
     library.errors[COMPUTE] = pynvml.NVML_ERROR_TIMEOUT
-    assert gpu.answer(SampleCursor()).processes is None
+    assert gpu.query_all(SampleCursor()).processes is None
 
 
 def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
     library, gpu = a_gpu(graphics={8: None})
     library.errors[COMPUTE] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert gpu.answer(SampleCursor()).processes == (
+    assert gpu.query_all(SampleCursor()).processes == (
         ListedProcess(pid=8, kind=ProcessKind.GRAPHICS, memory_bytes=None),
     )
 
 
 def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
     library, gpu = a_gpu(samples=[(1, 10)])
-    assert gpu.answer(SampleCursor()).percent is None
+    assert gpu.query_all(SampleCursor()).percent is None
     library.errors["nvmlDeviceGetSamples"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    answer = gpu.answer(SampleCursor())
+    answer = gpu.query_all(SampleCursor())
     assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)
 
 
@@ -131,14 +131,14 @@ def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
 def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetMemoryInfo"] = code
-    with pytest.raises(NvmlLostError, match="nvmlDeviceGetMemoryInfo"):
-        gpu.answer(SampleCursor())
+    with pytest.raises(SourceLostError, match="nvmlDeviceGetMemoryInfo"):
+        gpu.query_all(SampleCursor())
 
 
 def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
     library, gpu = a_gpu()
     library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_UNKNOWN
-    answer = gpu.answer(SampleCursor())
+    answer = gpu.query_all(SampleCursor())
     assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
@@ -146,7 +146,7 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     library = FakeNvml(FakeGpu("GPU-0", lost=True), FakeGpu("GPU-1"))
     nvml = NvmlSession(library)
     assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
-    assert nvml.missing == 1
+    assert len(nvml.unfound) == 1
 
 
 def test_a_gpu_that_does_not_tell_who_it_is_is_named_by_its_slot() -> None:
@@ -180,7 +180,7 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
     nvml = NvmlSession(Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1")))
     for _ in range(2):
         assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
-    assert nvml.missing == 1
+    assert len(nvml.unfound) == 1
     assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
     released.set()
     monkeypatch.setattr("agent.gpu.nvidia.session._FIND_SECONDS", 30)
@@ -191,27 +191,29 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others(
 def test_a_missing_library_is_told_by_its_error() -> None:
     library = FakeNvml()
     library.errors["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    with pytest.raises(NvmlLostError, match="nvmlInit: NVML Shared Library Not Found"):
+    with pytest.raises(SourceLostError, match="nvmlInit: NVML Shared Library Not Found"):
         NvmlSession(library).open()
 
 
 # The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
 
 
-def true_gpu(monkeypatch: pytest.MonkeyPatch, functions: dict[str, Callable[..., int]]) -> Gpu:
+def true_gpu(
+    monkeypatch: pytest.MonkeyPatch, functions: dict[str, Callable[..., int]]
+) -> NvidiaGpu:
     def pointer(name: str) -> Callable[..., int]:
         if name not in functions:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         return functions[name]
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    return Gpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
+    return NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
 
 
 def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = true_gpu(monkeypatch, {}).answer(SampleCursor())
+    answer = true_gpu(monkeypatch, {}).query_all(SampleCursor())
     assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
 
 
@@ -219,7 +221,7 @@ def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
-    assert true_gpu(monkeypatch, functions).answer(SampleCursor()).process_samples == ()
+    assert true_gpu(monkeypatch, functions).query_all(SampleCursor()).process_samples == ()
 
 
 def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
@@ -237,6 +239,6 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
         return next(answers)
 
     gpu = true_gpu(monkeypatch, {COMPUTE: list_processes})
-    assert gpu.answer(SampleCursor()).processes == (
+    assert gpu.query_all(SampleCursor()).processes == (
         ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
     )

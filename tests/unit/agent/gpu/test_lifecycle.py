@@ -5,10 +5,9 @@ import threading
 
 import pytest
 
-from agent.gpu.lifecycle import NvmlLifecycle
-from agent.gpu.nvidia.client import LibraryLostError
-from agent.gpu.nvidia.events import DriverEvent
+from agent.gpu.lifecycle import SourceLifecycle
 from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import DriverEvent, LibraryLostError
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 PATIENCE_SECONDS = 5
@@ -24,10 +23,10 @@ class StrangeNvml(FakeNvml):
 
 
 def test_an_answer_that_no_binding_should_give_is_a_start_that_failed() -> None:
-    keeper = NvmlLifecycle(NvmlSession(StrangeNvml(nvmlDeviceGetCount="one")), users=())
+    lifecycle = SourceLifecycle(NvmlSession(StrangeNvml(nvmlDeviceGetCount="one")), listeners=())
     with pytest.raises(LibraryLostError, match="TypeError: 'str' object"):
-        keeper.open().result(PATIENCE_SECONDS)
-    keeper.end()
+        lifecycle.open().result(PATIENCE_SECONDS)
+    lifecycle.end()
 
 
 def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
@@ -37,13 +36,13 @@ def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
         nvmlSystemEventSetWait=[object()],
         nvmlSystemEventSetFree=None,
     )
-    keeper = NvmlLifecycle(NvmlSession(library), users=())
-    keeper.open().result(PATIENCE_SECONDS)
-    assert keeper.unbind_unheard is None
-    assert keeper.look() is DriverEvent.NOTHING
-    keeper.open().result(PATIENCE_SECONDS)
-    assert keeper.look() is DriverEvent.NOTHING
-    keeper.end()
+    lifecycle = SourceLifecycle(NvmlSession(library), listeners=())
+    lifecycle.open().result(PATIENCE_SECONDS)
+    assert lifecycle.unbind_capability.supported
+    assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
+    lifecycle.open().result(PATIENCE_SECONDS)
+    assert lifecycle.poll_driver_events() is DriverEvent.NOTHING
+    lifecycle.end()
 
 
 class WaitingNvml(StrangeNvml):
@@ -64,13 +63,13 @@ class WaitingNvml(StrangeNvml):
 
 def test_only_a_look_that_outlasts_the_tick_in_which_it_began_is_stuck() -> None:
     library = WaitingNvml()
-    keeper = NvmlLifecycle(NvmlSession(library), users=())
-    keeper.open().result(PATIENCE_SECONDS)
+    lifecycle = SourceLifecycle(NvmlSession(library), listeners=())
+    lifecycle.open().result(PATIENCE_SECONDS)
     stuck = []
     for _ in range(2):
-        keeper.look()
-        stuck.append(keeper.is_stuck)
+        lifecycle.poll_driver_events()
+        stuck.append(lifecycle.is_stuck)
     library.returns.set()
-    keeper.close().result(PATIENCE_SECONDS)
-    assert [*stuck, keeper.is_stuck] == [False, True, False]
-    keeper.end()
+    lifecycle.close().result(PATIENCE_SECONDS)
+    assert [*stuck, lifecycle.is_stuck] == [False, True, False]
+    lifecycle.end()

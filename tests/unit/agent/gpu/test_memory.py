@@ -14,7 +14,7 @@ from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import Memory, ask_memory
 from agent.gpu.nvidia.inventory import Facts
-from agent.gpu.nvidia.session import Gpu
+from agent.gpu.nvidia.session import NvidiaGpu
 from tests.fakes.nvml_pointers import Function, play
 
 V1, V2 = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"
@@ -98,8 +98,8 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
 
 def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     asker = play(monkeypatch, {V1: Driver().functions()[V1]})
-    gpu = Gpu(library=pynvml, handle=asker.handle, uuid="GPU-0", index=0)
-    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, SampleCursor()))
+    gpu = NvidiaGpu(library=pynvml, handle=asker.handle, uuid="GPU-0", index=0)
+    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor()))
     reading = read_gpu(answers, None, fields=FIELDS, interval_ns=10**9, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None

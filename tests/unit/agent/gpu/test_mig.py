@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.session import Gpu, NvmlSession
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger.records import MigInstance
 from simulator.clock import ManualClock
 from tests.fakes.altered import Altered
@@ -31,12 +31,12 @@ class Bench:
         self.clock = ManualClock(start_ns=EPOCH_NS)
         self.truth = cut_simulation(self.clock).node("node-a")
         self.library = Altered(self.truth.nvml)
-        self.gpu: Gpu = NvmlSession(self.library).open()[0]
+        self.gpu: NvidiaGpu = NvmlSession(self.library).open()[0]
         self.clock.advance(1)
 
     def answer(self) -> RawGpuSample:
         """Ask what is booked."""
-        books = self.gpu.answers_of(CallGroup.BOOKS, SampleCursor())
+        books = self.gpu.query(CallGroup.BOOKS, SampleCursor())
         return RawGpuSample(uuid=self.gpu.uuid, index=0, **books)
 
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
 def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
     """Not with the next health: the kubelet's ids lead to instances by it."""
     bench.answer()
-    assert bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"].mig_enabled
+    assert bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"].mig_enabled
     assert bench.answer().facts is None
     bench.clock.advance(19)
     facts = bench.answer().facts
@@ -270,7 +270,7 @@ def test_a_new_layout_is_told_with_what_is_booked_once(bench: Bench) -> None:
 
 def test_the_layout_is_told_as_facts(bench: Bench) -> None:
     bench.answer()
-    facts = bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
+    facts = bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
     first = facts.instances[0]
     assert isinstance(first, MigInstance)
     assert (first.gpu_instance, first.profile, first.multiprocessors) == (1, "1g.10gb", 16)
@@ -287,7 +287,7 @@ def test_the_place_of_an_instance_is_told_once_to_those_who_may_know(
         bench.library.refuse(refused, pynvml.NVML_ERROR_NO_PERMISSION)
     bench.answer()
     bench.answer()
-    facts = bench.gpu.answers_of(CallGroup.HEALTH, SampleCursor())["facts"]
+    facts = bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
     starts = [one.placement_start for one in facts.instances]
 
     assert starts == ([None] * 4 if refused else [0, 1, 5, 5])

@@ -82,7 +82,7 @@ class Node:
             deadline_seconds=seconds,
             backoff=Backoff(first_seconds=1, max_seconds=2, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=2, max_seconds=4, jitter=lambda: 1.0),
-            tell=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
+            report=lambda kind, name, _: self.told.append((kind, self.index_of(name))),
         )
 
     def index_of(self, name: str) -> int:
@@ -95,7 +95,7 @@ class Node:
         self, last_seen: Mapping[str, SampleCursor] | None = None
     ) -> dict[int, RawGpuSample]:
         self.looks.begin_tick()
-        answers = await self.driver.ask(last_seen or {})
+        answers = await self.driver.poll(last_seen or {})
         self.looks.end_tick()
         self.clock.advance(1)
         return {answer.index: answer for answer in answers or ()}
@@ -188,7 +188,7 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
     assert all(ticks)
     for _ in range(200):
         # The look for it is made in the library's thread, between two ticks.
-        node.driver._keeper._worker.start(lambda: None).result(timeout=5)
+        node.driver._lifecycle._worker.start(lambda: None).result(timeout=5)
         ticks.append(await node.tick())
         if len(node.told) == 4:
             break

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 from typing_extensions import override
 
-from agent.gpu.nvidia.client import FailedError
 from agent.gpu.process_scanner import ProcessScanner
+from agent.gpu.source import FailedError
 from tests.fakes.gpus import PlayedGpu
 
 
@@ -30,33 +30,33 @@ class BusyGpu(PlayedGpu):
 
 async def test_only_who_is_new_since_the_last_look_is_given() -> None:
     one, other = BusyGpu("GPU-0", [1, 2]), BusyGpu("GPU-1", [5])
-    glancer = ProcessScanner()
-    assert set(await glancer.look([one, other])) == set()
+    scanner = ProcessScanner()
+    assert set(await scanner.scan([one, other])) == set()
     one.pids.add(3)
     other.pids.add(6)
-    assert set(await glancer.look([one, other])) == {3, 6}
-    assert set(await glancer.look([one, other])) == set()
+    assert set(await scanner.scan([one, other])) == {3, 6}
+    assert set(await scanner.scan([one, other])) == set()
 
 
 async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
     one, other = BusyGpu("GPU-0", [1]), BusyGpu("GPU-1", [5])
-    glancer = ProcessScanner()
-    await glancer.look([one, other])
+    scanner = ProcessScanner()
+    await scanner.scan([one, other])
     one.fails = True
     other.pids.add(6)
-    assert set(await glancer.look([one, other])) == {6}
+    assert set(await scanner.scan([one, other])) == {6}
     one.fails = False
     one.pids.add(2)
-    assert set(await glancer.look([one, other])) == {2}
+    assert set(await scanner.scan([one, other])) == {2}
 
 
 async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
-    gpu, glancer = BusyGpu("GPU-0", [1]), ProcessScanner()
-    await glancer.look([gpu])
+    gpu, scanner = BusyGpu("GPU-0", [1]), ProcessScanner()
+    await scanner.scan([gpu])
     gpu.released.clear()
     gpu.pids.add(2)
-    assert set(await glancer.look([gpu])) == set()
-    assert glancer.is_stuck
+    assert set(await scanner.scan([gpu])) == set()
+    assert scanner.is_stuck
     gpu.released.set()
-    assert [pid for _ in range(3) for pid in await glancer.look([gpu])] == [2]
-    assert not glancer.is_stuck
+    assert [pid for _ in range(3) for pid in await scanner.scan([gpu])] == [2]
+    assert not scanner.is_stuck

@@ -9,8 +9,9 @@ import pytest
 
 from agent.core.units import CELSIUS, COUNT, NUMBER
 from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import DeviceClient, NvmlLostError
+from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
+from agent.gpu.source import SourceLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 
@@ -127,7 +128,7 @@ def test_one_licensed_feature_is_a_license(
 
 def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
     library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
-    with pytest.raises(NvmlLostError):
+    with pytest.raises(SourceLostError):
         inquiry(
             library, MetricSpec(name="one", unit=NUMBER, asked=(FunctionCall("nvmlNew"),))
         ).ask()

@@ -25,7 +25,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     nvml = NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns)
     clock.advance(9)
     before = read_gpu(
-        nvml.open()[0].answer(SampleCursor()),
+        nvml.open()[0].query_all(SampleCursor()),
         None,
         fields=FIELDS,
         interval_ns=SECOND_NS,
@@ -34,7 +34,7 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     clock.advance(12)
     nvml.close()
     after = read_gpu(
-        nvml.open()[0].answer(SampleCursor()),
+        nvml.open()[0].query_all(SampleCursor()),
         before.state.forget(),
         fields=FIELDS,
         interval_ns=SECOND_NS,

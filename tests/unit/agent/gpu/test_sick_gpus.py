@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,19 +13,19 @@ from typing_extensions import override
 
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.gpu.driver import Driver
-from agent.gpu.nvidia.client import (
+from agent.gpu.source import (
     DriverNotLoadedError,
     FailedError,
+    Gpu,
     GpuLostError,
     LibraryLostError,
-    NvmlLostError,
+    SourceLostError,
 )
-from agent.gpu.nvidia.session import Gpu
-from agent.gpu.worker import MAX_ABANDONED
+from agent.gpu.worker import MAX_LEAKED
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedNvml
+from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
 
 BOOKS, READINGS, PROFILING, HEALTH = CallGroup
 PATIENT_SECONDS = 30.0
@@ -40,7 +40,7 @@ class Bench:
     def __init__(self) -> None:
         self.gpus = [PlayedGpu(f"GPU-{number}", number) for number in range(3)]
         self.sick = self.gpus[0]
-        self.nvml = PlayedNvml(*self.gpus)
+        self.nvml = PlayedSource(*self.gpus)
         self.clock = ManualClock(start_ns=0)
         self.check, self.gpus_check = Check(), Check()
         self.told: list[tuple[str, str]] = []
@@ -52,7 +52,7 @@ class Bench:
             deadline_seconds=PATIENT_SECONDS,
             backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
             lost_gpu_backoff=Backoff(first_seconds=10, max_seconds=80, jitter=lambda: 1.0),
-            tell=lambda kind, uuid, _: self.told.append((kind, uuid)),
+            report=lambda kind, uuid, _: self.told.append((kind, uuid)),
         )
         self.hanging: list[threading.Event] = []
 
@@ -62,20 +62,20 @@ class Bench:
         return self.hanging[-1]
 
     def be_patient(self, seconds: float = PATIENT_SECONDS) -> None:
-        self.driver._crew._deadline_seconds = seconds
+        self.driver._pool._deadline_seconds = seconds
 
     def release(self, released: threading.Event) -> None:
         """Let the calls return, and wait until the GPU's thread is back."""
         self.sick.hangs = {}
         released.set()
-        threads = [one for one in self.driver._crew._threads if one.gpu is self.sick]
+        threads = [one for one in self.driver._pool._workers if one.gpu is self.sick]
         backs = [threading.Event() for _ in threads]
         for thread, back in zip(threads, backs, strict=True):
-            thread.hand(back.set)
+            thread.submit(back.set)
         assert all(back.wait(5) for back in backs)
 
     async def answers(self) -> dict[str, RawGpuSample] | None:
-        answers = await self.driver.ask({})
+        answers = await self.driver.poll({})
         self.clock.advance(1)
         return None if answers is None else {answer.uuid: answer for answer in answers}
 
@@ -202,7 +202,7 @@ async def test_however_long_it_hangs_few_threads_are_abandoned(bench: Bench) -> 
     bench.be_patient()
     for _ in range(5_000):
         assert await bench.ask() == ["1", "2"]
-    assert len(bench.sick.threads) == MAX_ABANDONED + 1
+    assert len(bench.sick.threads) == MAX_LEAKED + 1
     assert len(bench.gpus[1].threads) == 1
 
 
@@ -349,7 +349,7 @@ async def test_a_start_that_hangs_is_waited_for_by_no_tick_for_longer_than_its_d
     for _ in range(5):
         assert await bench.ask() is None
     assert bench.nvml.tried == 1
-    assert bench.check.detail == "nvmlInit does not return"
+    assert bench.check.detail == "the library does not return from its start"
     bench.nvml.opens.set()
     bench.driver._deadline_seconds = PATIENT_SECONDS
     assert await bench.ask() == ["0", "1", "2"]
@@ -366,9 +366,9 @@ async def test_a_node_without_gpus_is_not_idle(bench: Bench) -> None:
 async def test_users_of_the_library_come_after_its_start_and_go_before_its_end() -> None:
     log: list[str] = []
 
-    class Logging(PlayedNvml):
+    class Logging(PlayedSource):
         @override
-        def open(self) -> list[Gpu]:
+        def open(self) -> Sequence[Gpu]:
             log.append("open")
             return super().open()
 
@@ -390,9 +390,9 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
         check=Check(),
         deadline_seconds=PATIENT_SECONDS,
         backoff=Backoff(),
-        users=[User()],
+        listeners=[User()],
     )
-    await driver.ask({})
+    await driver.poll({})
     closing = driver.close()
     assert closing
     closing.result(timeout=5)
@@ -435,7 +435,7 @@ async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Benc
 )
 @settings(max_examples=40, deadline=None)
 async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_is_good(
-    happenings: list[tuple[NvmlLostError | None, set[str], LibraryLostError | None, int]],
+    happenings: list[tuple[SourceLostError | None, set[str], LibraryLostError | None, int]],
 ) -> None:
     bench = Bench()
     try:
@@ -460,6 +460,6 @@ async def test_the_time_of_a_tick_is_when_the_gpus_were_asked_however_long_it_wa
 ) -> None:
     bench.hang(BOOKS)
     asked: list[dict[str, int]] = []
-    await bench.driver.ask({}, asking=lambda: asked.append(bench.seen()))
+    await bench.driver.poll({}, on_poll=lambda: asked.append(bench.seen()))
     assert asked == [{"GPU-0": 0, "GPU-1": 0, "GPU-2": 0}]
     assert bench.seen()["GPU-1"] == 1

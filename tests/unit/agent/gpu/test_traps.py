@@ -11,8 +11,9 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.client import UnsupportedError, call_nvml
-from agent.gpu.nvidia.session import Gpu
+from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.session import NvidiaGpu
+from agent.gpu.source import UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
 
@@ -41,9 +42,9 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
             return functions[name]
 
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-        gpu = Gpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
+        gpu = NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
         return RawGpuSample(
-            uuid="GPU-0", index=0, **gpu.answers_of(CallGroup.BOOKS, SampleCursor(process_us=5))
+            uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor(process_us=5))
         )
 
     return give

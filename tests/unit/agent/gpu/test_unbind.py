@@ -7,11 +7,11 @@ import pynvml
 import pytest
 
 from agent.gpu.driver import Driver
-from agent.gpu.nvidia.client import DriverNotLoadedError
-from agent.gpu.nvidia.events import DriverEvent, DriverEvents
+from agent.gpu.nvidia.events import NvmlDriverEvents
+from agent.gpu.source import DriverEvent, DriverNotLoadedError
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from tests.fakes.gpus import PlayedGpu, PlayedNvml
+from tests.fakes.gpus import PlayedGpu, PlayedSource
 
 UNBIND = pynvml.nvmlSystemEventTypeGpuDriverUnbind
 BIND = pynvml.nvmlSystemEventTypeGpuDriverBind
@@ -60,30 +60,34 @@ class PlayedEvents:
 
 
 @pytest.mark.parametrize(
-    ("happened", "wish"),
+    ("happened", "event"),
     [
         ([], DriverEvent.NOTHING),
-        ([UNBIND], DriverEvent.LET_GO),
-        ([BIND], DriverEvent.LOOK_AGAIN),
-        ([BIND, UNBIND], DriverEvent.LET_GO),
+        ([UNBIND], DriverEvent.UNBIND),
+        ([BIND], DriverEvent.BIND),
+        ([BIND, UNBIND], DriverEvent.UNBIND),
     ],
 )
-def test_what_happened_to_the_driver_is_a_wish_once(happened: list[int], wish: DriverEvent) -> None:
+def test_what_happened_to_the_driver_is_a_wish_once(
+    happened: list[int], event: DriverEvent
+) -> None:
     library = PlayedEvents()
-    events = DriverEvents(library)
+    events = NvmlDriverEvents(library)
     events.open()
     library.waiting = happened
-    assert [events.look(), events.look()] == [wish, DriverEvent.NOTHING]
+    assert [events.poll(), events.poll()] == [event, DriverEvent.NOTHING]
     events.close()
     assert library.sets == 0
 
 
 def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
-    events = DriverEvents(object())
+    events = NvmlDriverEvents(object())
     events.open()
     assert not events.is_open
-    assert events.refused == "nvmlSystemEventSetCreate: this nvidia-ml-py does not have it"
-    assert events.look() is DriverEvent.NOTHING
+    assert (
+        events.capability.reason == "nvmlSystemEventSetCreate: this nvidia-ml-py does not have it"
+    )
+    assert events.poll() is DriverEvent.NOTHING
     events.close()
 
 
@@ -92,13 +96,13 @@ def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
 )
 def test_an_error_ends_the_listening_and_leaves_no_set(code: int) -> None:
     library = PlayedEvents()
-    events = DriverEvents(library)
+    events = NvmlDriverEvents(library)
     events.open()
     library.error = code
-    assert events.look() is DriverEvent.NOTHING
+    assert events.poll() is DriverEvent.NOTHING
     assert not events.is_open
     assert library.sets == 0
-    assert events.refused
+    assert events.capability.reason
 
 
 def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,18 +124,18 @@ def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.Mon
         return function
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
-    events = DriverEvents(pynvml)
+    events = NvmlDriverEvents(pynvml)
     events.open()
-    assert events.refused is None
-    assert events.look() is DriverEvent.LET_GO
+    assert events.capability.supported
+    assert events.poll() is DriverEvent.UNBIND
     events.close()
     assert called == list(CALLS.values())
 
 
 async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_back() -> None:
     clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
-    nvml = PlayedNvml(PlayedGpu("GPU-0", 0))
-    nvml.library = library
+    nvml = PlayedSource(PlayedGpu("GPU-0", 0))
+    nvml.driver_events = NvmlDriverEvents(library)
     told = []
     driver = Driver(
         nvml,
@@ -139,13 +143,13 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
         check=check,
         deadline_seconds=30,
         backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
-        tell=lambda kind, uuid, _: told.append((kind, uuid)),
+        report=lambda kind, uuid, _: told.append((kind, uuid)),
     )
 
     async def ask() -> bool:
-        answers = await driver.ask({})
+        answers = await driver.poll({})
         # Looks are made in the library's thread, between two ticks.
-        driver._keeper._worker.start(lambda: None).result(timeout=5)
+        driver._lifecycle._worker.start(lambda: None).result(timeout=5)
         clock.advance(1)
         return bool(answers)
 
@@ -170,20 +174,20 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
 async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_after_it() -> None:
     library = PlayedEvents()
     gpus = [PlayedGpu("GPU-0", 0), PlayedGpu("GPU-1", 1)]
-    nvml = PlayedNvml(*gpus)
-    nvml.library = library
+    nvml = PlayedSource(*gpus)
+    nvml.driver_events = NvmlDriverEvents(library)
     driver = Driver(
         nvml, clock=ManualClock(start_ns=0), check=Check(), deadline_seconds=30, backoff=Backoff()
     )
-    await driver.ask({})
+    await driver.poll({})
     driver._closed = "a new start is under way"
-    driver._opening = driver._keeper.open()
-    driver._keeper._worker.start(lambda: None).result(timeout=5)
+    driver._opening = driver._lifecycle.open()
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
     library.waiting = [UNBIND]
-    driver._keeper.look()
-    driver._keeper._worker.start(lambda: None).result(timeout=5)
-    assert await driver.ask({}) is not None
-    assert await driver.ask({}) is None
-    driver._keeper._worker.start(lambda: None).result(timeout=5)
+    driver._lifecycle.poll_driver_events()
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
+    assert await driver.poll({}) is not None
+    assert await driver.poll({}) is None
+    driver._lifecycle._worker.start(lambda: None).result(timeout=5)
     assert not nvml.is_open
     driver.close()

@@ -19,7 +19,7 @@ def told() -> list[tuple[str, str, str]]:
 
 
 def watchdog(driver: PlayedDriver, told: list[tuple[str, str, str]]) -> Watchdog:
-    return Watchdog(driver, seconds=300, tell=lambda *told_: told.append(told_))
+    return Watchdog(driver, seconds=300, report=lambda *told_: told.append(told_))
 
 
 def test_a_driver_that_works_now_and_then_is_left_alone(told: list[tuple[str, str, str]]) -> None:
@@ -44,7 +44,10 @@ def test_a_process_that_was_stopped_gets_its_time_anew(told: list[tuple[str, str
     driver = PlayedDriver()
     now_seconds = 1000.0
     dog = Watchdog(
-        driver, seconds=300, tell=lambda *told_: told.append(told_), now_seconds=lambda: now_seconds
+        driver,
+        seconds=300,
+        report=lambda *told_: told.append(told_),
+        now_seconds=lambda: now_seconds,
     )
     dog.look()
     now_seconds += 3600

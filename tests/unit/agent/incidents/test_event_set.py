@@ -7,9 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.client import FailedError, GpuLostError, UnsupportedError
+from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
+from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
 from agent.incidents.detection import Detection
-from agent.incidents.event_set import KINDS, WANTED, DriverEvents
 from agent.metrics import EVENT_SET_FAILURES
 from simulator.clock import ManualClock
 from tests.unit.agent.incidents.builders import (
@@ -45,8 +45,8 @@ def clock() -> ManualClock:
     return ManualClock(start_ns=EPOCH_NS)
 
 
-def opened(*devices: Device, clock: ManualClock) -> DriverEvents:
-    return DriverEvents(pynvml, devices, clock=clock)
+def opened(*devices: Device, clock: ManualClock) -> NvmlGpuEvents:
+    return NvmlGpuEvents(pynvml, devices, clock=clock)
 
 
 def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: ManualClock) -> None:
@@ -55,7 +55,7 @@ def test_version_3_gives_the_drivers_own_time(functions: Functions, clock: Manua
         "GPU-1", 0x8, eventData=79, timestampUsec=stamp_us, gpuInstanceId=9, computeInstanceId=0
     )
 
-    assert opened(device("GPU-1"), clock=clock).take(0) == Detection(
+    assert opened(device("GPU-1"), clock=clock).wait(0) == Detection(
         kind="xid",
         gpu_uuid="GPU-1",
         time_ns=EPOCH_NS - SECOND_NS,
@@ -72,7 +72,7 @@ def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
 
-    seen = opened(device("GPU-1"), clock=clock).take(0)
+    seen = opened(device("GPU-1"), clock=clock).wait(0)
 
     assert seen is not None
     assert seen.time_ns == EPOCH_NS
@@ -89,10 +89,10 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_o
     functions.given["nvmlEventSetWait_v2"] = v2(other.handle, 0x8, 31)
     events = opened(one, other, clock=clock)
 
-    assert events.take(0) == Detection(
+    assert events.wait(0) == Detection(
         kind="xid", gpu_uuid="GPU-22", time_ns=EPOCH_NS, source="nvml", xid=31
     )
-    events.take(0)
+    events.wait(0)
     assert functions.calls.count("nvmlEventSetWait_v3") == 1
 
 
@@ -104,9 +104,9 @@ def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
         return SUCCESS
 
     functions.given["nvmlEventSetWait_v2"] = v2(device("GPU-333").handle, 0x8, 31)
-    unknown = opened(device("GPU-1"), clock=clock).take(0)
+    unknown = opened(device("GPU-1"), clock=clock).wait(0)
     functions.given["nvmlDeviceGetUUID"] = name
-    asked = opened(device("GPU-1"), clock=clock).take(0)
+    asked = opened(device("GPU-1"), clock=clock).wait(0)
 
     assert unknown is not None
     assert asked is not None
@@ -119,7 +119,7 @@ def test_every_event_that_is_wanted_has_a_kind(
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
 
-    seen = opened(device("GPU-1"), clock=clock).take(0)
+    seen = opened(device("GPU-1"), clock=clock).wait(0)
 
     assert seen is not None
     assert (seen.kind, seen.xid) == (kind, 7 if kind == "xid" else None)
@@ -131,7 +131,7 @@ def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
 ) -> None:
     functions.given[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
 
-    assert opened(device("GPU-1"), clock=clock).take(0) is None
+    assert opened(device("GPU-1"), clock=clock).wait(0) is None
 
 
 def test_a_failure_of_a_version_3_that_worked_is_told(
@@ -139,11 +139,11 @@ def test_a_failure_of_a_version_3_that_worked_is_told(
 ) -> None:
     functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_TIMEOUT)
     events = opened(device("GPU-1"), clock=clock)
-    events.take(0)
+    events.wait(0)
     functions.given["nvmlEventSetWait_v3"] = fails(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     with pytest.raises(FailedError):
-        events.take(0)
+        events.wait(0)
 
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
@@ -153,7 +153,7 @@ def test_a_lost_gpu_is_told_by_the_wait(
     functions.given[version] = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
 
     with pytest.raises(GpuLostError):
-        opened(device("GPU-1"), clock=clock).take(0)
+        opened(device("GPU-1"), clock=clock).wait(0)
 
 
 def test_only_what_a_gpu_supports_is_registered(functions: Functions, clock: ManualClock) -> None:
@@ -187,7 +187,7 @@ def test_a_bit_that_is_refused_does_not_cost_the_others(
     events = opened(device("GPU-1"), clock=clock)
 
     assert sum(registered) == WANTED & ~0x8000
-    assert events.take(0) is not None
+    assert events.wait(0) is not None
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
 
     functions.given["nvmlDeviceRegisterEvents"] = register
     functions.given["nvmlEventSetWait_v2"] = v2(well.handle, 0x8, 31)
-    seen = opened(lost, well, clock=clock).take(0)
+    seen = opened(lost, well, clock=clock).wait(0)
 
     assert seen is not None
     assert seen.gpu_uuid == "GPU-22"
@@ -217,7 +217,7 @@ def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
     functions.given["nvmlDeviceGetSupportedEventTypes"] = supports(0)
 
     with pytest.raises(FailedError, match="no GPU"):
-        opened(device("GPU-1"), clock=clock).take(0)
+        opened(device("GPU-1"), clock=clock).wait(0)
 
 
 def test_a_driver_without_events_is_unsupported(functions: Functions, clock: ManualClock) -> None:

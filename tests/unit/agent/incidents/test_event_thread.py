@@ -10,8 +10,9 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
+from agent.gpu.nvidia.session import NvmlSession
+from agent.gpu.source import GpuIdentity
 from agent.incidents.detection import Detection
-from agent.incidents.event_set import EventDevice
 from agent.incidents.event_thread import EventThread
 from agent.incidents.monitor import IncidentMonitor
 from gpuledger.runtime import Backoff
@@ -60,11 +61,11 @@ class Driver:
 
 @contextmanager
 def watching(
-    driver: Driver, gpus: Sequence[EventDevice], clock: ManualClock
+    driver: Driver, gpus: Sequence[GpuIdentity], clock: ManualClock
 ) -> Iterator[tuple[EventThread, SimpleQueue[Detection]]]:
     seen: SimpleQueue[Detection] = SimpleQueue()
     thread = EventThread(
-        driver,
+        NvmlSession(driver),
         gpus,
         clock=clock,
         take=seen.put,
@@ -176,7 +177,11 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
     driver.hangs.clear()
     gpus = gpus_of(driver.node)
     watch = IncidentMonitor(
-        node="node-a", boot_id="boot-1", library=driver, clock=clock, tell=lambda _one: None
+        node="node-a",
+        boot_id="boot-1",
+        source=NvmlSession(driver),
+        clock=clock,
+        tell=lambda _one: None,
     )
     watch.closing_seconds = 0.001
     for _ in range(6):
@@ -198,7 +203,11 @@ def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
 ) -> None:
     driver = bursting(clock)
     watch = IncidentMonitor(
-        node="node-a", boot_id="boot-1", library=driver, clock=clock, tell=lambda _one: None
+        node="node-a",
+        boot_id="boot-1",
+        source=NvmlSession(driver),
+        clock=clock,
+        tell=lambda _one: None,
     )
     with capture_logs() as logs:
         watch.opened([])

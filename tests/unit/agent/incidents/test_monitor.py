@@ -8,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from agent.core.processes.table import ProcessTable
+from agent.gpu.nvidia.session import NvmlSession
 from agent.host.procfs import ProcessReader
 from agent.incidents.detection import Detection
 from agent.incidents.kmsg import Kmsg
@@ -43,7 +44,7 @@ def watch_of(
     return IncidentMonitor(
         node="node-a",
         boot_id="boot-1",
-        library=node.nvml,
+        source=NvmlSession(node.nvml),
         clock=node.clock,
         tell=told,
         processes_on=lambda _uuid, _instance: processes,

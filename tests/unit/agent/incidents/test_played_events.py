@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.incidents.event_set import DriverEvents, buses_of
+from agent.gpu.nvidia.events import NvmlGpuEvents, pci_buses_of
 from simulator.clock import ManualClock
 from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, failing_node, gpus_of
 
@@ -19,10 +19,10 @@ def test_a_played_driver_tells_each_event_of_its_scenario_once_and_in_order(vers
         events={"version": version},
     )
     gpus = gpus_of(node)
-    events = DriverEvents(node.nvml, gpus, clock=clock)
-    early = events.take(0)
+    events = NvmlGpuEvents(node.nvml, gpus, clock=clock)
+    early = events.wait(0)
     clock.advance(4)
-    first, second, third = events.take(0), events.take(0), events.take(0)
+    first, second, third = events.wait(0), events.wait(0), events.wait(0)
 
     assert early is third is None
     assert first is not None
@@ -38,7 +38,7 @@ def test_gpus_are_found_by_where_they_are_plugged_in() -> None:
     node = failing_node()
     gpus = gpus_of(node)
 
-    assert buses_of(node.nvml, gpus) == {
+    assert pci_buses_of(node.nvml, gpus) == {
         "00000000:1B:00.0": gpus[0].uuid,
         "00000000:2B:00.0": gpus[1].uuid,
     }
@@ -49,4 +49,4 @@ def test_gpus_that_do_not_say_where_they_are_are_left_out() -> None:
     gpus = gpus_of(node)
     node.nvml.nvmlShutdown()
 
-    assert buses_of(node.nvml, gpus) == {}
+    assert pci_buses_of(node.nvml, gpus) == {}

@@ -148,7 +148,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     totals: dict[str, float] = {}
     for _ in range(8):
         clock.advance(1)
-        answers = gpu.answer(state.last_seen if state else SampleCursor())
+        answers = gpu.query_all(state.last_seen if state else SampleCursor())
         tick = read_gpu(
             answers, state, fields=FIELDS, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns()
         )
@@ -161,7 +161,9 @@ def test_the_garbage_of_this_test_would_be_seen() -> None:
     library, _ = machine(1)
     gpu = NvmlSession(library).open()[0]
     ticks = [
-        read_gpu(gpu.answer(SampleCursor()), None, fields=FIELDS, interval_ns=SECOND_NS, now_ns=0)
+        read_gpu(
+            gpu.query_all(SampleCursor()), None, fields=FIELDS, interval_ns=SECOND_NS, now_ns=0
+        )
         for _ in range(20)
     ]
     assert sum(tick.dropped_readings.total() for tick in ticks) > 20
