@@ -10,8 +10,8 @@ import structlog
 from agent.dcgm_exporter import Swap, read_swap
 from agent.exposition.node_state import NodeState, make_view
 from agent.exposition.renderer import PageRenderer
-from agent.host.node import Host
-from agent.kubelet.container_logs import ContainerNames
+from agent.host.kubelet.container_logs import ContainerNames
+from agent.node import Host
 from agent.service import run_agent
 from agent.settings import AgentSettings, name_node
 from agent.source import find_source

@@ -4,7 +4,7 @@ Here ids of devices find their GPU, and the inventory is made.
 """
 
 from agent.core.raw import NodeFacts
-from agent.kubelet.devices import DeviceIndex
+from agent.host.kubelet.assignments import DeviceIndex
 from gpuledger.records import Inventory
 
 

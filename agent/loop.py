@@ -1,4 +1,4 @@
-"""The loop that ticks: ask the GPUs, make the tick, tell it. Nothing here waits for a receiver."""
+"""The loop that ticks: query the GPUs, make the tick, hand it on; it waits for no receiver."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,19 +8,77 @@ from typing import Final
 import structlog
 
 from agent.core.tick import ClockReading, NodeTick
+from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
-from agent.incidents.monitor import IncidentMonitor
+from agent.host.kubelet.allocations import Allocations
 from agent.inventory import InventoryTracker
-from agent.kubelet.allocations import Allocations
 from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
-from agent.outputs import Outputs
+from agent.monitor import IncidentMonitor
+from agent.publish.message_bundle import pack, pack_incident, pack_inventory
+from agent.publish.send_queue import SendQueue
 from agent.sampling import Sampler
-from agent.schedule import Schedule
 from agent.settings import AgentSettings
 from gpuledger.clock import Clock
-from gpuledger.records import DeviceAllocation, NodeSample
+from gpuledger.records import DeviceAllocation, Incident, Inventory, NodeSample
 from gpuledger.runtime import Check
 from gpuledger.runtime.repeats import Repeats
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """A grid of ticks; one that was missed is left out, not made up for."""
+
+    tick_ns: int
+    """Length of a tick."""
+    due_ns: int
+    """When the next tick is due."""
+
+    def is_late(self, now_ns: int) -> bool:
+        """Return whether the tick that begins now begins more than half a tick after its time."""
+        return now_ns - self.due_ns > self.tick_ns // 2
+
+    def advance(self, now_ns: int) -> float:
+        """Go on to the first tick that is still to come; return the seconds until then."""
+        missed = max(0, now_ns - self.due_ns) // self.tick_ns
+        self.due_ns += (missed + 1) * self.tick_ns
+        return (self.due_ns - now_ns) / 1e9
+
+    def restart(self, now_ns: int, first_ns: int) -> float:
+        """Begin a new grid whose first tick is `first_ns` away; return the seconds until then."""
+        self.due_ns = now_ns + first_ns
+        return first_ns / 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Both of them, as far as they are there."""
+
+    outbox: SendQueue | None
+    """What is to be published; `None` where nothing is."""
+    view: NodeState | None
+    """What `/metrics` shows; `None` where there is no page."""
+
+    def tell_tick(self, tick: NodeTick) -> None:
+        """Report of a tick."""
+        if self.outbox:
+            self.outbox.put(pack(tick))
+        if self.view:
+            self.view.show(tick.sample, tick.readings, processes=tick.processes)
+
+    def tell_incident(self, incident: Incident) -> None:
+        """Report of an incident."""
+        if self.outbox:
+            self.outbox.put(pack_incident(incident))
+        if self.view:
+            self.view.tell(incident)
+
+    def tell_inventory(self, inventory: Inventory) -> None:
+        """Report what the node is built of."""
+        if self.outbox:
+            self.outbox.put(pack_inventory(inventory))
+        if self.view:
+            self.view.equip(inventory)
+
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()

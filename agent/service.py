@@ -10,19 +10,18 @@ from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.gpu.threads import wait_for
 from agent.gpu.watchdog import Watchdog
-from agent.host.node import Host
+from agent.host.kubelet.allocations import Allocations
+from agent.host.kubelet.assignments import find_on
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
-from agent.incidents.monitor import AllocationsOn, IncidentMonitor
 from agent.inventory import InventoryTracker
-from agent.kubelet.allocations import Allocations
-from agent.kubelet.assignments import find_on
-from agent.loop import SampleLoop
+from agent.loop import Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION
-from agent.outputs import Outputs
-from agent.publishing.publisher import SamplePublisher, shut_down
-from agent.publishing.queue import TickQueue
-from agent.publishing.send_queue import SendQueue
-from agent.publishing.spool import Spool
+from agent.monitor import AllocationsOn, IncidentMonitor
+from agent.node import Host
+from agent.publish.message_bundle import TickQueue
+from agent.publish.publisher import SamplePublisher, shut_down
+from agent.publish.send_queue import SendQueue
+from agent.publish.spool import Spool
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.bus.protocol import Bus
@@ -86,7 +85,7 @@ async def _run(
 ) -> None:
     """Run everything that looks at the node; the driver is let go of at the end."""
     procfs_check = readiness.check("procfs", severity=CheckSeverity.WARNING)
-    sampler = _sampler(settings, machine.procfs, procfs_check)
+    sampler = _sampler(settings, machine, procfs_check)
     hardware = InventoryTracker(node=settings.node_name, boot_id=_boot_id(machine.procfs))
     allocations = _allocations(machine, settings, readiness)
     watch = IncidentMonitor(
@@ -188,13 +187,13 @@ def _boot_id(procfs: Procfs) -> str:
         raise UserError(f"cannot read /proc: {error}; the agent needs the node's /proc") from error
 
 
-def _sampler(settings: AgentSettings, procfs: Procfs, check: Check) -> Sampler:
-    attribution = check_procfs(procfs, wanted=settings.attribution)
+def _sampler(settings: AgentSettings, machine: Host, check: Check) -> Sampler:
+    attribution = check_procfs(machine.procfs, wanted=settings.attribution)
     try:
         sampler = Sampler(
             node=settings.node_name,
-            procfs=procfs,
-            fields=fields,
+            procfs=machine.procfs,
+            fields=machine.gpus.fields,
             reads_processes=attribution.is_on,
         )
     except OSError as error:

@@ -12,11 +12,11 @@ import pynvml
 
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.threads import Worker
-from agent.host.node import Host
+from agent.host.kmsg import DeviceKmsg
+from agent.host.kubelet.client import Kubelet, SocketKubelet
+from agent.host.kubelet.container_logs import list_folder
 from agent.host.procfs import SystemProcfs
-from agent.incidents.kmsg import DeviceKmsg
-from agent.kubelet.client import Kubelet, SocketKubelet
-from agent.kubelet.container_logs import list_folder
+from agent.node import Host
 from agent.settings import AgentSettings, KubeletSettings
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UnavailableError, UserError
@@ -115,7 +115,7 @@ def play(node: "SimulatedNode") -> Host:
 
 
 def _recorded(settings: AgentSettings) -> Host:
-    from agent.recording.opening import open_recording  # noqa: PLC0415  # as above
+    from agent.recording.replay import open_recording  # noqa: PLC0415  # as above
 
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
     # Pods' claims and names are not recorded, and this machine's kubelet knows others.

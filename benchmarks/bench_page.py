@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from agent.exposition.node_state import NodeState, make_view
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
-from agent.kubelet.container_logs import ContainerNames
+from agent.host.kubelet.container_logs import ContainerNames
+from agent.settings import ExpositionSettings
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet
 from gpuledger.clock import SystemClock

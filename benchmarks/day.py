@@ -10,12 +10,12 @@ from typing import Final
 from agent.core.tick import NodeTick
 from agent.exposition.node_state import make_view
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
 from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
-from agent.outputs import Outputs
-from agent.publishing.message_bundle import pack, size_bytes
+from agent.loop import Outputs
+from agent.publish.message_bundle import pack, size_bytes
 from agent.sampling import Sampler
+from agent.settings import ExpositionSettings
 from simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of

@@ -19,10 +19,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from agent.gpu.nvidia.session import NvmlSession
-from agent.host.node import Host
+from agent.node import Host
 from agent.recording.format import RecordingHeader, Tape
-from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs
-from agent.recording.redaction import Redactor
+from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs, Redactor
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source

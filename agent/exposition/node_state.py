@@ -1,4 +1,6 @@
-"""What the node knows now, for its page: each tick replaces it, and what is too old goes.
+"""What was last read of one device, each part with its own age. How old is too old, `view` says.
+
+What the node knows now, for its page: each tick replaces it, and what is too old goes.
 
 Here readings age. Of a GPU that has been silent for some ticks no reading is shown any more, a slow
 reading is kept until its next one but not for ever, and an instance goes with its layout. What
@@ -7,15 +9,14 @@ stays as a silent device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from agent.exposition.device_state import DeviceState, place
-from agent.exposition.devices import ShownDevice
-from agent.exposition.events import GpuEvents
+from agent.exposition.device import ShownDevice
+from agent.exposition.gpu_events import GpuEvents, NvlinkRates
 from agent.exposition.holders import ContainerLookup, NamedContainer
-from agent.exposition.settings import ExpositionSettings
 from agent.metrics import PROCESS_SERIES_DROPPED
+from agent.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.records import (
     GpuDetails,
@@ -28,6 +29,46 @@ from gpuledger.records import (
     ProcessChange,
     ProcessRecord,
 )
+
+_FAST_PARTS: Final = ("profiling", "traffic", "throttling")
+_SLOW_PARTS: Final = ("health", "limits")
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """One device, its parts by name, each with the time at which it was read."""
+
+    reading: GpuReading
+    details: GpuDetails | None
+    seen_ns: int
+    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    rates: NvlinkRates = field(default_factory=NvlinkRates)
+
+    def take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        """Take what a tick says; a part that it does not have stays as it was."""
+        self.reading, self.details, self.seen_ns = reading, details, now_ns
+        for name in (*_FAST_PARTS, *_SLOW_PARTS):
+            part = getattr(details, name, None)
+            if part is not None:
+                self.parts[name] = (now_ns, part)
+        if details:
+            self.rates.update(details.traffic, details.health, at_ns=now_ns)
+
+    def fresh_parts(self, *, fast_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Return the parts that were read since `fast_ns`, or `slow_ns` where they are rare."""
+        return {
+            name: part
+            for name, (read_ns, part) in self.parts.items()
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else fast_ns)
+        }
+
+
+def place(reading: GpuReading) -> tuple[int, int, int]:
+    """Return where a device stands: by the GPU's index, behind it its instances."""
+    if reading.parent_uuid is None:
+        return reading.index, -1, -1
+    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
+
 
 _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256

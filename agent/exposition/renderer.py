@@ -9,13 +9,12 @@ from typing import Final
 
 import structlog
 
-from agent.exposition.counters import default_counters, read_counters
 from agent.exposition.dcgm import DcgmPage
-from agent.exposition.native import write_own
-from agent.exposition.native_info import write_facts
+from agent.exposition.dcgm_fields import default_counters, read_counters
+from agent.exposition.native import write_facts, write_own
+from agent.exposition.native_processes import write_processes
 from agent.exposition.node_state import NodeState, Snapshot
-from agent.exposition.processes import write_processes
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.file_watch import FileWatch

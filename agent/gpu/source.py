@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
+from agent.core.incidents.builder import Detection
 from agent.core.normalize.fields import FieldTable
 from agent.core.raw import CallGroup, SampleCursor
-from agent.incidents.detection import Detection
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability

@@ -4,6 +4,8 @@ Each question has its own row of answers. They are given one after the other, no
 and none that a later one has overtaken; between two of them the last one holds. The driver's
 buffers are the exception: whatever they held and the agent has not seen yet is given. After the
 last line nothing is known any more, so the driver is gone: no tick shows what nobody measured.
+
+Opens a recording, as the machine that it is of. Nothing else lives here.
 """
 
 import errno
@@ -11,15 +13,16 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import pynvml
 import structlog
 
-from agent.recording.format import RecordingHeader, RecordingLine
+from agent.recording.format import RecordingHeader, RecordingLine, read_tape
 from agent.recording.serialize import Handles, fill, from_json, to_json
-from gpuledger.clock import Clock
+from gpuledger.clock import Clock, SystemClock
 
 _DAY_US: Final = 86_400_000_000
 _TIMES: Final = frozenset(
@@ -236,3 +239,10 @@ def _is_struct(argument: Any) -> bool:  # noqa: ANN401  # as written
 
 def _key(arguments: list[Any]) -> bytes:
     return orjson.dumps(arguments)
+
+
+def open_recording(file: Path) -> tuple[ReplayClock, ReplayLibrary, ReplayProcfs]:
+    """Read a recording and begin to play it; raises UserError."""
+    header, lines = read_tape(file)
+    clock = ReplayClock(header, SystemClock())
+    return clock, ReplayLibrary(header, lines, clock), ReplayProcfs(header, lines, clock)

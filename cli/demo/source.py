@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
-import agent.host.node
+import agent.node
 from agent.service import run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source import open_source, play
@@ -95,7 +95,7 @@ class SimulatedMachine:
 class OwnMachine:
     """This machine and the GPUs in it."""
 
-    def __init__(self, machine: agent.host.node.Host) -> None:
+    def __init__(self, machine: agent.node.Host) -> None:
         self._machine = machine
         self._settings = name_node(AgentSettings(spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"

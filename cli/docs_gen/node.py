@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from agent.exposition import native_info, processes
-from agent.exposition.fields import Field, all_fields
-from agent.exposition.native import LABELS, own_families
-from agent.exposition.native_info import Constant
+from agent.exposition import native, native_processes
+from agent.exposition.dcgm_fields import Field, all_fields
+from agent.exposition.native import LABELS, Constant, own_families
 from cli.docs_gen.markdown import code, table
 
 _HEAD: Final = """\
@@ -45,14 +44,13 @@ _OWN_COLUMNS: Final = ("metric", "type", "labels", "profile", "meaning")
 def page() -> str:
     """Return the page, in Markdown."""
     lines = [*_HEAD.splitlines(), "", *_fields(), *_OWN.splitlines(), "", *_own()]
-    lines += [*_PROCESSES.splitlines(), "", *table(_COLUMNS, map(_row, processes.CONSTANTS))]
+    lines += [*_PROCESSES.splitlines(), "", *table(_COLUMNS, map(_row, native_processes.CONSTANTS))]
     return "\n".join([*lines, ""])
 
 
 def _own() -> Iterator[str]:
     facts = [
-        (*_row(constant)[:3], constant.profile, constant.meaning)
-        for constant in native_info.CONSTANTS
+        (*_row(constant)[:3], constant.profile, constant.meaning) for constant in native.CONSTANTS
     ]
     rows = [
         (

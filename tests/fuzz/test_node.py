@@ -10,12 +10,11 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.core.incidents.builder import Detection
 from agent.host.cgroup import find_node_paths, locate
-from agent.incidents.detection import Detection
-from agent.incidents.kmsg import KmsgReader
-from agent.incidents.xid_parser import read_bus, read_xid_line
-from agent.kubelet.messages import parse_answer
-from agent.publishing.frames import (
+from agent.host.kmsg import KmsgReader, read_bus, read_xid_line
+from agent.host.kubelet.messages import parse_answer
+from agent.publish.spool_file import (
     HEAD_BYTES,
     DamagedError,
     head_of,

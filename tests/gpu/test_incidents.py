@@ -14,11 +14,11 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
+from agent.core.incidents.builder import Detection
+from agent.gpu.event_thread import EventThread
 from agent.gpu.nvidia.events import NvmlGpuEvents
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.source import SourceLostError
-from agent.incidents.detection import Detection
-from agent.incidents.event_thread import EventThread
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 

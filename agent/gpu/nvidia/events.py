@@ -6,7 +6,7 @@ driver or nvidia-ml-py do not know these events, the capability says so and none
 
 The faults of GPUs come by an event set in which every GPU is registered for what it supports. One
 GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. Threads
-and new attempts are `agent.incidents`'.
+and new attempts are `agent.core.incidents`'.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from typing import Any, Final
 import pynvml
 import structlog
 
+from agent.core.incidents.builder import Detection
 from agent.gpu.nvidia.client import call_nvml
 from agent.gpu.source import (
     DriverEvent,
@@ -25,7 +26,6 @@ from agent.gpu.source import (
     NothingHappenedError,
     UnsupportedError,
 )
-from agent.incidents.detection import Detection
 from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.core.normalize.fields import FieldTable
-from agent.gpu.nvidia.catalogue import FIELDS, CATALOGUE
+from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.catalogue import CATALOGUE, FIELDS
 from agent.gpu.nvidia.client import DeviceClient, call_nvml
 from agent.gpu.nvidia.core import list_processes, query_core
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
@@ -24,7 +24,7 @@ from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.source import GpuIdentity
 from agent.gpu.threads import Worker
-from agent.incidents.xid_parser import read_bus, write_bus
+from agent.host.kmsg import read_bus, write_bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from agent.gpu.nvidia.session import NvmlSession
-from agent.host.node import Host
+from agent.node import Host
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus

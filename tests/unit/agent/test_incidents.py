@@ -21,7 +21,7 @@ from gpuledger.topics import INCIDENTS, SAMPLES
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
-from tests.unit.agent.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
+from tests.unit.agent.core.incidents.builders import EPOCH_NS, SECOND_NS, SOON_SECONDS, pausing
 
 FAULT_SECONDS = 20.0
 CONTENT: dict[str, Any] = {

@@ -12,8 +12,8 @@ import pytest
 from typing_extensions import override
 
 from agent.gpu.nvidia.session import NvmlSession
-from agent.host.node import Host
 from agent.metrics import TICKS_FAILED
+from agent.node import Host
 from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source, probe

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
+from agent.host.kubelet.assignments import DeviceIndex, allocate, find_holdings
+from agent.host.kubelet.container_logs import ContainerName, ContainerNames, list_folder
+from agent.host.kubelet.messages import parse_answer
 from agent.host.procfs import check_procfs
-from agent.kubelet.assignments import allocate, find_holdings
-from agent.kubelet.container_logs import ContainerName, ContainerNames, list_folder
-from agent.kubelet.devices import DeviceIndex
-from agent.kubelet.messages import parse_answer
 from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance

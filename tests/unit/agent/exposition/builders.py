@@ -9,8 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.exposition.holders import NamedContainer
 from agent.exposition.node_state import NodeState, make_view
 from agent.exposition.renderer import PageRenderer
-from agent.exposition.settings import ExpositionSettings
-from agent.kubelet import container_logs
+from agent.host.kubelet import container_logs
+from agent.settings import ExpositionSettings
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,

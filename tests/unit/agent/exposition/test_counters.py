@@ -6,7 +6,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from agent.exposition.counters import default_counters, parse_counters, read_counters
+from agent.exposition.dcgm_fields import default_counters, parse_counters, read_counters
 from gpuledger.errors import UserError
 
 LIST = """\

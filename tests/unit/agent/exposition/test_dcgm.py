@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given as generated
 from hypothesis import strategies as st
 
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.records import (
     DeviceAllocation,
     GpuHealth,

@@ -6,9 +6,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent.exposition.devices import DERIVED, ShownDevice
-from agent.exposition.events import GpuEvents
-from agent.exposition.fields import (
+from agent.exposition.dcgm import SEVERAL
+from agent.exposition.dcgm_fields import (
     Field,
     Kind,
     all_fields,
@@ -16,10 +15,10 @@ from agent.exposition.fields import (
     is_dcgms,
     nearest_name,
 )
-from agent.exposition.multi_series import SEVERAL
-from agent.exposition.native import OwnFamily, own_families
-from agent.exposition.native_info import CONSTANTS, Constant
-from agent.exposition.settings import Profile
+from agent.exposition.device import DERIVED, ShownDevice
+from agent.exposition.gpu_events import GpuEvents
+from agent.exposition.native import CONSTANTS, Constant, OwnFamily, own_families
+from agent.settings import Profile
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """

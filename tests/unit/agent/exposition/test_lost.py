@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuThrottling
 from tests.unit.agent.exposition.builders import Node, gpu, incident, inventory, node, sample
 

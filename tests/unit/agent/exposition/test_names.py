@@ -7,15 +7,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import agent.metrics
-from agent.exposition import native_info, processes
-from agent.exposition.native import LABELS, own_families
-from agent.exposition.native_info import Constant
-from agent.exposition.settings import ExpositionSettings
+from agent.exposition import native, native_processes
+from agent.exposition.native import LABELS, Constant, own_families
+from agent.settings import ExpositionSettings
 from cli.docs_gen.metrics import DEPLOYABLES, collectors_of, label_names_of
 from sinks.remote_write.families import FAMILIES
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
-CONSTANTS: tuple[Constant, ...] = (*native_info.CONSTANTS, *processes.CONSTANTS)
+CONSTANTS: tuple[Constant, ...] = (*native.CONSTANTS, *native_processes.CONSTANTS)
 PAGE = {family.name for family in own_families()} | {one.name for one in CONSTANTS}
 SENT = {metric.name for family in FAMILIES for metric in family.metrics}
 

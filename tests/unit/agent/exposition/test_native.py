@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from agent.exposition.events import COUNTED_FROM_ZERO
-from agent.exposition.settings import ExpositionSettings
-from agent.incidents.builder import make_incident
+from agent.core.incidents.builder import make_incident
+from agent.exposition.gpu_events import COUNTED_FROM_ZERO
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuLimits, GpuThrottling
 from tests.unit.agent.exposition.builders import (
     GIB,

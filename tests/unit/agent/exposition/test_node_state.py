@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from agent.exposition.node_state import make_view
-from agent.exposition.settings import ExpositionSettings
+from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuProfiling, ProcessChange, ProcessRecord
 from simulator.clock import ManualClock
 from tests.unit.agent.exposition.builders import (

@@ -1,0 +1,281 @@
+"""What the log says of incidents: a line each, and of a storm of equal ones a line a minute.
+
+What goes wrong with a node's GPUs, told at once: the sources put together.
+
+Sightings come from the driver's events (in their own thread), from the kernel's log, from the
+readings and from the driver's own start and end. Here they become incidents, each once, with the
+processes on the GPU at that time and those to whom the kubelet has given it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from agent.core.incidents.builder import Detection, make_incident
+from agent.core.incidents.dedupe import WINDOW_NS, Deduplicator, degradations, is_covered_by, merge
+from agent.gpu.event_thread import EventThread
+from agent.gpu.source import GpuIdentity, GpuSource
+from agent.host.kmsg import Kmsg, KmsgReader
+from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from gpuledger.clock import Clock
+from gpuledger.records import DeviceAllocation, GpuHealth, Incident, IncidentProcess, Severity
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.repeats import Repeats
+
+_LEVELS: Final = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.CRITICAL: logging.ERROR,
+}
+_log = structlog.get_logger(__name__)
+
+
+class IncidentLog:
+    """The lines of one node."""
+
+    def __init__(self, repeats: Repeats | None = None) -> None:
+        self._repeats = repeats or Repeats()
+
+    def tell(self, incident: Incident) -> None:
+        """Write a line, as loud as the incident; `count` is how many equal ones it stands for."""
+        count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
+        if not count:
+            return
+        facts = {
+            "kind": incident.kind,
+            "gpu": incident.gpu_uuid,
+            "gpu_index": incident.gpu_index,
+            "xid": incident.xid,
+            "action": incident.action,
+            "pods": _pods_of(incident) or None,
+            "source": incident.source,
+            "detail": incident.message,
+            "count": count,
+        }
+        known = {key: value for key, value in facts.items() if value is not None}
+        _log.log(_LEVELS[incident.severity], "incident_seen", **known)
+
+
+def _pods_of(incident: Incident) -> list[str]:
+    """Return who held the GPU by name, as the kubelet said; else the UIDs of who was on it."""
+    held = {f"{one.namespace}/{one.pod}" for one in incident.allocations or ()}
+    return sorted(held or {one.pod_uid for one in incident.processes if one.pod_uid})
+
+
+SOURCE: Final = "agent"
+_MAX_WAITING: Final = 4096
+_AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.05
+"""Between as many as are told at once: who sends them on must be able to keep up."""
+_MAX_HANGING: Final = 4
+_LATELY: Final = 64
+_LATELY_NS: Final = 60_000_000_000
+# The driver tells of a new layout at once, the agent sees it at a tick.
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
+
+ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
+"""Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
+"""Takes the same."""
+
+
+def _nobody(_gpu_uuid: str, _gpu_instance: int | None) -> tuple[()]:
+    return ()
+
+
+class IncidentMonitor:
+    """Watches one node's GPUs; a user of the library while it is open."""
+
+    closing_seconds = 1.0
+    """How long to wait for the events' thread at its end; what hangs longer is left to itself."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        boot_id: str,
+        source: GpuSource,
+        clock: Clock,
+        tell: Callable[[Incident], None],
+        processes_on: ProcessesOn = _nobody,
+        allocations_on: AllocationsOn = _nobody,
+        open_kmsg: Callable[[], Kmsg] | None = None,
+        kmsg_check: Check | None = None,
+    ) -> None:
+        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it."""
+        self._node = node
+        self._boot_id = boot_id
+        self._source = source
+        self._clock = clock
+        self._tell = tell
+        self._processes_on = processes_on
+        self._allocations_on = allocations_on
+        self._buses: Mapping[str, str] = {}
+        self._indices: Mapping[str, int] = {}
+        self._open_kmsg = open_kmsg
+        self._kmsg_check = kmsg_check or Check()
+        self._pairing = Deduplicator()
+        self._incident_log = IncidentLog()
+        self._health: dict[str, GpuHealth] = {}
+        self._lately: deque[Incident] = deque(maxlen=_LATELY)
+        self._waiting: deque[Detection] = deque()
+        self._filled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: EventThread | None = None
+        self._hanging: list[EventThread] = []
+
+    def opened(self, gpus: Sequence[GpuIdentity]) -> None:
+        """Wait for these GPUs' events from now on; called in any thread."""
+        self.closing()
+        # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
+        # kept, as the library does not list it when it is opened again.
+        self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
+        if self._open_kmsg:
+            self._buses = {**self._buses, **self._source.pci_buses(gpus)}
+        self._hanging = [thread for thread in self._hanging if thread.is_alive]
+        if len(self._hanging) >= _MAX_HANGING:
+            EVENT_SET_FAILURES.labels(reason="hang").inc()
+            return
+        if not gpus:
+            return  # a set without a GPU cannot be waited for; the next start brings some
+        self._events = EventThread(
+            self._source,
+            gpus,
+            clock=self._clock,
+            take=self._put,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+
+    def closing(self) -> None:
+        """Let go of the driver's events within a second; called in any thread."""
+        events, self._events = self._events, None
+        if events and not events.end(self.closing_seconds):
+            self._hanging.append(events)
+            _log.warning("event_wait_hung", detail="the driver does not return from it")
+
+    async def run(self) -> None:
+        """Report what comes, for ever."""
+        self._loop = asyncio.get_running_loop()
+        if self._waiting:
+            self._filled.set()
+        if self._open_kmsg is None:
+            await self._tell_what_comes()
+            return
+        reader = self._reader(self._open_kmsg)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(reader.run(), name="kmsg")
+            both.create_task(self._tell_what_comes(), name="incidents")
+
+    def tell_of(self, kind: str, gpu_uuid: str, message: str) -> None:
+        """Report of something that the agent itself found out just now, in the event loop."""
+        self.take(
+            Detection(
+                kind=kind,
+                gpu_uuid=gpu_uuid,
+                time_ns=self._clock.time_ns(),
+                source=SOURCE,
+                detail=message,
+            )
+        )
+
+    def look_at(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
+        """Report what a reading of a GPU's health says and no event has said; in the event loop."""
+        before = self._health.get(gpu_uuid)
+        self._health[gpu_uuid] = merge(before, health)
+        for change in degradations(before, health):
+            lately = (one for one in self._lately if _is_near(one, gpu_uuid, time_ns))
+            if not any(
+                is_covered_by(change, kind=one.kind, xid=one.xid, action=one.action)
+                for one in lately
+            ):
+                self.take(
+                    Detection(
+                        kind=change.kind,
+                        gpu_uuid=gpu_uuid,
+                        time_ns=time_ns,
+                        source=SOURCE,
+                        action=change.action,
+                    )
+                )
+
+    def take(self, seen: Detection) -> None:
+        """Report of a sighting, unless it was told already; in the event loop."""
+        if not self._is_news(seen):
+            INCIDENTS_DUPLICATE.labels(source=seen.source).inc()
+            return
+        incident = make_incident(
+            kind=seen.kind,
+            node=self._node,
+            boot_id=self._boot_id,
+            gpu_uuid=seen.gpu_uuid,
+            time_ns=seen.time_ns,
+            source=seen.source,
+            xid=seen.xid,
+            gpu_index=self._indices.get(seen.gpu_uuid),
+            gpu_instance=seen.gpu_instance,
+            compute_instance=seen.compute_instance,
+            action=seen.action,
+            severity=seen.severity,
+            detail=seen.detail,
+            processes=_with_named(self._processes_on(seen.gpu_uuid, seen.gpu_instance), seen),
+            allocations=self._allocations_on(seen.gpu_uuid, seen.gpu_instance),
+        )
+        self._lately.append(incident)
+        INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
+        self._incident_log.tell(incident)
+        self._tell(incident)
+
+    def _is_news(self, seen: Detection) -> bool:
+        """Return whether no other source has told of it, of what more than one can see."""
+        what = seen.kind if seen.xid is None else seen.xid
+        window_ns = _WINDOWS_NS.get(seen.kind)
+        return window_ns is None or self._pairing.is_news(
+            (seen.gpu_uuid, what), source=seen.source, time_ns=seen.time_ns, window_ns=window_ns
+        )
+
+    def _put(self, seen: Detection) -> None:
+        """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
+        if len(self._waiting) >= _MAX_WAITING:
+            INCIDENTS_DROPPED.inc()
+            return
+        self._waiting.append(seen)
+        # Before the loop runs it looks by itself; after its end nobody is there to be told.
+        with suppress(RuntimeError):
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def _tell_what_comes(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._waiting:
+                for _ in range(min(_AT_ONCE, len(self._waiting))):
+                    self.take(self._waiting.popleft())
+                if self._waiting:
+                    await self._clock.sleep(_PAUSE_SECONDS)
+
+    def _reader(self, open_kmsg: Callable[[], Kmsg]) -> KmsgReader:
+        return KmsgReader(
+            open_log=open_kmsg,
+            clock=self._clock,
+            buses=lambda: self._buses,
+            take=self._put,
+            check=self._kmsg_check,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+
+
+def _is_near(one: Incident, gpu_uuid: str, time_ns: int) -> bool:
+    return one.gpu_uuid == gpu_uuid and abs(time_ns - one.time_ns) <= _LATELY_NS
+
+
+def _with_named(found: Sequence[IncidentProcess], seen: Detection) -> Sequence[IncidentProcess]:
+    """Add the process that the source names, where it is not on the GPU any more."""
+    if seen.pid is None or any(one.pid == seen.pid for one in found):
+        return found
+    return [*found, IncidentProcess(pid=seen.pid, command=seen.command)]

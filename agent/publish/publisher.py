@@ -1,0 +1,237 @@
+"""How fast what has waited is sent: faster than it was made, but not as fast as it can be.
+
+Pure: it says how long to wait, it does not wait.
+
+From the outbox to the broker, in order, again and again until the broker has acknowledged.
+
+Here lives the loop that publishes. What is taken out of the outbox is kept in hand until all of
+its topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever
+take is left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is
+left out only where the broker refuses it and this node's clock, as it is now, agrees: either clock
+alone may be the wrong one, and one that was set back must not cost the ticks made before.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain, pairwise
+from typing import Final
+
+import structlog
+
+from agent.metrics import (
+    INCIDENTS_PUBLISHED,
+    INVENTORIES_PUBLISHED,
+    MESSAGES_OF_THE_FUTURE,
+    MESSAGES_TOO_LARGE,
+    PROCESS_RECORDS_PUBLISHED,
+    PUBLISH_FAILURES,
+    READING_RECORDS_PUBLISHED,
+    TICKS_PUBLISHED,
+)
+from agent.publish.message_bundle import Parcel, time_ms
+from agent.publish.send_queue import SendQueue
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import Bus, Message, Producer
+from gpuledger.errors import BusError, MessageTooLargeError, TimestampRefusedError
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.repeats import Repeats
+from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, partition_of_node
+
+_LONGEST_GAP_MS: Final = 60_000  # the longest tick; a longer gap is no ticks to be spread
+
+
+def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
+    """Return how long to wait after sending what was made at `times_ms`, in their order.
+
+    At least their time divided by `factor`; at most twice that, by `chance` (0 to 1).
+    """
+    if len(times_ms) < 2:  # noqa: PLR2004  # a single one was not kept waiting by another
+        return 0.0
+    gaps_ms = [min(max(0, after - before), _LONGEST_GAP_MS) for before, after in pairwise(times_ms)]
+    made_seconds = sum(gaps_ms) / len(gaps_ms) * len(times_ms) / 1000
+    return made_seconds / factor * (1 + chance)
+
+
+_BATCH_TICKS: Final = 60
+_CLOSING_SECONDS: Final = 2.0
+_AHEAD_MS: Final = 60_000
+_NS_PER_MS: Final = 1_000_000
+_PUBLISHED: Final = {
+    SAMPLES.name: TICKS_PUBLISHED,
+    READINGS.name: READING_RECORDS_PUBLISHED,
+    PROCESSES.name: PROCESS_RECORDS_PUBLISHED,
+    INCIDENTS.name: INCIDENTS_PUBLISHED,
+    INVENTORY.name: INVENTORIES_PUBLISHED,
+}
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+class SamplePublisher:
+    """Publishes one node's ticks."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        bus: Bus,
+        outbox: SendQueue,
+        check: Check,
+        backoff: Backoff,
+        catch_up_factor: float,
+        now_ns: Callable[[], int] = time.time_ns,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._node = node
+        self._bus = bus
+        self._outbox = outbox
+        self._check = check
+        self._backoff = backoff
+        self._catch_up_factor = catch_up_factor
+        self._now_ns = now_ns
+        self._chance = chance
+        self._times_ms: list[int] = []
+        self._unsent: dict[str, list[Message]] = {}
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Send what is left without any pause."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Publish for ever; a broker that does not answer is asked again, with a back-off."""
+        while True:
+            try:
+                async with self._bus.producer() as producer:
+                    await self._publish_from(producer)
+            except BusError as error:
+                # A missing topic or right is no reason to stop sampling: it may come in a moment.
+                PUBLISH_FAILURES.inc()
+                self._check.failed(self._waiting(str(error)))
+                await asyncio.sleep(self._backoff.next_seconds())
+
+    def _waiting(self, trouble: str = "") -> Callable[[], str]:
+        """Return what says, whenever it is asked, how much waits for the broker."""
+        begin = f"{trouble}; " if trouble else ""
+        outbox = self._outbox
+        return lambda: (
+            f"{begin}ticks wait: {outbox.parcels_in_memory} in memory,"
+            f" {outbox.parcels_on_disk} on the disk"
+        )
+
+    async def _publish_from(self, producer: Producer) -> None:
+        # All topics that are placed by node have the same number of partitions.
+        partitions = await self._bus.partitions(SAMPLES.name)
+        partition = partition_of_node(self._node, partitions=partitions)
+        # Brokers may answer this and take no record; only where none waits is it all there is.
+        if not self._times_ms and self._outbox.is_empty:
+            self._check.ok(self._waiting())
+        while True:
+            if not self._times_ms:
+                parcels = await self._outbox.take(at_most=_BATCH_TICKS)
+                self._unsent = _by_topic(parcels)
+                self._times_ms = [time_ms(parcel) for parcel in parcels]
+            for topic in tuple(self._unsent):
+                await self._publish(producer, topic, partition)
+            await self._outbox.sent()
+            times_ms, self._times_ms = self._times_ms, []
+            self._backoff.reset()
+            self._check.ok(self._waiting())
+            await self._pause(times_ms)
+
+    async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
+        """Publish what is left of a topic; what was taken or dropped is out of it for good."""
+        messages = self._unsent[topic] = _small(self._unsent[topic])
+        try:
+            await producer.publish(topic, partition, messages)
+        except (MessageTooLargeError, TimestampRefusedError):
+            await self._publish_singly(producer, topic, partition)
+        else:
+            _count_published(topic, len(messages))
+        del self._unsent[topic]
+
+    async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
+        """Publish one by one, without what this broker does not take.
+
+        Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
+        again later, with what comes behind it and nothing that came before.
+        """
+        unsent = self._unsent[topic]
+        while unsent:
+            message = unsent[0]
+            try:
+                await producer.publish(topic, partition, [message])
+                _count_published(topic, 1)
+            except MessageTooLargeError as error:
+                MESSAGES_TOO_LARGE.inc()
+                _tell_dropped(str(error), 1)
+            except TimestampRefusedError:
+                # Looked at with each attempt: the clock may have been set right since.
+                now_ms = self._now_ns() // _NS_PER_MS
+                if message.timestamp_ms <= now_ms + _AHEAD_MS:
+                    raise
+                MESSAGES_OF_THE_FUTURE.inc()
+                _tell_dropped("from the future: look at the node's clock", 1)
+            del unsent[0]
+
+    async def _pause(self, times_ms: Sequence[int]) -> None:
+        seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
+
+
+def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
+    """Sort messages by topic, each topic's in their order."""
+    sorted_: dict[str, list[Message]] = {}
+    for topic, message in chain.from_iterable(parcels):
+        sorted_.setdefault(topic, []).append(message)
+    return sorted_
+
+
+def _count_published(topic: str, count: int) -> None:
+    if counter := _PUBLISHED.get(topic):
+        counter.inc(count)
+
+
+def _small(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without those that no broker takes: they would be refused for ever."""
+    small = [each for each in messages if size_bytes(each.key, each.value) <= MAX_MESSAGE_BYTES]
+    if refused := len(messages) - len(small):
+        MESSAGES_TOO_LARGE.inc(refused)
+        _tell_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
+    return small
+
+
+def _tell_dropped(detail: str, count: int) -> None:
+    """Report once a minute what is left out, as it may be every message for hours."""
+    if told := _repeats.count(detail, more=count):
+        _log.error("messages_dropped", detail=detail, count=told)
+
+
+async def shut_down(
+    publisher: SamplePublisher, outbox: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
+) -> None:
+    """Return the publisher `seconds` to send what is in memory, then end its tasks and the outbox.
+
+    What remains is brought to the disk; what cannot be is logged. Where the disk holds something
+    already, its turn would come first, and it waits for the next start as well as the rest.
+    """
+    publisher.hurry()
+    draining = asyncio.create_task(outbox.drained())
+    if not outbox.is_on_disk:
+        waited_for = {draining, *tasks}
+        await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, *tasks):
+        task.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING_SECONDS):
+            await outbox.keep()
+    if outbox.parcels_in_memory:
+        _log.error("ticks_lost", count=outbox.parcels_in_memory)
+    outbox.close()
+    await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

@@ -1,0 +1,271 @@
+"""The one line in which everything leaves the node: what is in hand, then the disk, then memory.
+
+Here lives the order. What is taken is in hand until it is sent; what memory has kept waiting for
+too long, or too much of, goes to the disk; the disk is emptied before memory is asked again. While
+the broker keeps up, the disk is not touched. The disk's troubles end here: they are counted, and
+the line goes on in memory. While older ticks wait on a disk that cannot be read nothing newer is
+sent: the join takes what comes behind newer ticks for booked before.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
+
+from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
+from agent.publish.message_bundle import Parcel, QueuedMessage, TickQueue
+from agent.publish.spool import Spool, SpoolPosition, count_failure
+from agent.publish.spool_folder import Attempts, DiskHungError, IoThread
+from gpuledger.runtime import Backoff, Check
+
+T = TypeVar("T")
+_FRAME_TICKS: Final = 60
+_READ_WITHIN_SECONDS: Final = 10.0  # as newer ticks wait meanwhile
+_WRITE_WITHIN_SECONDS: Final = 60.0
+_SHORTEST_SECONDS: Final = 0.1
+
+
+class SendQueue:
+    """Takes parcels from whoever has some, and gives them to the publisher, oldest first.
+
+    Not for other threads than the event loop's.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: TickQueue,
+        spool: Spool | None,
+        check: Check,
+        spill_after_seconds: float,
+        disk: IoThread | None = None,
+        backoff: Callable[..., Backoff] = Backoff,
+        now_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._spool = spool
+        self._check = check
+        self._spill_after_seconds = spill_after_seconds
+        self._disk = disk or IoThread()
+        self._now_seconds = now_seconds
+        self._opening, self._reading, self._writing = (
+            Attempts(backoff=backoff(first_seconds=1, max_seconds=most), now_seconds=now_seconds)
+            for most in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
+        )
+        self._hand: list[QueuedMessage] = []
+        self._mark: SpoolPosition | None = None
+        self._is_open = False
+        self._was_overtaken = False
+        """Whether newer ticks were sent while the disk could not be opened."""
+        self._told = 0
+        self._turn = asyncio.Lock()
+        self._filled = asyncio.Event()
+        self._overdue = asyncio.Event()
+        self._emptied = asyncio.Event()
+        if spool is None:
+            self._check.ok("off")
+
+    @property
+    def parcels_in_memory(self) -> int:
+        """How many parcels are nowhere but in memory."""
+        return len(self._queue) + (len(self._hand) if self._mark is None else 0)
+
+    @property
+    def parcels_on_disk(self) -> int:
+        """How many parcels were on the disk when it was last looked."""
+        return self._told
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether something waits on the disk."""
+        return self._is_open and self._spool is not None and not self._spool.is_empty
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was put is sent."""
+        return not (self._hand or self._queue or self._waits_there)
+
+    def put(self, parcel: Parcel) -> None:
+        """Add the newest parcel."""
+        now_seconds = self._now_seconds()
+        self._queue.put(QueuedMessage(now_seconds, parcel))
+        self._filled.set()
+        waits_long = self._waits_since(now_seconds - self._spill_after_seconds)
+        # A disk that has refused is shown to work by a write alone.
+        if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
+            self._overdue.set()
+
+    async def take(self, *, at_most: int) -> list[Parcel]:
+        """Wait for parcels, and take the oldest ones into hand, in their order."""
+        while True:
+            async with self._turn:
+                if await self._take(at_most):
+                    return [waiting.parcel for waiting in self._hand]
+                self._filled.clear()
+            await self._more_to_take()
+
+    async def sent(self) -> None:
+        """Forget what was in hand: it is acknowledged."""
+        async with self._turn:
+            self._hand, mark, self._mark = [], self._mark, None
+            if mark and self._spool:
+                await self._ask(partial(self._spool.forget, mark), self._reading)
+        self._emptied.set()
+
+    async def drained(self) -> None:
+        """Wait until everything is sent."""
+        while not self.is_empty:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    async def run(self) -> None:
+        """Bring to the disk, for ever, what waits in memory for too long."""
+        async with self._turn:
+            await self._opened()
+        while True:
+            await self._overdue.wait()
+            self._overdue.clear()
+            async with self._turn:
+                await self._spill()
+
+    async def keep(self) -> None:
+        """At the end, when nobody sends any more: bring everything to the disk, or leave it."""
+        async with self._turn:
+            if self._mark is None:
+                self._queue.put_back(self._hand)
+                self._hand = []
+            self._opening.hurry()
+            self._writing.hurry()
+            await self._spill()
+
+    def close(self) -> None:
+        """Let go of the disk."""
+        if self._spool is not None:
+            self._spool.close()
+        self._disk.close()
+
+    def _waits_since(self, seconds: float) -> bool:
+        """Return whether something in memory waits since then or longer."""
+        oldest_seconds = self._queue.oldest_since_seconds
+        if self._hand and self._mark is None:
+            oldest_seconds = self._hand[0].since_seconds
+        return oldest_seconds is not None and oldest_seconds <= seconds
+
+    async def _more_to_take(self) -> None:
+        """Wait for another parcel, or for the time at which the disk is read again."""
+        seconds = (self._reading if self._is_open else self._opening).wait_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                max(seconds, _SHORTEST_SECONDS) if self._waits_there else None
+            ):
+                await self._filled.wait()
+
+    @property
+    def _waits_there(self) -> bool:
+        """Whether older ticks wait on the disk, be it that they cannot be read now."""
+        return self._spool is not None and not self._spool.is_empty
+
+    async def _take(self, at_most: int) -> bool:
+        await self._opened()
+        if self._waits_there:
+            await self._take_from_disk(at_most)
+            # Looked at again: what was damaged or removed is dropped by the attempt to read it, and
+            # where nothing is left by that it is memory's turn.
+            if self._hand or self._waits_there:
+                return bool(self._hand)
+        self._hand, self._mark = self._queue.take(at_most=at_most), None
+        if self._hand and not self._is_open:
+            self._was_overtaken = True
+        return bool(self._hand)
+
+    async def _take_from_disk(self, at_most: int) -> None:
+        """Take the oldest of the disk into hand, where it can be read now."""
+        spool = self._spool
+        if spool is None or not self._is_open or self._reading.wait_seconds:
+            return
+        found = await self._ask(partial(spool.read, at_most=at_most), self._reading)
+        if found:
+            parcels, self._mark = found
+            spool.lend(self._mark)
+            self._hand = [QueuedMessage(self._now_seconds(), parcel) for parcel in parcels]
+
+    async def _spill(self) -> None:
+        spool = await self._opened()
+        if spool is None:
+            return
+        # What was found on the disk later than it should is older than the hand: then the hand
+        # waits in memory, as forgetting it would forget what stands before it.
+        if self._hand and self._mark is None and spool.is_empty:
+            self._mark = await self._append(spool, self._hand)
+            if self._mark is None:
+                return
+            spool.lend(self._mark)
+        while taken := self._queue.take(at_most=_FRAME_TICKS):
+            kept = False
+            try:
+                kept = await self._append(spool, taken) is not None
+            finally:
+                if not kept:
+                    self._queue.put_back(taken)
+            if not kept:
+                return
+
+    async def _append(self, spool: Spool, waiting: Sequence[QueuedMessage]) -> SpoolPosition | None:
+        parcels = [one.parcel for one in waiting]
+        return await self._ask(partial(spool.append, parcels), self._writing)
+
+    async def _opened(self) -> Spool | None:
+        """Return the spool where there is one that can be used now."""
+        spool = self._spool
+        if spool is None:
+            return None
+        if not self._is_open and not self._opening.wait_seconds:
+            work = partial(_open, spool, is_late=self._was_overtaken)
+            self._is_open = await self._ask(work, self._opening) or False
+        return spool if self._is_open and not self._writing.wait_seconds else None
+
+    async def _ask(self, work: Callable[[], T], attempts: Attempts) -> T | None:
+        """Have the disk do something; `None` where it failed, which is counted."""
+        done = None
+        try:
+            done = await self._disk.run(work)
+            attempts.worked()
+        except DiskHungError as error:
+            self._give_up(error)
+        except OSError as error:
+            count_failure(error)
+            attempts.failed(error)
+        self._tell()
+        return done
+
+    def _tell(self) -> None:
+        if self._spool is not None:
+            self._told = self._spool.parcels
+            if self._spool.is_empty:
+                self._reading.worked()  # there is nothing left that could not be read
+        waits = self._opening.error if self._waits_there else None
+        memory_only = self._opening.error or self._writing.error
+        SPOOL_USABLE.set(not (memory_only or self._reading.error))
+        if memory_only and not waits:
+            self._check.failed(f"in memory only: {memory_only}")
+        elif error := waits or self._reading.error:
+            self._check.failed(f"the ticks on the disk cannot be read, newer ones wait: {error}")
+        else:
+            self._check.ok(lambda: f"{self._told} ticks on the disk")
+
+    def _give_up(self, error: OSError) -> None:
+        """Go on without a disk that hangs, until the next start: its thread never comes back."""
+        # What the spool says now may not be asked: its thread may be at work on it.
+        SPOOL_DROPPED.labels(reason="hung").inc(self._told)
+        count_failure(error)
+        self._writing.failed(error)
+        self._spool, self._mark = None, None
+
+
+def _open(spool: Spool, *, is_late: bool) -> bool:
+    spool.open()
+    if is_late and spool.parcels:
+        spool.drop_late()
+    return True
