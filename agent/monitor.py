@@ -41,7 +41,7 @@ class IncidentLog:
     def __init__(self, repeats: Repeats | None = None) -> None:
         self._repeats = repeats or Repeats()
 
-    def tell(self, incident: Incident) -> None:
+    def record(self, incident: Incident) -> None:
         """Write a line, as loud as the incident; `count` is how many equal ones it stands for."""
         count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
         if not count:
@@ -73,8 +73,8 @@ _AT_ONCE: Final = 100
 _PAUSE_SECONDS: Final = 0.05
 """Between as many as are told at once: who sends them on must be able to keep up."""
 _MAX_HANGING: Final = 4
-_LATELY: Final = 64
-_LATELY_NS: Final = 60_000_000_000
+_MAX_RECENT: Final = 64
+_RECENT_NS: Final = 60_000_000_000
 # The driver tells of a new layout at once, the agent sees it at a tick.
 _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
 
@@ -101,7 +101,7 @@ class IncidentMonitor:
         boot_id: str,
         source: GpuSource,
         clock: Clock,
-        tell: Callable[[Incident], None],
+        publish: Callable[[Incident], None],
         processes_on: ProcessesOn = _nobody,
         allocations_on: AllocationsOn = _nobody,
         open_kmsg: Callable[[], Kmsg] | None = None,
@@ -112,17 +112,17 @@ class IncidentMonitor:
         self._boot_id = boot_id
         self._source = source
         self._clock = clock
-        self._tell = tell
+        self._publish = publish
         self._processes_on = processes_on
         self._allocations_on = allocations_on
         self._buses: Mapping[str, str] = {}
         self._indices: Mapping[str, int] = {}
         self._open_kmsg = open_kmsg
         self._kmsg_check = kmsg_check or Check()
-        self._pairing = Deduplicator()
+        self._deduplicator = Deduplicator()
         self._incident_log = IncidentLog()
         self._health: dict[str, GpuHealth] = {}
-        self._lately: deque[Incident] = deque(maxlen=_LATELY)
+        self._recent: deque[Incident] = deque(maxlen=_MAX_RECENT)
         self._waiting: deque[Detection] = deque()
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -147,7 +147,7 @@ class IncidentMonitor:
             self._source,
             gpus,
             clock=self._clock,
-            take=self._put,
+            on_detection=self._hand_over,
             backoff=Backoff(first_seconds=1, max_seconds=300),
         )
 
@@ -164,16 +164,16 @@ class IncidentMonitor:
         if self._waiting:
             self._filled.set()
         if self._open_kmsg is None:
-            await self._tell_what_comes()
+            await self._handle_waiting()
             return
         reader = self._reader(self._open_kmsg)
         async with asyncio.TaskGroup() as both:
             both.create_task(reader.run(), name="kmsg")
-            both.create_task(self._tell_what_comes(), name="incidents")
+            both.create_task(self._handle_waiting(), name="incidents")
 
-    def tell_of(self, kind: str, gpu_uuid: str, message: str) -> None:
+    def report(self, kind: str, gpu_uuid: str, message: str) -> None:
         """Report of something that the agent itself found out just now, in the event loop."""
-        self.take(
+        self.handle(
             Detection(
                 kind=kind,
                 gpu_uuid=gpu_uuid,
@@ -183,17 +183,17 @@ class IncidentMonitor:
             )
         )
 
-    def look_at(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
+    def evaluate_health(self, gpu_uuid: str, health: GpuHealth, *, time_ns: int) -> None:
         """Report what a reading of a GPU's health says and no event has said; in the event loop."""
         before = self._health.get(gpu_uuid)
         self._health[gpu_uuid] = merge(before, health)
         for change in degradations(before, health):
-            lately = (one for one in self._lately if _is_near(one, gpu_uuid, time_ns))
+            lately = (one for one in self._recent if _is_near(one, gpu_uuid, time_ns))
             if not any(
                 is_covered_by(change, kind=one.kind, xid=one.xid, action=one.action)
                 for one in lately
             ):
-                self.take(
+                self.handle(
                     Detection(
                         kind=change.kind,
                         gpu_uuid=gpu_uuid,
@@ -203,9 +203,9 @@ class IncidentMonitor:
                     )
                 )
 
-    def take(self, seen: Detection) -> None:
+    def handle(self, seen: Detection) -> None:
         """Report of a sighting, unless it was told already; in the event loop."""
-        if not self._is_news(seen):
+        if not self._is_new(seen):
             INCIDENTS_DUPLICATE.labels(source=seen.source).inc()
             return
         incident = make_incident(
@@ -225,20 +225,20 @@ class IncidentMonitor:
             processes=_with_named(self._processes_on(seen.gpu_uuid, seen.gpu_instance), seen),
             allocations=self._allocations_on(seen.gpu_uuid, seen.gpu_instance),
         )
-        self._lately.append(incident)
+        self._recent.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
-        self._incident_log.tell(incident)
-        self._tell(incident)
+        self._incident_log.record(incident)
+        self._publish(incident)
 
-    def _is_news(self, seen: Detection) -> bool:
+    def _is_new(self, seen: Detection) -> bool:
         """Return whether no other source has told of it, of what more than one can see."""
         what = seen.kind if seen.xid is None else seen.xid
         window_ns = _WINDOWS_NS.get(seen.kind)
-        return window_ns is None or self._pairing.is_news(
+        return window_ns is None or self._deduplicator.is_new(
             (seen.gpu_uuid, what), source=seen.source, time_ns=seen.time_ns, window_ns=window_ns
         )
 
-    def _put(self, seen: Detection) -> None:
+    def _hand_over(self, seen: Detection) -> None:
         """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
@@ -249,13 +249,13 @@ class IncidentMonitor:
             if self._loop:
                 self._loop.call_soon_threadsafe(self._filled.set)
 
-    async def _tell_what_comes(self) -> None:
+    async def _handle_waiting(self) -> None:
         while True:
             await self._filled.wait()
             self._filled.clear()
             while self._waiting:
                 for _ in range(min(_AT_ONCE, len(self._waiting))):
-                    self.take(self._waiting.popleft())
+                    self.handle(self._waiting.popleft())
                 if self._waiting:
                     await self._clock.sleep(_PAUSE_SECONDS)
 
@@ -264,14 +264,14 @@ class IncidentMonitor:
             open_log=open_kmsg,
             clock=self._clock,
             buses=lambda: self._buses,
-            take=self._put,
+            on_detection=self._hand_over,
             check=self._kmsg_check,
             backoff=Backoff(first_seconds=1, max_seconds=300),
         )
 
 
 def _is_near(one: Incident, gpu_uuid: str, time_ns: int) -> bool:
-    return one.gpu_uuid == gpu_uuid and abs(time_ns - one.time_ns) <= _LATELY_NS
+    return one.gpu_uuid == gpu_uuid and abs(time_ns - one.time_ns) <= _RECENT_NS
 
 
 def _with_named(found: Sequence[IncidentProcess], seen: Detection) -> Sequence[IncidentProcess]:

@@ -178,7 +178,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The played scenario."""
 
     @property
-    def patience_seconds(self) -> float:
+    def poll_timeout_seconds(self) -> float:
         """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
         return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.tick_seconds)
 

@@ -18,11 +18,11 @@ import pynvml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from agent.context import run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.node import Host
 from agent.recording.format import RecordingHeader, Tape
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs, Redactor
-from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source
 from cli.nvml_probes import probe_all
@@ -157,7 +157,7 @@ async def _run(source: Host, settings: AgentSettings, tape: Tape, seconds: float
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(
-            machine=source,
+            host=source,
             bus=None,
             settings=settings,
             readiness=Readiness(),

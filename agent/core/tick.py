@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from gpuledger.clock import Clock
 from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
 
 
@@ -21,6 +21,19 @@ class NodeTick:
     """The GPUs whose MIG instances are not those of the tick before, by UUID."""
 
 
+class Clocks(Protocol):
+    """The clocks of a machine; one that can also wait is no part of the core."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of a clock that is never set."""
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since boot."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
     """The clocks at one instant."""
@@ -33,7 +46,7 @@ class ClockReading:
     """Since boot."""
 
     @classmethod
-    def read(cls, clock: Clock) -> "ClockReading":
+    def read(cls, clock: Clocks) -> "ClockReading":
         """Read all clocks."""
         return cls(
             time_ns=clock.time_ns(),

@@ -9,7 +9,7 @@ they show it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from agent.exposition.dcgm_fields import SEVERAL_UNIT, Counter, Field
+from agent.exposition.dcgm_fields import MULTI_SERIES_UNIT, Counter, Field
 from agent.exposition.dcgm_rows import RowWriter, SeriesRow
 from agent.exposition.device import ShownDevice, unit_of
 from agent.exposition.holders import Share
@@ -144,7 +144,7 @@ def _power(throttling: GpuThrottling) -> tuple[int, str] | None:
     return (_WARN, "DCGM_FR_CLOCK_THROTTLE_POWER") if is_braked else _FINE
 
 
-SEVERAL: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
+MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
     "several.xids": _xids,
     "several.clock_events": _clock_events,
     "several.peers": _peers,
@@ -202,7 +202,7 @@ class DcgmPage:
         self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
         """Yield the labels by old names, those by new names, and the value, of each series."""
-        if field.unit == SEVERAL_UNIT:
+        if field.unit == MULTI_SERIES_UNIT:
             yield from self._several(field, rows, now)
             return
         values = [field.read(row.device) for row in rows]
@@ -222,7 +222,7 @@ class DcgmPage:
     ) -> Iterator[tuple[str, str, float]]:
         window = EventWindow(now.since_ns, self._window_ms)
         for row in rows:
-            for labels, value in SEVERAL[field.path](row.device, window):
+            for labels, value in MULTI_SERIES[field.path](row.device, window):
                 extra = "," + write_labels(labels)
                 yield row.old_labels + extra, row.new_labels + extra, value
 

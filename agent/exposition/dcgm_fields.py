@@ -26,7 +26,7 @@ from gpuledger.errors import UserError
 Kind = Literal["gauge", "counter", "label"]
 FILE: Final = Path(__file__).with_name("fields.csv")
 NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
-SEVERAL_UNIT: Final = "several"
+MULTI_SERIES_UNIT: Final = "several"
 """The unit of a field with several series of a device."""
 _SAME: Final = "="
 _OF_MEMORY: Final = {
@@ -200,7 +200,7 @@ def _parse(line: str) -> Counter | str:
         raise ValueError(_unknown(name))
     if field.is_text and kind != "label":
         raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
-    if field.unit == SEVERAL_UNIT and kind == "label":
+    if field.unit == MULTI_SERIES_UNIT and kind == "label":
         raise ValueError(f"{name} has several values: its type cannot be label")
     return Counter(field, kind, meaning)
 

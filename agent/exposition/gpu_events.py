@@ -52,7 +52,7 @@ class GpuEvents:
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._reasons = 0
 
-    def note_incident(self, incident: Incident, *, at_ns: int) -> None:
+    def record_incident(self, incident: Incident, *, at_ns: int) -> None:
         """Count an incident that came at `at_ns` of a clock that never goes back."""
         _count(self.incidents, (incident.kind, incident.severity.value))
         if incident.xid is not None:
@@ -60,7 +60,7 @@ class GpuEvents:
             _count(self.xids, incident.xid)
             self._recent_xids.append((at_ns, incident.xid))
 
-    def note_reasons(self, reasons: int, *, at_ns: int) -> None:
+    def record_reasons(self, reasons: int, *, at_ns: int) -> None:
         """Take the reasons of a tick: one that was not there before is an event."""
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:

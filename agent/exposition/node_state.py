@@ -74,7 +74,7 @@ _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256
 
 
-def make_view(
+def make_node_state(
     settings: ExpositionSettings,
     *,
     clock: Clock,
@@ -139,7 +139,7 @@ class NodeState:
         self._window_ns = round(event_window_seconds * 1e9)
         self._sample: NodeSample | None = None
         self._shown_ns = 0
-        self._kept: dict[str, DeviceState] = {}
+        self._device_states: dict[str, DeviceState] = {}
         self._events: dict[str, GpuEvents] = {}
         self._commands: dict[int, str] = {}
         self._inventory: Inventory | None = None
@@ -149,7 +149,7 @@ class NodeState:
         self.version = 0
         """Rises with whatever is shown."""
 
-    def show(
+    def update(
         self,
         sample: NodeSample,
         readings: NodeReadings | None = None,
@@ -165,18 +165,18 @@ class NodeState:
         self._sample, self._shown_ns = sample, now_ns
         self._names = names or self._names
         if inventory is not None and inventory is not self._inventory:
-            self.equip(inventory)
+            self.set_inventory(inventory)
         details = {one.uuid: one for one in readings.gpus} if readings else {}
         for reading in sample.gpus:
             self._take(reading, details.get(reading.uuid), now_ns)
         self._forget(sample, now_ns)
         for incident in incidents:
-            self.tell(incident)
+            self.record_incident(incident)
         for record in processes:
-            self._know(record)
+            self._record_command(record)
         self._count_left_out(sample)
 
-    def equip(self, inventory: Inventory) -> None:
+    def set_inventory(self, inventory: Inventory) -> None:
         """Take what the node is built of, until the next time."""
         self.version += 1
         self._inventory = inventory
@@ -184,7 +184,7 @@ class NodeState:
         lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
-    def tell(self, incident: Incident) -> None:
+    def record_incident(self, incident: Incident) -> None:
         """Count an incident."""
         self.version += 1
         if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
@@ -193,14 +193,16 @@ class NodeState:
             self._lost.pop(incident.gpu_uuid, None)
         events = self._events_of(incident.gpu_uuid)
         if events:
-            events.note_incident(incident, at_ns=self._clock.monotonic_ns())
+            events.record_incident(incident, at_ns=self._clock.monotonic_ns())
 
     def snapshot(self) -> Snapshot | None:
         """Return what is not too old now; `None` before the first tick."""
         if self._sample is None:
             return None
         now_ns = self._clock.monotonic_ns()
-        kept = [one for one in self._kept.values() if one.seen_ns >= now_ns - self._stale_ns]
+        kept = [
+            one for one in self._device_states.values() if one.seen_ns >= now_ns - self._stale_ns
+        ]
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
             # Nobody knows who is on the GPUs by now.
@@ -233,27 +235,27 @@ class NodeState:
 
     def _index_of(self, uuid: str) -> str:
         """Return the last known index of a GPU; empty where none is known."""
-        known = self._kept.get(uuid)
+        known = self._device_states.get(uuid)
         facts = known.reading if known else self._facts.get(uuid)
         return str(facts.index) if facts else ""
 
     def _take(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        kept = self._kept.get(reading.uuid)
+        kept = self._device_states.get(reading.uuid)
         if kept is None:
-            kept = self._kept[reading.uuid] = DeviceState(reading, details, now_ns)
+            kept = self._device_states[reading.uuid] = DeviceState(reading, details, now_ns)
         kept.take(reading, details, now_ns)
         throttling = details and details.throttling
         if throttling and throttling.reasons is not None:
             events = self._events_of(reading.uuid)
             if events:
-                events.note_reasons(throttling.reasons, at_ns=now_ns)
+                events.record_reasons(throttling.reasons, at_ns=now_ns)
 
     def _forget(self, sample: NodeSample, now_ns: int) -> None:
         """Drop what is silent for too long, and instances that their GPU has no more."""
         present = {reading.uuid for reading in sample.gpus}
-        self._kept = {
+        self._device_states = {
             uuid: one
-            for uuid, one in self._kept.items()
+            for uuid, one in self._device_states.items()
             if uuid in present
             or (one.reading.parent_uuid not in present and one.seen_ns >= now_ns - self._stale_ns)
         }
@@ -263,7 +265,7 @@ class NodeState:
             self._events[uuid] = GpuEvents()
         return self._events.get(uuid)
 
-    def _know(self, record: ProcessRecord) -> None:
+    def _record_command(self, record: ProcessRecord) -> None:
         if record.change is ProcessChange.ENDED:
             self._commands.pop(record.pid, None)
         elif record.command:

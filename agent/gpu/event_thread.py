@@ -33,13 +33,13 @@ class EventThread:
         gpus: Sequence[GpuIdentity],
         *,
         clock: Clock,
-        take: Callable[[Detection], None],
+        on_detection: Callable[[Detection], None],
         backoff: Backoff,
     ) -> None:
         self._source = source
         self._gpus = gpus
         self._clock = clock
-        self._take = take
+        self._on_detection = on_detection
         self._backoff = backoff
         self._ending = threading.Event()
         self._is_abandoned = False
@@ -77,10 +77,10 @@ class EventThread:
         try:
             while not self._ending.is_set():
                 began = time.monotonic()
-                sighting = events.wait(_WAIT_MS)
+                detection = events.wait(_WAIT_MS)
                 self._works()
-                if sighting:
-                    self._take(sighting)
+                if detection:
+                    self._on_detection(detection)
                 else:
                     # A wait may end early, and must not be begun again and again then.
                     self._ending.wait(began + _WAIT_SECONDS - time.monotonic())

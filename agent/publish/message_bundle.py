@@ -1,11 +1,11 @@
-"""What leaves the node, as bytes: each tick, incident and inventory is one parcel.
+"""What leaves the node, as bytes: each tick, incident and inventory is one bundle.
 
-Here lives the encoding, keyed by node and stamped with the record's own time. All parcels leave
+Here lives the encoding, keyed by node and stamped with the record's own time. All bundles leave
 through one line, in the order in which they were put; no queue and no broker here.
 
-The agent's queue in memory: parcels between sampling, which does not wait, and what may.
+The agent's queue in memory: bundles between sampling, which does not wait, and what may.
 
-Bounded: when it is full the oldest parcel goes, counted. No broker, no disk and no waiting here.
+Bounded: when it is full the oldest bundle goes, counted. No broker, no disk and no waiting here.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ _NS_PER_MS: Final = 1_000_000
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
-Parcel = tuple[tuple[str, Message], ...]
+MessageBundle = tuple[tuple[str, Message], ...]
 """Messages that belong together, each with its topic; as bytes they take a fraction of the memory
 that their records do."""
 
@@ -40,8 +40,8 @@ class _NodeRecord(Protocol):
     def time_ns(self) -> int: ...
 
 
-def pack(tick: NodeTick) -> Parcel:
-    """Make a tick's parcel: the sample, its other readings, then what happened to processes.
+def bundle_tick(tick: NodeTick) -> MessageBundle:
+    """Make a tick's bundle: the sample, its other readings, then what happened to processes.
 
     The sample is the first to be sent: it is what is booked.
     """
@@ -50,24 +50,24 @@ def pack(tick: NodeTick) -> Parcel:
     return ((SAMPLES.name, _message(tick.sample)), *readings, *processes)
 
 
-def pack_incident(incident: Incident) -> Parcel:
-    """Make an incident's parcel."""
+def bundle_incident(incident: Incident) -> MessageBundle:
+    """Make an incident's bundle."""
     return ((INCIDENTS.name, _message(incident)),)
 
 
-def pack_inventory(inventory: Inventory) -> Parcel:
-    """Make an inventory's parcel."""
+def bundle_inventory(inventory: Inventory) -> MessageBundle:
+    """Make an inventory's bundle."""
     return ((INVENTORY.name, _message(inventory)),)
 
 
-def time_ms(parcel: Parcel) -> int:
-    """Return the event time of a parcel's first message, milliseconds since the epoch."""
-    return parcel[0][1].timestamp_ms
+def time_ms(bundle: MessageBundle) -> int:
+    """Return the event time of a bundle's first message, milliseconds since the epoch."""
+    return bundle[0][1].timestamp_ms
 
 
-def size_bytes(parcel: Parcel) -> int:
-    """Return the size of a parcel's values."""
-    return sum(len(message.value or b"") for _, message in parcel)
+def size_bytes(bundle: MessageBundle) -> int:
+    """Return the size of a bundle's values."""
+    return sum(len(message.value or b"") for _, message in bundle)
 
 
 def _message(record: _NodeRecord) -> Message:
@@ -97,15 +97,15 @@ def _tell_cut(cut: Cut) -> None:
 
 
 class QueuedMessage(NamedTuple):
-    """A parcel, and since when it waits."""
+    """A bundle, and since when it waits."""
 
     since_seconds: float
     """On the caller's own clock."""
-    parcel: Parcel
+    bundle: MessageBundle
 
 
 class TickQueue:
-    """Parcels in their order, at most `max_ticks` of them."""
+    """Bundles in their order, at most `max_ticks` of them."""
 
     def __init__(self, *, max_ticks: int) -> None:
         self._max_ticks = max_ticks
@@ -116,22 +116,22 @@ class TickQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether it is time to take parcels elsewhere, before any is dropped."""
+        """Whether it is time to take bundles elsewhere, before any is dropped."""
         return len(self._waiting) > self._max_ticks // 2
 
     @property
     def oldest_since_seconds(self) -> float | None:
-        """Since when the oldest parcel waits; `None` where none does."""
+        """Since when the oldest bundle waits; `None` where none does."""
         return self._waiting[0].since_seconds if self._waiting else None
 
     def put(self, waiting: QueuedMessage) -> None:
-        """Add the newest parcel; where there is no room the oldest one is dropped and counted."""
+        """Add the newest bundle; where there is no room the oldest one is dropped and counted."""
         self._waiting.append(waiting)
         QUEUE_TICKS.inc()
         self._keep_within_bounds()
 
     def take(self, *, at_most: int) -> list[QueuedMessage]:
-        """Take the oldest parcels, in their order."""
+        """Take the oldest bundles, in their order."""
         count = min(at_most, len(self._waiting))
         taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)

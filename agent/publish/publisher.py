@@ -2,9 +2,9 @@
 
 Pure: it says how long to wait, it does not wait.
 
-From the outbox to the broker, in order, again and again until the broker has acknowledged.
+From the send_queue to the broker, in order, again and again until the broker has acknowledged.
 
-Here lives the loop that publishes. What is taken out of the outbox is kept in hand until all of
+Here lives the loop that publishes. What is taken out of the send_queue is kept in hand until all of
 its topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever
 take is left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is
 left out only where the broker refuses it and this node's clock, as it is now, agrees: either clock
@@ -31,7 +31,7 @@ from agent.metrics import (
     READING_RECORDS_PUBLISHED,
     TICKS_PUBLISHED,
 )
-from agent.publish.message_bundle import Parcel, time_ms
+from agent.publish.message_bundle import MessageBundle, time_ms
 from agent.publish.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
@@ -78,7 +78,7 @@ class SamplePublisher:
         *,
         node: str,
         bus: Bus,
-        outbox: SendQueue,
+        send_queue: SendQueue,
         check: Check,
         backoff: Backoff,
         catch_up_factor: float,
@@ -87,7 +87,7 @@ class SamplePublisher:
     ) -> None:
         self._node = node
         self._bus = bus
-        self._outbox = outbox
+        self._send_queue = send_queue
         self._check = check
         self._backoff = backoff
         self._catch_up_factor = catch_up_factor
@@ -116,10 +116,10 @@ class SamplePublisher:
     def _waiting(self, trouble: str = "") -> Callable[[], str]:
         """Return what says, whenever it is asked, how much waits for the broker."""
         begin = f"{trouble}; " if trouble else ""
-        outbox = self._outbox
+        send_queue = self._send_queue
         return lambda: (
-            f"{begin}ticks wait: {outbox.parcels_in_memory} in memory,"
-            f" {outbox.parcels_on_disk} on the disk"
+            f"{begin}ticks wait: {send_queue.bundles_in_memory} in memory,"
+            f" {send_queue.bundles_on_disk} on the disk"
         )
 
     async def _publish_from(self, producer: Producer) -> None:
@@ -127,16 +127,16 @@ class SamplePublisher:
         partitions = await self._bus.partitions(SAMPLES.name)
         partition = partition_of_node(self._node, partitions=partitions)
         # Brokers may answer this and take no record; only where none waits is it all there is.
-        if not self._times_ms and self._outbox.is_empty:
+        if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._waiting())
         while True:
             if not self._times_ms:
-                parcels = await self._outbox.take(at_most=_BATCH_TICKS)
-                self._unsent = _by_topic(parcels)
-                self._times_ms = [time_ms(parcel) for parcel in parcels]
+                bundles = await self._send_queue.take(at_most=_BATCH_TICKS)
+                self._unsent = _by_topic(bundles)
+                self._times_ms = [time_ms(bundle) for bundle in bundles]
             for topic in tuple(self._unsent):
                 await self._publish(producer, topic, partition)
-            await self._outbox.sent()
+            await self._send_queue.ack()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
             self._check.ok(self._waiting())
@@ -167,14 +167,14 @@ class SamplePublisher:
                 _count_published(topic, 1)
             except MessageTooLargeError as error:
                 MESSAGES_TOO_LARGE.inc()
-                _tell_dropped(str(error), 1)
+                _log_dropped(str(error), 1)
             except TimestampRefusedError:
                 # Looked at with each attempt: the clock may have been set right since.
                 now_ms = self._now_ns() // _NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
                 MESSAGES_OF_THE_FUTURE.inc()
-                _tell_dropped("from the future: look at the node's clock", 1)
+                _log_dropped("from the future: look at the node's clock", 1)
             del unsent[0]
 
     async def _pause(self, times_ms: Sequence[int]) -> None:
@@ -185,10 +185,10 @@ class SamplePublisher:
                     await self._hurry.wait()
 
 
-def _by_topic(parcels: Sequence[Parcel]) -> dict[str, list[Message]]:
+def _by_topic(bundles: Sequence[MessageBundle]) -> dict[str, list[Message]]:
     """Sort messages by topic, each topic's in their order."""
     sorted_: dict[str, list[Message]] = {}
-    for topic, message in chain.from_iterable(parcels):
+    for topic, message in chain.from_iterable(bundles):
         sorted_.setdefault(topic, []).append(message)
     return sorted_
 
@@ -203,35 +203,35 @@ def _small(messages: Sequence[Message]) -> list[Message]:
     small = [each for each in messages if size_bytes(each.key, each.value) <= MAX_MESSAGE_BYTES]
     if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
-        _tell_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
+        _log_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
     return small
 
 
-def _tell_dropped(detail: str, count: int) -> None:
+def _log_dropped(detail: str, count: int) -> None:
     """Report once a minute what is left out, as it may be every message for hours."""
     if told := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=told)
 
 
 async def shut_down(
-    publisher: SamplePublisher, outbox: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
+    publisher: SamplePublisher, send_queue: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Return the publisher `seconds` to send what is in memory, then end its tasks and the outbox.
+    """Give the publisher `seconds` to send what is in memory, then end its tasks and the queue.
 
     What remains is brought to the disk; what cannot be is logged. Where the disk holds something
     already, its turn would come first, and it waits for the next start as well as the rest.
     """
     publisher.hurry()
-    draining = asyncio.create_task(outbox.drained())
-    if not outbox.is_on_disk:
+    draining = asyncio.create_task(send_queue.wait_drained())
+    if not send_queue.is_on_disk:
         waited_for = {draining, *tasks}
         await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, *tasks):
         task.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
-            await outbox.keep()
-    if outbox.parcels_in_memory:
-        _log.error("ticks_lost", count=outbox.parcels_in_memory)
-    outbox.close()
+            await send_queue.spill_all()
+    if send_queue.bundles_in_memory:
+        _log.error("ticks_lost", count=send_queue.bundles_in_memory)
+    send_queue.close()
     await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

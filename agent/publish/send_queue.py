@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
-from agent.publish.message_bundle import Parcel, QueuedMessage, TickQueue
+from agent.publish.message_bundle import MessageBundle, QueuedMessage, TickQueue
 from agent.publish.spool import Spool, SpoolPosition, count_failure
 from agent.publish.spool_folder import Attempts, DiskHungError, IoThread
 from gpuledger.runtime import Backoff, Check
@@ -28,7 +28,7 @@ _SHORTEST_SECONDS: Final = 0.1
 
 
 class SendQueue:
-    """Takes parcels from whoever has some, and gives them to the publisher, oldest first.
+    """Takes bundles from whoever has some, and gives them to the publisher, oldest first.
 
     Not for other threads than the event loop's.
     """
@@ -54,13 +54,13 @@ class SendQueue:
             Attempts(backoff=backoff(first_seconds=1, max_seconds=most), now_seconds=now_seconds)
             for most in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
-        self._hand: list[QueuedMessage] = []
-        self._mark: SpoolPosition | None = None
+        self._in_flight: list[QueuedMessage] = []
+        self._position: SpoolPosition | None = None
         self._is_open = False
         self._was_overtaken = False
         """Whether newer ticks were sent while the disk could not be opened."""
         self._told = 0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -68,13 +68,13 @@ class SendQueue:
             self._check.ok("off")
 
     @property
-    def parcels_in_memory(self) -> int:
-        """How many parcels are nowhere but in memory."""
-        return len(self._queue) + (len(self._hand) if self._mark is None else 0)
+    def bundles_in_memory(self) -> int:
+        """How many bundles are nowhere but in memory."""
+        return len(self._queue) + (len(self._in_flight) if self._position is None else 0)
 
     @property
-    def parcels_on_disk(self) -> int:
-        """How many parcels were on the disk when it was last looked."""
+    def bundles_on_disk(self) -> int:
+        """How many bundles were on the disk when it was last looked."""
         return self._told
 
     @property
@@ -85,36 +85,36 @@ class SendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether everything that was put is sent."""
-        return not (self._hand or self._queue or self._waits_there)
+        return not (self._in_flight or self._queue or self._waits_on_disk)
 
-    def put(self, parcel: Parcel) -> None:
-        """Add the newest parcel."""
+    def put(self, bundle: MessageBundle) -> None:
+        """Add the newest bundle."""
         now_seconds = self._now_seconds()
-        self._queue.put(QueuedMessage(now_seconds, parcel))
+        self._queue.put(QueuedMessage(now_seconds, bundle))
         self._filled.set()
         waits_long = self._waits_since(now_seconds - self._spill_after_seconds)
         # A disk that has refused is shown to work by a write alone.
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
-    async def take(self, *, at_most: int) -> list[Parcel]:
-        """Wait for parcels, and take the oldest ones into hand, in their order."""
+    async def take(self, *, at_most: int) -> list[MessageBundle]:
+        """Wait for bundles, and take the oldest ones into hand, in their order."""
         while True:
-            async with self._turn:
+            async with self._lock:
                 if await self._take(at_most):
-                    return [waiting.parcel for waiting in self._hand]
+                    return [waiting.bundle for waiting in self._in_flight]
                 self._filled.clear()
             await self._more_to_take()
 
-    async def sent(self) -> None:
+    async def ack(self) -> None:
         """Forget what was in hand: it is acknowledged."""
-        async with self._turn:
-            self._hand, mark, self._mark = [], self._mark, None
-            if mark and self._spool:
-                await self._ask(partial(self._spool.forget, mark), self._reading)
+        async with self._lock:
+            self._in_flight, position, self._position = [], self._position, None
+            if position and self._spool:
+                await self._ask(partial(self._spool.ack, position), self._reading)
         self._emptied.set()
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until everything is sent."""
         while not self.is_empty:
             self._emptied.clear()
@@ -122,20 +122,20 @@ class SendQueue:
 
     async def run(self) -> None:
         """Bring to the disk, for ever, what waits in memory for too long."""
-        async with self._turn:
+        async with self._lock:
             await self._opened()
         while True:
             await self._overdue.wait()
             self._overdue.clear()
-            async with self._turn:
+            async with self._lock:
                 await self._spill()
 
-    async def keep(self) -> None:
+    async def spill_all(self) -> None:
         """At the end, when nobody sends any more: bring everything to the disk, or leave it."""
-        async with self._turn:
-            if self._mark is None:
-                self._queue.put_back(self._hand)
-                self._hand = []
+        async with self._lock:
+            if self._position is None:
+                self._queue.put_back(self._in_flight)
+                self._in_flight = []
             self._opening.hurry()
             self._writing.hurry()
             await self._spill()
@@ -149,36 +149,36 @@ class SendQueue:
     def _waits_since(self, seconds: float) -> bool:
         """Return whether something in memory waits since then or longer."""
         oldest_seconds = self._queue.oldest_since_seconds
-        if self._hand and self._mark is None:
-            oldest_seconds = self._hand[0].since_seconds
+        if self._in_flight and self._position is None:
+            oldest_seconds = self._in_flight[0].since_seconds
         return oldest_seconds is not None and oldest_seconds <= seconds
 
     async def _more_to_take(self) -> None:
-        """Wait for another parcel, or for the time at which the disk is read again."""
+        """Wait for another bundle, or for the time at which the disk is read again."""
         seconds = (self._reading if self._is_open else self._opening).wait_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(
-                max(seconds, _SHORTEST_SECONDS) if self._waits_there else None
+                max(seconds, _SHORTEST_SECONDS) if self._waits_on_disk else None
             ):
                 await self._filled.wait()
 
     @property
-    def _waits_there(self) -> bool:
+    def _waits_on_disk(self) -> bool:
         """Whether older ticks wait on the disk, be it that they cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
 
     async def _take(self, at_most: int) -> bool:
         await self._opened()
-        if self._waits_there:
+        if self._waits_on_disk:
             await self._take_from_disk(at_most)
             # Looked at again: what was damaged or removed is dropped by the attempt to read it, and
             # where nothing is left by that it is memory's turn.
-            if self._hand or self._waits_there:
-                return bool(self._hand)
-        self._hand, self._mark = self._queue.take(at_most=at_most), None
-        if self._hand and not self._is_open:
+            if self._in_flight or self._waits_on_disk:
+                return bool(self._in_flight)
+        self._in_flight, self._position = self._queue.take(at_most=at_most), None
+        if self._in_flight and not self._is_open:
             self._was_overtaken = True
-        return bool(self._hand)
+        return bool(self._in_flight)
 
     async def _take_from_disk(self, at_most: int) -> None:
         """Take the oldest of the disk into hand, where it can be read now."""
@@ -187,9 +187,9 @@ class SendQueue:
             return
         found = await self._ask(partial(spool.read, at_most=at_most), self._reading)
         if found:
-            parcels, self._mark = found
-            spool.lend(self._mark)
-            self._hand = [QueuedMessage(self._now_seconds(), parcel) for parcel in parcels]
+            bundles, self._position = found
+            spool.mark_in_flight(self._position)
+            self._in_flight = [QueuedMessage(self._now_seconds(), bundle) for bundle in bundles]
 
     async def _spill(self) -> None:
         spool = await self._opened()
@@ -197,11 +197,11 @@ class SendQueue:
             return
         # What was found on the disk later than it should is older than the hand: then the hand
         # waits in memory, as forgetting it would forget what stands before it.
-        if self._hand and self._mark is None and spool.is_empty:
-            self._mark = await self._append(spool, self._hand)
-            if self._mark is None:
+        if self._in_flight and self._position is None and spool.is_empty:
+            self._position = await self._append(spool, self._in_flight)
+            if self._position is None:
                 return
-            spool.lend(self._mark)
+            spool.mark_in_flight(self._position)
         while taken := self._queue.take(at_most=_FRAME_TICKS):
             kept = False
             try:
@@ -213,8 +213,8 @@ class SendQueue:
                 return
 
     async def _append(self, spool: Spool, waiting: Sequence[QueuedMessage]) -> SpoolPosition | None:
-        parcels = [one.parcel for one in waiting]
-        return await self._ask(partial(spool.append, parcels), self._writing)
+        bundles = [one.bundle for one in waiting]
+        return await self._ask(partial(spool.append, bundles), self._writing)
 
     async def _opened(self) -> Spool | None:
         """Return the spool where there is one that can be used now."""
@@ -242,10 +242,10 @@ class SendQueue:
 
     def _tell(self) -> None:
         if self._spool is not None:
-            self._told = self._spool.parcels
+            self._told = self._spool.bundles
             if self._spool.is_empty:
                 self._reading.worked()  # there is nothing left that could not be read
-        waits = self._opening.error if self._waits_there else None
+        waits = self._opening.error if self._waits_on_disk else None
         memory_only = self._opening.error or self._writing.error
         SPOOL_USABLE.set(not (memory_only or self._reading.error))
         if memory_only and not waits:
@@ -261,11 +261,11 @@ class SendQueue:
         SPOOL_DROPPED.labels(reason="hung").inc(self._told)
         count_failure(error)
         self._writing.failed(error)
-        self._spool, self._mark = None, None
+        self._spool, self._position = None, None
 
 
 def _open(spool: Spool, *, is_late: bool) -> bool:
     spool.open()
-    if is_late and spool.parcels:
+    if is_late and spool.bundles:
         spool.drop_late()
     return True

@@ -1,7 +1,7 @@
-"""The line of parcels on disk: what could not be sent, oldest first, within its bounds.
+"""The line of bundles on disk: what could not be sent, oldest first, within its bounds.
 
 Here live the folder, its files in their order, and what is dropped when they are too many or too
-old. All of it blocks: `outbox` runs it in a thread. Errors: `OSError`.
+old. All of it blocks: `send_queue` runs it in a thread. Errors: `OSError`.
 
 The wall clock may be set while ticks wait, and starts wrong on many machines, so no age is counted
 by it: a leap of an hour must not drop an hour's ticks. What this boot has written is as old as the
@@ -31,7 +31,7 @@ from agent.metrics import (
     SPOOL_TORN,
     SPOOL_WRITTEN,
 )
-from agent.publish.message_bundle import Parcel, size_bytes
+from agent.publish.message_bundle import MessageBundle, size_bytes
 from agent.publish.spool_file import START, DamagedError, Frame, Segment, pack_frame, same_boot
 from agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
 from agent.settings import SpoolSettings
@@ -72,7 +72,7 @@ class Spool:
         self._is_passed_over = False
         self._writing: Segment | None = None
         self._last_number = 0
-        self._lent: SpoolPosition | None = None
+        self._in_flight: SpoolPosition | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -80,9 +80,9 @@ class Spool:
         return not (self._segments or self._unreadable.are_awaited)
 
     @property
-    def parcels(self) -> int:
-        """How many parcels wait here."""
-        return sum(segment.parcels for segment in self._segments)
+    def bundles(self) -> int:
+        """How many bundles wait here."""
+        return sum(segment.bundles for segment in self._segments)
 
     def open(self) -> None:
         """Find what an earlier agent left; once it has succeeded, calling again does nothing.
@@ -100,38 +100,38 @@ class Spool:
         except BaseException:
             self._folder.unlock()
             raise
-        self._show()
+        self._set_gauges()
 
     def close(self) -> None:
         """Let another process open it."""
         self._folder.unlock()
 
     def drop_late(self) -> None:
-        """Drop all that waits here, counted: newer parcels were sent before it was found."""
-        _log.error("late_spool_dropped", count=self.parcels, folder=str(self._folder.path))
+        """Drop all that waits here, counted: newer bundles were sent before it was found."""
+        _log.error("late_spool_dropped", count=self.bundles, folder=str(self._folder.path))
         for segment in tuple(self._segments):
             self._drop(segment, reason="late")
-        self._show()
+        self._set_gauges()
 
-    def append(self, parcels: Sequence[Parcel]) -> SpoolPosition:
-        """Write parcels behind all others, whole or not at all; return the place behind them."""
+    def append(self, bundles: Sequence[MessageBundle]) -> SpoolPosition:
+        """Write bundles behind all others, whole or not at all; return the place behind them."""
         self.open()
         self._lose_removed()
         self._folder.refuse_below(self._settings.min_free_bytes)
-        frame = pack_frame(parcels, spooled_ms=self._now_ms())
+        frame = pack_frame(bundles, spooled_ms=self._now_ms())
         self._drop_old()
         self._make_room(len(frame))
-        mark = self._append(frame)
-        SPOOL_WRITTEN.inc(len(parcels))
-        self._show()
-        return mark
+        position = self._append(frame)
+        SPOOL_WRITTEN.inc(len(bundles))
+        self._set_gauges()
+        return position
 
-    def lend(self, mark: SpoolPosition) -> None:
+    def mark_in_flight(self, position: SpoolPosition) -> None:
         """Take note that somebody holds what stands before a place: it is not lost when dropped."""
-        self._lent = mark
+        self._in_flight = position
 
-    def read(self, *, at_most: int) -> tuple[list[Parcel], SpoolPosition] | None:
-        """Return the oldest parcels without forgetting them; `None` where there are none.
+    def read(self, *, at_most: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
+        """Return the oldest bundles without forgetting them; `None` where there are none.
 
         They are at most `at_most`, and not many bytes, or one frame. A frame that is damaged, and a
         file that was removed, are left out, counted. Raises `OSError` where the oldest file cannot
@@ -142,22 +142,22 @@ class Spool:
         found = None
         while self._segments and not found:
             found = self._read_from(self._segments[0], at_most)
-        self._show()
+        self._set_gauges()
         return found
 
-    def forget(self, mark: SpoolPosition) -> None:
+    def ack(self, position: SpoolPosition) -> None:
         """Take everything before a place for sent."""
-        self._lent = None
-        while self._segments and self._segments[0].number <= mark.segment:
+        self._in_flight = None
+        while self._segments and self._segments[0].number <= position.segment:
             segment = self._segments[0]
-            is_last = segment.number == mark.segment
-            while segment.frames and not (is_last and segment.frames[0].end > mark.position):
+            is_last = segment.number == position.segment
+            while segment.frames and not (is_last and segment.frames[0].end > position.position):
                 segment.frames.popleft()
             if segment.frames:
                 self._tolerate(segment.save_position)
                 break
             self._remove(segment)
-        self._show()
+        self._set_gauges()
 
     def _lock(self) -> None:
         """Lock the folder, and look into it; where that fails it is awaited for a minute."""
@@ -193,7 +193,7 @@ class Spool:
         for segment in [one for one in loaded if not one.frames]:
             self._remove(segment)
         if not self.is_empty:
-            _log.info("spool_found", count=self.parcels, folder=str(self._folder.path))
+            _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))
 
     def _load_one(self, path: Path) -> Segment | None:
         """Return a file with its frames; `None` where it is given up, which is counted."""
@@ -212,34 +212,34 @@ class Spool:
 
     def _read_from(
         self, segment: Segment, at_most: int
-    ) -> tuple[list[Parcel], SpoolPosition] | None:
-        parcels: list[Parcel] = []
+    ) -> tuple[list[MessageBundle], SpoolPosition] | None:
+        bundles: list[MessageBundle] = []
         end = segment.start
         try:
             for frame in segment.frames:
-                is_enough = sum(map(size_bytes, parcels)) > _READ_BYTES
-                if parcels and (is_enough or len(parcels) + frame.head.parcels > at_most):
+                is_enough = sum(map(size_bytes, bundles)) > _READ_BYTES
+                if bundles and (is_enough or len(bundles) + frame.head.bundles > at_most):
                     break
-                parcels += segment.read(frame)
+                bundles += segment.read(frame)
                 end = frame.end
         except DamagedError as error:
-            if not parcels:
-                self._tell_damage(segment, self._unlent(segment, first_frames=1), error)
+            if not bundles:
+                self._log_damage(segment, self._count_not_in_flight(segment, first_frames=1), error)
                 self._drop_first_frame(segment, reason="damaged")
                 return None
         except FileNotFoundError:
-            if not parcels:
+            if not bundles:
                 self._lose([segment], "the file was removed")
                 return None
         except OSError as error:
-            if not parcels:
+            if not bundles:
                 self._unreadable.raise_or_give_up(segment.path, error)
                 count_failure(error)
                 self._lose([segment], error)
                 self._tolerate(segment.delete)
                 return None
         self._unreadable.forget(segment.path)
-        return parcels, SpoolPosition(segment.number, end)
+        return bundles, SpoolPosition(segment.number, end)
 
     def _lose_removed(self) -> None:
         """Leave out, counted, the files that somebody else has removed."""
@@ -250,12 +250,12 @@ class Spool:
     def _lose(self, segments: Sequence[Segment], error: object) -> None:
         """Count what cannot be read any more; the files are left alone."""
         for segment in tuple(segments):
-            self._tell_damage(segment, self._unlent(segment), error)
+            self._log_damage(segment, self._count_not_in_flight(segment), error)
             self._count_dropped(segment, reason="damaged")
             self._let_go(segment)
-        self._show()
+        self._set_gauges()
 
-    def _tell_damage(self, segment: Segment, count: int, error: object) -> None:
+    def _log_damage(self, segment: Segment, count: int, error: object) -> None:
         _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
 
     def _drop_old(self) -> None:
@@ -268,8 +268,8 @@ class Spool:
 
     def _drop_first_frame(self, segment: Segment, *, reason: str) -> None:
         frame = segment.frames.popleft()
-        if not self._is_lent(segment, frame.end):
-            SPOOL_DROPPED.labels(reason=reason).inc(frame.head.parcels)
+        if not self._is_in_flight(segment, frame.end):
+            SPOOL_DROPPED.labels(reason=reason).inc(frame.head.bundles)
         if not segment.frames:
             self._remove(segment)
 
@@ -294,15 +294,15 @@ class Spool:
         self._remove(segment)
 
     def _count_dropped(self, segment: Segment, *, reason: str) -> None:
-        SPOOL_DROPPED.labels(reason=reason).inc(self._unlent(segment))
+        SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment))
 
-    def _unlent(self, segment: Segment, *, first_frames: int | None = None) -> int:
-        """Return how many parcels are lost with a file, or its first frames: nobody has them."""
+    def _count_not_in_flight(self, segment: Segment, *, first_frames: int | None = None) -> int:
+        """Return how many bundles are lost with a file, or its first frames: nobody has them."""
         frames = islice(segment.frames, first_frames)
-        return sum(one.head.parcels for one in frames if not self._is_lent(segment, one.end))
+        return sum(one.head.bundles for one in frames if not self._is_in_flight(segment, one.end))
 
-    def _is_lent(self, segment: Segment, end: int) -> bool:
-        return self._lent is not None and SpoolPosition(segment.number, end) <= self._lent
+    def _is_in_flight(self, segment: Segment, end: int) -> bool:
+        return self._in_flight is not None and SpoolPosition(segment.number, end) <= self._in_flight
 
     def _append(self, frame: bytes) -> SpoolPosition:
         segment = self._writing
@@ -344,9 +344,9 @@ class Spool:
         except OSError as error:
             count_failure(error)
 
-    def _show(self) -> None:
+    def _set_gauges(self) -> None:
         SPOOL_BYTES.set(self._bytes())
-        SPOOL_TICKS.set(self.parcels)
+        SPOOL_TICKS.set(self.bundles)
         oldest_ms = self._segments[0].frames[0].head.oldest_ms if self._segments else 0
         SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)
 

@@ -1,6 +1,6 @@
-"""Parcels to the bytes of a frame and back: what stands in the spool's files.
+"""Bundles to the bytes of a frame and back: what stands in the spool's files.
 
-A frame is a few ticks: a head, and behind it the parcels in msgpack, compressed with zstd. Its
+A frame is a few ticks: a head, and behind it the bundles in msgpack, compressed with zstd. Its
 length and its CRC-32 tell whether it is whole. No file is opened here.
 
 Where frames stand in a file of the spool: quick by their heads, thorough where these do not fit.
@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.publish.message_bundle import Parcel, time_ms
+from agent.publish.message_bundle import MessageBundle, time_ms
 from gpuledger.errors import GpuledgerError
 
 _HEAD: Final = struct.Struct("<IIIqq")
@@ -39,7 +39,7 @@ HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
 _MAX_PARCELS: Final = 10_000  # many times what is ever written as one
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
-_DECODER: Final = msgspec.msgpack.Decoder(list[Parcel])
+_DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
 
 
 class DamagedError(GpuledgerError):
@@ -51,8 +51,8 @@ class Head(NamedTuple):
 
     body_bytes: int
     checksum: int
-    parcels: int
-    """How many parcels are in it."""
+    bundles: int
+    """How many bundles are in it."""
     oldest_ms: int
     """The event time of the oldest one, milliseconds since the epoch."""
     spooled_ms: int
@@ -60,12 +60,12 @@ class Head(NamedTuple):
     the newest one, which tells no age."""
 
 
-def pack_frame(parcels: Sequence[Parcel], *, spooled_ms: int) -> bytes:
-    """Return a frame of at least one parcel, written `spooled_ms` after the node's boot."""
+def pack_frame(bundles: Sequence[MessageBundle], *, spooled_ms: int) -> bytes:
+    """Return a frame of at least one bundle, written `spooled_ms` after the node's boot."""
     import cramjam  # noqa: PLC0415  # aiokafka brings it; an agent without Kafka carries neither
 
-    body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(parcels), _LEVEL))
-    head = Head(len(body), 0, len(parcels), min(map(time_ms, parcels)), spooled_ms)
+    body = bytes(cramjam.zstd.compress(msgspec.msgpack.encode(bundles), _LEVEL))
+    head = Head(len(body), 0, len(bundles), min(map(time_ms, bundles)), spooled_ms)
     checksum = zlib.crc32(body, zlib.crc32(_HEAD.pack(*head)[_CHECKED_FROM:]))
     return _HEAD.pack(*head._replace(checksum=checksum)) + body
 
@@ -73,7 +73,7 @@ def pack_frame(parcels: Sequence[Parcel], *, spooled_ms: int) -> bytes:
 def read_head(data: bytes) -> Head | None:
     """Return a head; `None` where there are too few bytes for one, or it says what cannot be."""
     head = head_of(data) if len(data) >= HEAD_BYTES else None
-    can_be = head and head.body_bytes and 0 < head.parcels <= _MAX_PARCELS and head.spooled_ms >= 0
+    can_be = head and head.body_bytes and 0 < head.bundles <= _MAX_PARCELS and head.spooled_ms >= 0
     return head if can_be else None
 
 
@@ -92,21 +92,21 @@ def is_whole(data: bytes) -> bool:
     )
 
 
-def unpack_frame(data: bytes) -> list[Parcel]:
-    """Return the parcels of a whole frame; raises `DamagedError` where it is not one."""
+def unpack_frame(data: bytes) -> list[MessageBundle]:
+    """Return the bundles of a whole frame; raises `DamagedError` where it is not one."""
     import cramjam  # noqa: PLC0415  # as in pack_frame
 
     if not is_whole(data):
         raise DamagedError("its checksum or its length does not fit")
     try:
-        parcels = _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
+        bundles = _DECODER.decode(cramjam.zstd.decompress(data[HEAD_BYTES:]))
     # Text that is not UTF-8 is a ValueError, and a body that asks for too much a MemoryError.
     except (cramjam.DecompressionError, msgspec.DecodeError, ValueError, MemoryError) as error:
         raise DamagedError(f"it holds what this version does not know: {error}") from error
     # Of none there would be nothing to send, so that nothing behind them would ever be.
-    if len(parcels) != head_of(data).parcels or not all(parcels):
-        raise DamagedError("it does not hold as many parcels as it says")
-    return parcels
+    if len(bundles) != head_of(data).bundles or not all(bundles):
+        raise DamagedError("it does not hold as many bundles as it says")
+    return bundles
 
 
 _ZSTD: Final = struct.pack("<I", 0xFD2FB528)  # with it each frame's body begins
@@ -155,8 +155,8 @@ def _by_checksums(data: bytes, start: int) -> Iterator[Frame]:
         said, whole = _frame_at(data, start), next_whole(data, start)
         if whole and whole.start > start:
             # Its number of ticks is what its head says where that can be, else one at least.
-            parcels = said.head.parcels if said else 1
-            yield Frame(start, whole.start, whole.head._replace(parcels=parcels))
+            bundles = said.head.bundles if said else 1
+            yield Frame(start, whole.start, whole.head._replace(bundles=bundles))
         frame = whole or said
         if frame is None:
             return
@@ -202,9 +202,9 @@ class Segment:
         return int(self.path.stem)
 
     @property
-    def parcels(self) -> int:
-        """How many parcels are not sent."""
-        return sum(frame.head.parcels for frame in self.frames)
+    def bundles(self) -> int:
+        """How many bundles are not sent."""
+        return sum(frame.head.bundles for frame in self.frames)
 
     @property
     def start(self) -> int:
@@ -258,7 +258,7 @@ class Segment:
         self.frames.append(Frame(start, self.size_bytes, head_of(frame)))
         return self.size_bytes
 
-    def read(self, frame: Frame) -> list[Parcel]:
+    def read(self, frame: Frame) -> list[MessageBundle]:
         """Return what is in a frame; raises `DamagedError` where it is not whole."""
         with _opened(self.path, os.O_RDONLY) as file:
             data = os.pread(file, frame.end - frame.start, frame.start)

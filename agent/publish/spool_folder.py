@@ -2,8 +2,8 @@
 
 Here lives the folder's name, its lock, its files and its free space; since when which of them
 cannot be read; when a disk that refused is tried again; and a thread, so that a slow disk keeps
-nothing else waiting, with a limit to its time. What stands in the files is not known here. Errors: any method of
-the folder may raise `OSError`.
+nothing else waiting, with a limit to its time. What stands in the files is not known here. Errors:
+any method of the folder may raise `OSError`.
 
 A file that cannot be read now is tried again, and given up in the end: a minute counts where it was
 full of tries, and a failure after a pause without any begins anew.

@@ -64,7 +64,7 @@ def test_every_gpu_is_registered(events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu
 def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[NvidiaGpu]) -> None:
     seen: SimpleQueue[Detection] = SimpleQueue()
     thread = EventThread(
-        NvmlSession(pynvml), gpus, clock=SystemClock(), take=seen.put, backoff=Backoff()
+        NvmlSession(pynvml), gpus, clock=SystemClock(), on_detection=seen.put, backoff=Backoff()
     )
     time.sleep(0.5)
     assert thread.end(1.0)

@@ -27,7 +27,7 @@ class Deduplicator:
     def __init__(self) -> None:
         self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
 
-    def is_news(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
+    def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
         """Take a sighting in; tells whether no other source has had it within the window."""
         by_source = self._of(key)
         for other, times in by_source.items():

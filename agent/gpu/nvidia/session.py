@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from agent.core.incidents.xid_parser import read_bus, write_bus
 from agent.core.normalize.fields import FieldTable
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE, FIELDS
@@ -24,7 +25,6 @@ from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.source import GpuIdentity
 from agent.gpu.threads import Worker
-from agent.host.kmsg import read_bus, write_bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts

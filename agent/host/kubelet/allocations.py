@@ -57,7 +57,7 @@ class Allocations:
         self._resolved_of: tuple[Sequence[DeviceAssignment], DeviceIndex] | None = None
         self._is_told = False
 
-    def ask_soon(self) -> None:
+    def refresh_soon(self) -> None:
         """Have the kubelet asked within a second: something on the node has changed."""
         self._wanted.set()
 

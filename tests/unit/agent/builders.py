@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
+from agent.context import run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.node import Host
-from agent.service import run_agent
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness
@@ -44,7 +44,7 @@ async def watch(scenario: object, settings: AgentSettings, *, seconds: float) ->
         clock=node.clock,
     )
     agent = asyncio.create_task(
-        run_agent(machine=machine, bus=bus, settings=settings, readiness=Readiness())
+        run_agent(host=machine, bus=bus, settings=settings, readiness=Readiness())
     )
     await clock.rung.wait()
     agent.cancel()

@@ -34,7 +34,7 @@ def incident(kind: str = "xid", *, xid: int | None = None, held: bool = True) ->
 
 def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
     with capture_logs() as lines:
-        IncidentLog().tell(incident(xid=79))
+        IncidentLog().record(incident(xid=79))
 
     (line,) = lines
     assert line.pop("detail").startswith("GPU has fallen off the bus")
@@ -54,7 +54,7 @@ def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
 
 def test_without_the_kubelet_a_pod_is_named_by_its_uid() -> None:
     with capture_logs() as lines:
-        IncidentLog().tell(incident("gpu_recovered", held=False))
+        IncidentLog().record(incident("gpu_recovered", held=False))
 
     assert [(line["pods"], line["log_level"]) for line in lines] == [(["uid-7"], "info")]
 
@@ -65,9 +65,9 @@ def test_a_storm_is_a_line_a_minute_that_counts() -> None:
     with capture_logs() as lines:
         for tenth in range(1201):
             now_seconds = tenth / 10
-            log.tell(incident(xid=31))
+            log.record(incident(xid=31))
             if tenth == 5:
-                log.tell(incident(xid=79))
+                log.record(incident(xid=79))
 
     assert [(line["xid"], line["count"]) for line in lines] == [
         (31, 1),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from agent.service import run_agent
+from agent.context import run_agent
 from agent.settings import AgentSettings
 from agent.source import play
 from gpuledger.bus.memory import MemoryBus
@@ -121,7 +121,7 @@ async def running(node: SimulatedNode, clock: MovedClock) -> AsyncIterator[Agent
     node.nvml.pause = pausing(waits)
     running = asyncio.create_task(
         run_agent(
-            machine=replace(play(node), open_kmsg=node.open_kmsg),
+            host=replace(play(node), open_kmsg=node.open_kmsg),
             bus=bus,
             settings=AgentSettings(node_name="node-a"),
             readiness=Readiness(),

@@ -46,7 +46,7 @@ def watch_of(
         boot_id="boot-1",
         source=NvmlSession(node.nvml),
         clock=node.clock,
-        tell=told,
+        publish=told,
         processes_on=lambda _uuid, _instance: processes,
         open_kmsg=open_kmsg,
         kmsg_check=check,
@@ -118,7 +118,7 @@ async def test_a_gpu_is_told_by_its_index_also_once_it_is_lost_and_an_unknown_on
     finally:
         idle.closing()
     for uuid in (*(gpu.uuid for gpu in gpus), "PCI:0000:3B:00"):
-        idle.tell_of("gpu_lost", uuid, "it is lost")
+        idle.report("gpu_lost", uuid, "it is lost")
 
     assert [one.gpu_index for one in told.incidents] == [0, 1, None]
 
@@ -133,7 +133,7 @@ async def test_what_both_sources_see_is_told_once_and_counted(
     async with running(watch):
         clock.advance(2)
         first = await told.next()
-        watch.take(xid(gpu_uuid=node.gpus[0].facts.uuid, at=1.2))
+        watch.handle(xid(gpu_uuid=node.gpus[0].facts.uuid, at=1.2))
 
     assert (first.source, first.gpu_uuid) == ("kmsg", node.gpus[0].facts.uuid)
     assert told.incidents == [first]
@@ -149,13 +149,13 @@ async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
     node, check = failing_node(clock=clock), Check()
     watch = watch_of(node, told, open_kmsg=refuse, check=check)
     async with running(watch):
-        watch._put(xid())
+        watch._hand_over(xid())
         assert (await told.next()).xid == 79
     assert "cannot read the kernel's log" in check.detail
 
 
 async def test_what_came_before_the_loop_ran_is_told(idle: IncidentMonitor, told: Told) -> None:
-    idle._put(xid())
+    idle._hand_over(xid())
     async with running(idle):
         assert (await told.next()).xid == 79
 
@@ -165,7 +165,7 @@ async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
 ) -> None:
     before = INCIDENTS_DROPPED._value.get()
     for number in range(5000):
-        idle._put(xid(31, at=number))
+        idle._hand_over(xid(31, at=number))
 
     async with running(idle):
         first = await told.next()
@@ -190,7 +190,7 @@ async def test_a_burst_is_told_no_faster_than_a_disk_can_take_it(told: Told) -> 
     clock = SleepingClock(start_ns=EPOCH_NS)
     watch = watch_of(failing_node(clock=clock), told)
     for number in range(2000):
-        watch._put(xid(31, at=number))
+        watch._hand_over(xid(31, at=number))
     async with running(watch):
         while len(told.incidents) < 2000:
             await told.next()
@@ -201,8 +201,8 @@ def test_the_process_that_the_kernel_names_is_told_even_where_it_is_gone(
     told: Told, clock: PatientClock
 ) -> None:
     watch = watch_of(failing_node(clock=clock), told, processes=[IncidentProcess(pid=7)])
-    watch.take(xid(source="kmsg", pid=9, command="gone"))
-    watch.take(xid(31, source="kmsg", pid=7, command="there"))
+    watch.handle(xid(source="kmsg", pid=9, command="gone"))
+    watch.handle(xid(31, source="kmsg", pid=7, command="there"))
 
     assert [one.processes for one in told.incidents] == [
         [IncidentProcess(pid=7), IncidentProcess(pid=9, command="gone")],
@@ -212,8 +212,8 @@ def test_the_process_that_the_kernel_names_is_told_even_where_it_is_gone(
 
 def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, told: Told) -> None:
     before = INCIDENTS.labels(kind="gpu_lost", source="agent")._value.get()
-    idle.tell_of("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
-    idle.tell_of("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
+    idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
+    idle.report("gpu_lost", GPU, "nvmlDeviceGetName: GPU is lost")
 
     first, second = told.incidents
     assert first == second
@@ -226,12 +226,12 @@ def test_what_the_agent_finds_out_is_told_with_its_words(idle: IncidentMonitor, 
 def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
     idle: IncidentMonitor, told: Told, clock: PatientClock
 ) -> None:
-    idle.take(Detection(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml"))
+    idle.handle(Detection(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml"))
     clock.advance(5)
-    idle.tell_of("mig_changed", GPU, "it has 7g.80gb now")
-    idle.tell_of("mig_changed", "GPU-2", "it has no instances now")
+    idle.report("mig_changed", GPU, "it has 7g.80gb now")
+    idle.report("mig_changed", "GPU-2", "it has no instances now")
     clock.advance(15)
-    idle.tell_of("mig_changed", GPU, "it has no instances now")
+    idle.report("mig_changed", GPU, "it has no instances now")
 
     found = [(one.gpu_uuid, one.source) for one in told.incidents]
     assert found == [(GPU, "nvml"), ("GPU-2", "agent"), (GPU, "agent")]
@@ -240,7 +240,7 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_told_once(
 def test_a_worse_reading_without_an_event_is_told_once(idle: IncidentMonitor, told: Told) -> None:
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
     for second, health in enumerate([WELL, worse, worse, GpuHealth(), worse]):
-        idle.look_at(GPU, health, time_ns=EPOCH_NS + second * SECOND_NS)
+        idle.evaluate_health(GPU, health, time_ns=EPOCH_NS + second * SECOND_NS)
 
     assert [(one.kind, one.action) for one in told.incidents] == [
         ("recovery_action", "RESET_GPU"),
@@ -252,11 +252,11 @@ def test_a_worse_reading_without_an_event_is_told_once(idle: IncidentMonitor, to
 def test_a_worse_reading_that_an_event_told_of_is_not_told_again(
     idle: IncidentMonitor, told: Told
 ) -> None:
-    idle.look_at(GPU, WELL, time_ns=EPOCH_NS)
-    idle.take(xid(63, at=5))
-    idle.take(xid(154, at=5, source="kmsg", action="RESET_GPU"))
+    idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
+    idle.handle(xid(63, at=5))
+    idle.handle(xid(154, at=5, source="kmsg", action="RESET_GPU"))
     worse = GpuHealth(recovery_action="reset", remapped_rows_pending=True)
-    idle.look_at(GPU, worse, time_ns=EPOCH_NS + 10 * SECOND_NS)
+    idle.evaluate_health(GPU, worse, time_ns=EPOCH_NS + 10 * SECOND_NS)
 
     assert [one.xid for one in told.incidents] == [63, 154]
 
@@ -265,9 +265,11 @@ def test_a_worse_reading_that_an_event_told_of_is_not_told_again(
 def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
     idle: IncidentMonitor, told: Told, gpu: str, at: float
 ) -> None:
-    idle.look_at(GPU, WELL, time_ns=EPOCH_NS)
-    idle.take(xid(63, gpu_uuid=gpu, at=at))
-    idle.look_at(GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * SECOND_NS)
+    idle.evaluate_health(GPU, WELL, time_ns=EPOCH_NS)
+    idle.handle(xid(63, gpu_uuid=gpu, at=at))
+    idle.evaluate_health(
+        GPU, GpuHealth(remapped_rows_pending=True), time_ns=EPOCH_NS + 10 * SECOND_NS
+    )
 
     assert [one.kind for one in told.incidents] == ["xid", "row_remap_pending"]
 

@@ -11,10 +11,10 @@ import pynvml
 import pytest
 from typing_extensions import override
 
+from agent.context import run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.metrics import TICKS_FAILED
 from agent.node import Host
-from agent.service import run_agent
 from agent.settings import AgentSettings
 from agent.source import find_source, probe
 from gpuledger.bus.memory import MemoryBus
@@ -68,7 +68,7 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
     agents = [
         asyncio.create_task(
             run_agent(
-                machine=Host(
+                host=Host(
                     gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
                     procfs=node.procfs,
                     clock=node.clock,
@@ -134,7 +134,7 @@ async def test_processes_that_proc_does_not_show_are_told_and_leave_the_agent_re
     readiness = Readiness()
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(
+            host=Host(
                 gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
                 procfs=FakeProcfs(),
                 clock=clock,
@@ -157,7 +157,7 @@ async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     lost.lost = True
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(
+            host=Host(
                 gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0"), lost)), procfs=FakeProcfs(), clock=clock
             ),
             bus=bus,
@@ -199,7 +199,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     readiness, bus = Readiness(), MemoryBus()
     agent = asyncio.create_task(
         run_agent(
-            machine=Host(
+            host=Host(
                 gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
                 procfs=FickleProcfs(),
                 clock=clock,
@@ -223,7 +223,7 @@ async def test_a_node_without_proc_is_told_in_one_line() -> None:
     procfs.files.clear()
     with pytest.raises(UserError, match="cannot read /proc"):
         await run_agent(
-            machine=Host(
+            host=Host(
                 gpus=NvmlSession(FakeNvml()), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)
             ),
             bus=MemoryBus(),

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent.exposition.dcgm import SEVERAL
+from agent.exposition.dcgm import MULTI_SERIES
 from agent.exposition.dcgm_fields import (
     Field,
     Kind,
@@ -65,7 +65,7 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     if part == "derived":
         assert name in DERIVED
     elif part == "several":
-        assert path in SEVERAL
+        assert path in MULTI_SERIES
     elif part == "events":
         assert hasattr(GpuEvents(), name)
     else:

@@ -68,7 +68,7 @@ def watching(
         NvmlSession(driver),
         gpus,
         clock=clock,
-        take=seen.put,
+        on_detection=seen.put,
         backoff=Backoff(first_seconds=0.001, max_seconds=0.002),
     )
     try:
@@ -181,7 +181,7 @@ def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
         boot_id="boot-1",
         source=NvmlSession(driver),
         clock=clock,
-        tell=lambda _one: None,
+        publish=lambda _one: None,
     )
     watch.closing_seconds = 0.001
     for _ in range(6):
@@ -207,7 +207,7 @@ def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_told(
         boot_id="boot-1",
         source=NvmlSession(driver),
         clock=clock,
-        tell=lambda _one: None,
+        publish=lambda _one: None,
     )
     with capture_logs() as logs:
         watch.opened([])

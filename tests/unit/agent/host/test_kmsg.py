@@ -54,7 +54,7 @@ class Reading:
             open_log=self._open,
             clock=self.clock,
             buses=lambda: BUSES,
-            take=self.seen.append,
+            on_detection=self.seen.append,
             check=self.check,
             backoff=Backoff(first_seconds=1, jitter=lambda: 1),
         )

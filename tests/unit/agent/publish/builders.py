@@ -1,4 +1,4 @@
-"""What the tests of the spool begin with: parcels, spools, a bus that can be away."""
+"""What the tests of the spool begin with: bundles, spools, a bus that can be away."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from typing_extensions import override
 
-from agent.publish.message_bundle import Parcel
+from agent.publish.message_bundle import MessageBundle
 from agent.publish.spool import Spool
 from agent.publish.spool_folder import IoThread
 from agent.settings import SpoolSettings
@@ -22,16 +22,16 @@ NODE = "node-1"
 NOW_SECONDS = 1_000_000
 
 
-def parcel_of(number: int, *, size_bytes: int = 0) -> Parcel:
-    """Make the parcel of a second; every third one has a process record."""
+def parcel_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
+    """Make the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
     message = Message(key=NODE.encode(), value=value, timestamp_ms=1000 * (NOW_SECONDS + number))
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) if number % 3 == 0 else ()))
 
 
-def number_of(parcel: Parcel) -> int:
-    return int((parcel[0][1].value or b"").split()[0])
+def number_of(bundle: MessageBundle) -> int:
+    return int((bundle[0][1].value or b"").split()[0])
 
 
 BOOT = "6f0b5f7c-2f0e-4b62-9a3d-0d5f6f1f4d11"

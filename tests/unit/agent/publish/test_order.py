@@ -59,7 +59,7 @@ class Node:
     def start(self) -> None:
         self.spool: Spool = spool_in(self.folder)
         self.spool._segment_bytes = MAX_BYTES // 8
-        self.outbox = SendQueue(
+        self.send_queue = SendQueue(
             queue=TickQueue(max_ticks=10_000),
             spool=self.spool,
             check=Check(),
@@ -70,19 +70,19 @@ class Node:
         self.publisher = SamplePublisher(
             node=NODE,
             bus=self.bus,
-            outbox=self.outbox,
+            send_queue=self.send_queue,
             check=Check(),
             backoff=Backoff(first_seconds=1e-6, max_seconds=1e-6),
             catch_up_factor=1e12,
         )
         self.tasks = [
             asyncio.create_task(self.publisher.run()),
-            asyncio.create_task(self.outbox.run()),
+            asyncio.create_task(self.send_queue.run()),
         ]
 
     async def ticks(self, count: int) -> None:
         for _ in range(count):
-            self.outbox.put(parcel_of(self.made))
+            self.send_queue.put(parcel_of(self.made))
             self.made += 1
             self.time_seconds += 1
             await settle()
@@ -94,7 +94,7 @@ class Node:
         await asyncio.wait(self.tasks)
         # Memory may hold what is younger than this, and no longer what is older.
         self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
-        self.outbox.close()
+        self.send_queue.close()
         self.cut(cut_bytes)
         self.start()
 
@@ -107,19 +107,19 @@ class Node:
             os.truncate(files[-1], length)
 
     async def restart(self) -> None:
-        await shut_down(self.publisher, self.outbox, *self.tasks, seconds=0)
-        assert not self.outbox.parcels_in_memory
+        await shut_down(self.publisher, self.send_queue, *self.tasks, seconds=0)
+        assert not self.send_queue.bundles_in_memory
         self.start()
 
     async def end(self) -> None:
         self.bus.is_away = self.bus.is_deaf = False
         await settle()
         async with asyncio.timeout(10):
-            await self.outbox.drained()
+            await self.send_queue.wait_drained()
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
-        self.outbox.close()
+        self.send_queue.close()
 
 
 async def settle() -> None:

@@ -18,12 +18,12 @@ from agent.metrics import (
     TICKS_DROPPED,
 )
 from agent.publish.message_bundle import (
-    Parcel,
+    MessageBundle,
     QueuedMessage,
     TickQueue,
-    pack,
-    pack_incident,
-    pack_inventory,
+    bundle_incident,
+    bundle_inventory,
+    bundle_tick,
 )
 from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
@@ -98,7 +98,7 @@ class FakeBus:
             raise self.refusals.pop(0)
 
 
-def parcel(number: int, processes: int = 0) -> Parcel:
+def bundle(number: int, processes: int = 0) -> MessageBundle:
     message = Message(key=NODE.encode(), value=b"%d" % number, timestamp_ms=number)
     return ((SAMPLES.name, message), *(((PROCESSES.name, message),) * processes))
 
@@ -110,12 +110,12 @@ def outbox_in_memory(max_ticks: int = 9) -> SendQueue:
 
 
 def publisher_of(
-    bus: FakeBus, outbox: SendQueue, check: Check | None = None, *, now_ms: int = 0
+    bus: FakeBus, send_queue: SendQueue, check: Check | None = None, *, now_ms: int = 0
 ) -> SamplePublisher:
     return SamplePublisher(
         node=NODE,
         bus=bus,
-        outbox=outbox,
+        send_queue=send_queue,
         check=check or Check(),
         backoff=Backoff(first_seconds=0.0001, max_seconds=0.0001),
         catch_up_factor=50,
@@ -123,11 +123,11 @@ def publisher_of(
     )
 
 
-async def publish_all(bus: FakeBus, outbox: SendQueue, check: Check | None = None) -> None:
-    publisher = publisher_of(bus, outbox, check)
+async def publish_all(bus: FakeBus, send_queue: SendQueue, check: Check | None = None) -> None:
+    publisher = publisher_of(bus, send_queue, check)
     publishing = asyncio.create_task(publisher.run())
-    await shut_down(publisher, outbox, publishing, seconds=5)
-    assert not outbox.parcels_in_memory
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert not send_queue.bundles_in_memory
 
 
 def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
@@ -143,14 +143,14 @@ def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1,
         gpus=[GpuDetails(uuid="GPU-0", performance_state=0)],
     )  # fmt: skip
-    parcel = pack(NodeTick(sample=sample, readings=readings, processes=[record]))
-    assert [(topic, one.key, one.timestamp_ms) for topic, one in parcel] == [
+    bundle = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[record]))
+    assert [(topic, one.key, one.timestamp_ms) for topic, one in bundle] == [
         (SAMPLES.name, b"node-1", 2000),
         (READINGS.name, b"node-1", 2000),
         (PROCESSES.name, b"node-1", 3000),
     ]
     told = (sample, readings, record)
-    for (topic, message), one in zip(parcel, told, strict=True):
+    for (topic, message), one in zip(bundle, told, strict=True):
         assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
 
 
@@ -160,7 +160,7 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
     }  # fmt: skip
     sample = NodeSample(**identity, containers=[], processes=[], allocations=[])
     tick = NodeTick(sample=sample, readings=NodeReadings(**identity), processes=[])
-    assert [topic for topic, _ in pack(tick)] == [SAMPLES.name]
+    assert [topic for topic, _ in bundle_tick(tick)] == [SAMPLES.name]
 
 
 def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
@@ -169,10 +169,10 @@ def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_tim
         severity=Severity.WARNING, message="m", processes=[],
     )  # fmt: skip
     inventory = Inventory(node=NODE, boot_id="b", time_ns=5_000_000_001, gpus=[])
-    ((topic, message),) = pack_incident(incident)
+    ((topic, message),) = bundle_incident(incident)
     assert (topic, message.key, message.timestamp_ms) == (INCIDENTS.name, b"node-1", 4000)
     assert decoder_of(INCIDENTS.name, Incident).decode(message.value) == incident
-    ((topic, message),) = pack_inventory(inventory)
+    ((topic, message),) = bundle_inventory(inventory)
     assert (topic, message.key, message.timestamp_ms) == (INVENTORY.name, b"node-1", 5000)
     assert decoder_of(INVENTORY.name, Inventory).decode(message.value) == inventory
 
@@ -181,20 +181,20 @@ def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     dropped, waiting = TICKS_DROPPED._value.get(), QUEUE_TICKS._value.get()
     queue = TickQueue(max_ticks=3)
     for number in range(5):
-        queue.put(QueuedMessage(0.0, parcel(number)))
+        queue.put(QueuedMessage(0.0, bundle(number)))
     assert len(queue) == 3
     assert QUEUE_TICKS._value.get() - waiting == 3
     taken = queue.take(at_most=9)
-    assert [one.parcel[0][1].value for one in taken] == [b"2", b"3", b"4"]
+    assert [one.bundle[0][1].value for one in taken] == [b"2", b"3", b"4"]
     assert TICKS_DROPPED._value.get() - dropped == 2
     assert QUEUE_TICKS._value.get() == waiting
 
 
 async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
-    bus, outbox = FakeBus(), outbox_in_memory(999)
+    bus, send_queue = FakeBus(), outbox_in_memory(999)
     for number in range(100):
-        outbox.put(parcel(number, processes=number % 2))
-    await publish_all(bus, outbox)
+        send_queue.put(bundle(number, processes=number % 2))
+    await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"%d" % number for number in range(100)]
     assert bus.values(PROCESSES.name) == [b"%d" % number for number in range(1, 100, 2)]
     assert {partition for _, partition, _ in bus.published} == {PARTITION}
@@ -206,11 +206,11 @@ async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_orde
 async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
     error: Exception, refusals: int
 ) -> None:
-    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [error] * refusals
     for number in range(3):
-        outbox.put(parcel(number, processes=1))
-    await publish_all(bus, outbox, check)
+        send_queue.put(bundle(number, processes=1))
+    await publish_all(bus, send_queue, check)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0", b"1", b"2"]
     assert bus.producers == refusals + 1
     assert check.is_ok
@@ -218,7 +218,7 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
 
 async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
     """As where too few replicas are in sync, or one of the topics is missing."""
-    bus, outbox, shown = FakeBus(), outbox_in_memory(), list[bool]()
+    bus, send_queue, shown = FakeBus(), outbox_in_memory(), list[bool]()
     check = Check(on_change=lambda one: shown.append(one.is_ok))
     truth, refused = bus.publish, [BusUnavailableError("too few replicas are in sync")] * 7
 
@@ -228,16 +228,16 @@ async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() ->
         await truth(topic, partition, messages)
 
     bus.publish = publish  # type: ignore[method-assign]  # it refuses one topic
-    outbox.put(parcel(0, processes=1))
-    await publish_all(bus, outbox, check)
+    send_queue.put(bundle(0, processes=1))
+    await publish_all(bus, send_queue, check)
     assert bus.producers == 8
     assert shown == [False, True]
 
 
 async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
-    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [BusUnavailableError("away")] * 3
-    publishing = asyncio.create_task(publisher_of(bus, outbox, check).run())
+    publishing = asyncio.create_task(publisher_of(bus, send_queue, check).run())
     async with asyncio.timeout(9):
         while not check.is_ok:  # noqa: ASYNC110  # a few turns of the loop
             await asyncio.sleep(0)
@@ -246,18 +246,18 @@ async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
 
 
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
-    bus, outbox = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), outbox_in_memory()
     bus.published.append(("before", 0, []))  # so that only the process records are refused
     bus.refuse_after_asking = [BusUnavailableError("away")]
-    outbox.put(parcel(0, processes=1))
-    await publish_all(bus, outbox)
+    send_queue.put(bundle(0, processes=1))
+    await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]
     assert bus.producers == 2
 
 
 async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_again() -> None:
     """As where the readings' topic is missing after an upgrade."""
-    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
     truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
 
     async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -268,8 +268,8 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
     bus.publish = publish  # type: ignore[method-assign]  # without a topic at first
     message = Message(key=NODE.encode(), value=b"0", timestamp_ms=0)
     published = READING_RECORDS_PUBLISHED._value.get()
-    outbox.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
-    await publish_all(bus, outbox, check)
+    send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
+    await publish_all(bus, send_queue, check)
     assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, READINGS.name, PROCESSES.name]
     assert READING_RECORDS_PUBLISHED._value.get() == published + 1
     assert bus.producers == 4
@@ -277,14 +277,14 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
 
 
 async def test_the_last_chance_is_bounded() -> None:
-    bus, outbox, check = FakeBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = FakeBus(), outbox_in_memory(), Check()
     bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
-    outbox.put(parcel(0))
-    publisher = publisher_of(bus, outbox, check)
+    send_queue.put(bundle(0))
+    publisher = publisher_of(bus, send_queue, check)
     publishing = asyncio.create_task(publisher.run())
-    await shut_down(publisher, outbox, publishing, seconds=0.05)
+    await shut_down(publisher, send_queue, publishing, seconds=0.05)
     assert publishing.cancelled()
-    assert outbox.parcels_in_memory == 1
+    assert send_queue.bundles_in_memory == 1
     assert (check.is_ok, check.detail) == (
         False,
         "no broker at localhost:9092; ticks wait: 1 in memory, 0 on the disk",
@@ -293,18 +293,18 @@ async def test_the_last_chance_is_bounded() -> None:
 
 async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
     refused = MESSAGES_TOO_LARGE._value.get()
-    bus, outbox = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), outbox_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
-    outbox.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
-    outbox.put(parcel(1))
-    await publish_all(bus, outbox)
+    send_queue.put(((SAMPLES.name, huge), (PROCESSES.name, huge)))
+    send_queue.put(bundle(1))
+    await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"1"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 2
 
 
 async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
     refused = MESSAGES_TOO_LARGE._value.get()
-    bus, outbox = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), outbox_in_memory()
     truth = bus.publish
 
     async def publish(topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -314,8 +314,8 @@ async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else
 
     bus.publish = publish  # type: ignore[method-assign]  # with a limit of its own
     for number in range(3):
-        outbox.put(parcel(number))
-    await publish_all(bus, outbox)
+        send_queue.put(bundle(number))
+    await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == [b"0", b"2"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 1
 
@@ -336,7 +336,7 @@ class DatedBus(FakeBus):
         await super().publish(topic, partition, messages)
 
 
-def stamped(value: bytes, time_ms: int) -> Parcel:
+def stamped(value: bytes, time_ms: int) -> MessageBundle:
     return ((SAMPLES.name, Message(key=NODE.encode(), value=value, timestamp_ms=time_ms)),)
 
 
@@ -353,14 +353,14 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     what: str, node_now_ms: int, published: list[bytes], left_out: int
 ) -> None:
     before = MESSAGES_OF_THE_FUTURE._value.get()
-    bus, outbox = DatedBus(), outbox_in_memory()
-    outbox.put(stamped(b"1", NOW_MS - 5000))
-    outbox.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
-    outbox.put(stamped(b"2", NOW_MS))
-    publisher = publisher_of(bus, outbox, now_ms=node_now_ms)
+    bus, send_queue = DatedBus(), outbox_in_memory()
+    send_queue.put(stamped(b"1", NOW_MS - 5000))
+    send_queue.put(stamped(b"ahead", NOW_MS + 7 * DAY_MS))
+    send_queue.put(stamped(b"2", NOW_MS))
+    publisher = publisher_of(bus, send_queue, now_ms=node_now_ms)
     publishing = asyncio.create_task(publisher.run())
-    await shut_down(publisher, outbox, publishing, seconds=5)
-    assert not outbox.parcels_in_memory, what
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert not send_queue.bundles_in_memory, what
     assert bus.values(SAMPLES.name) == published
     assert MESSAGES_OF_THE_FUTURE._value.get() - before == left_out
 
@@ -368,43 +368,43 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
 async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
     """However often it is tried, as for hours where the broker's clock is behind."""
     refused = MESSAGES_TOO_LARGE._value.get()
-    bus, outbox = DatedBus(), outbox_in_memory()
+    bus, send_queue = DatedBus(), outbox_in_memory()
     for number in (1, 2):
-        outbox.put(stamped(b"%d" % number, NOW_MS))
-    outbox.put(stamped(b"x" * MAX_MESSAGE_BYTES, NOW_MS))
-    outbox.put(stamped(b"waits", NOW_MS + 2 * DAY_MS))
-    outbox.put(stamped(b"behind it", NOW_MS))
-    publisher = publisher_of(bus, outbox, now_ms=NOW_MS + 2 * DAY_MS)
+        send_queue.put(stamped(b"%d" % number, NOW_MS))
+    send_queue.put(stamped(b"x" * MAX_MESSAGE_BYTES, NOW_MS))
+    send_queue.put(stamped(b"waits", NOW_MS + 2 * DAY_MS))
+    send_queue.put(stamped(b"behind it", NOW_MS))
+    publisher = publisher_of(bus, send_queue, now_ms=NOW_MS + 2 * DAY_MS)
     publishing = asyncio.create_task(publisher.run())
     while bus.producers < 9:  # noqa: ASYNC110  # a few turns of the loop
         await asyncio.sleep(0)
     assert bus.values(SAMPLES.name) == [b"1", b"2"]
     bus.now_ms = NOW_MS + 2 * DAY_MS
-    await shut_down(publisher, outbox, publishing, seconds=5)
+    await shut_down(publisher, send_queue, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1", b"2", b"waits", b"behind it"]
     assert MESSAGES_TOO_LARGE._value.get() - refused == 1
 
 
 async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
     before = MESSAGES_OF_THE_FUTURE._value.get()
-    bus, outbox, check = DatedBus(), outbox_in_memory(), Check()
+    bus, send_queue, check = DatedBus(), outbox_in_memory(), Check()
     bus.now_ms = NOW_MS - 7 * DAY_MS
-    outbox.put(stamped(b"1", NOW_MS))
-    publisher = publisher_of(bus, outbox, check, now_ms=NOW_MS)
+    send_queue.put(stamped(b"1", NOW_MS))
+    publisher = publisher_of(bus, send_queue, check, now_ms=NOW_MS)
     publishing = asyncio.create_task(publisher.run())
     while "too far ahead" not in check.detail:  # noqa: ASYNC110  # a few turns of the loop
         await asyncio.sleep(0)
     bus.now_ms = NOW_MS
-    await shut_down(publisher, outbox, publishing, seconds=5)
+    await shut_down(publisher, send_queue, publishing, seconds=5)
     assert bus.values(SAMPLES.name) == [b"1"]
     assert MESSAGES_OF_THE_FUTURE._value.get() == before
 
 
 async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:
-    bus, outbox = FakeBus(), outbox_in_memory()
+    bus, send_queue = FakeBus(), outbox_in_memory()
     message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
-    outbox.put((("gpuledger.tomorrow.v1", message),))
-    await publish_all(bus, outbox)
+    send_queue.put((("gpuledger.tomorrow.v1", message),))
+    await publish_all(bus, send_queue)
     assert bus.values("gpuledger.tomorrow.v1") == [message.value]
 
 
@@ -419,7 +419,7 @@ def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
     sample = NodeSample(**identity, gpus=gpus, containers=[], processes=[], allocations=[])
     readings = NodeReadings(**identity, gpus=[])
 
-    ((_, message),) = pack(NodeTick(sample=sample, readings=readings, processes=[]))
+    ((_, message),) = bundle_tick(NodeTick(sample=sample, readings=readings, processes=[]))
 
     sent = decoder_of(SAMPLES.name, NodeSample).decode(message.value)
     assert sent.gpus[0].model == "H" * MAX_WORD_LENGTH

@@ -76,30 +76,30 @@ def outbox_of(
     )
 
 
-async def put(outbox: SendQueue, clock: Hands, *numbers: int) -> None:
-    """Put a parcel a second."""
+async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
+    """Put a bundle a second."""
     for number in numbers:
         clock.seconds += 1
-        outbox.put(parcel_of(number))
+        send_queue.put(parcel_of(number))
         for _ in range(3):
             await asyncio.sleep(0)
 
 
-async def take_all(outbox: SendQueue, count: int) -> list[int]:
+async def take_all(send_queue: SendQueue, count: int) -> list[int]:
     taken: list[int] = []
     while len(taken) < count:
-        taken += map(number_of, await outbox.take(at_most=2))
-        await outbox.sent()
+        taken += map(number_of, await send_queue.take(at_most=2))
+        await send_queue.ack()
     return taken
 
 
 async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) -> None:
     clock = Hands()
-    outbox = outbox_of(spool_in(tmp_path), clock=clock)
-    spilling = asyncio.create_task(outbox.run())
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
     for number in range(20):
-        await put(outbox, clock, number)
-        assert await take_all(outbox, 1) == [number]
+        await put(send_queue, clock, number)
+        assert await take_all(send_queue, 1) == [number]
     assert files_in(tmp_path) == []
     spilling.cancel()
 
@@ -108,17 +108,17 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     tmp_path: Path,
 ) -> None:
     clock = Hands()
-    outbox = outbox_of(spool_in(tmp_path), clock=clock)
-    spilling = asyncio.create_task(outbox.run())
-    await put(outbox, clock, 0)
-    assert [number_of(one) for one in await outbox.take(at_most=9)] == [0]
-    await put(outbox, clock, 1, 2, 3, 4)
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, 0)
+    assert [number_of(one) for one in await send_queue.take(at_most=9)] == [0]
+    await put(send_queue, clock, 1, 2, 3, 4)
     assert files_in(tmp_path) == []
-    await put(outbox, clock, 5)
-    assert (len(files_in(tmp_path)), outbox.parcels_in_memory) == (1, 0)
-    await put(outbox, clock, 6)
-    await outbox.sent()
-    assert await take_all(outbox, 6) == [1, 2, 3, 4, 5, 6]
+    await put(send_queue, clock, 5)
+    assert (len(files_in(tmp_path)), send_queue.bundles_in_memory) == (1, 0)
+    await put(send_queue, clock, 6)
+    await send_queue.ack()
+    assert await take_all(send_queue, 6) == [1, 2, 3, 4, 5, 6]
     assert files_in(tmp_path) == []
     spilling.cancel()
 
@@ -127,29 +127,29 @@ async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: 
     before = spool_in(tmp_path)
     before.append([parcel_of(1), parcel_of(2)])
     before.close()
-    outbox, clock = outbox_of(spool_in(tmp_path)), Hands()
-    await put(outbox, clock, 3)
-    assert await take_all(outbox, 3) == [1, 2, 3]
+    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(send_queue, clock, 3)
+    assert await take_all(send_queue, 3) == [1, 2, 3]
 
 
 async def test_a_disk_that_refuses_is_counted_and_told_and_memory_goes_on(tmp_path: Path) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
     failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), TICKS_DROPPED._value.get()
     before = failures._value.get()
-    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10)
-    spilling = asyncio.create_task(outbox.run())
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check, max_ticks=10)
+    spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
-    await put(outbox, clock, *range(12))
+    await put(send_queue, clock, *range(12))
     assert failures._value.get() > before
     assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
     assert check.detail == "in memory only: [Errno 28] No space left on device"
-    assert (outbox.parcels_in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
+    assert (send_queue.bundles_in_memory, TICKS_DROPPED._value.get() - dropped) == (10, 2)
     disk.error = None
-    await put(outbox, clock, 12)
-    assert (outbox.parcels_in_memory, SPOOL_USABLE._value.get()) == (0, 1)
+    await put(send_queue, clock, 12)
+    assert (send_queue.bundles_in_memory, SPOOL_USABLE._value.get()) == (0, 1)
     assert check.detail == "10 ticks on the disk"
-    assert await take_all(outbox, 10) == list(range(3, 13))
+    assert await take_all(send_queue, 10) == list(range(3, 13))
     spilling.cancel()
 
 
@@ -157,17 +157,17 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, clock = spool_in(tmp_path), Hands()
-    outbox = outbox_of(spool, clock=clock)
-    spilling = asyncio.create_task(outbox.run())
-    await put(outbox, clock, *range(6))
-    assert outbox.is_on_disk
+    send_queue = outbox_of(spool, clock=clock)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, *range(6))
+    assert send_queue.is_on_disk
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(spool, "append", refuse)
-    await put(outbox, clock, *range(6, 12))
-    assert await take_all(outbox, 12) == list(range(12))
+    await put(send_queue, clock, *range(6, 12))
+    assert await take_all(send_queue, 12) == list(range(12))
     spilling.cancel()
 
 
@@ -175,21 +175,21 @@ async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_w
     tmp_path: Path,
 ) -> None:
     spool, clock, check = spool_in(tmp_path), Hands(), Check()
-    outbox = outbox_of(spool, clock=clock, check=check, wait_seconds=4)
-    spilling = asyncio.create_task(outbox.run())
-    await put(outbox, clock, *range(7))
-    taking = asyncio.create_task(take_all(outbox, 30))
+    send_queue = outbox_of(spool, clock=clock, check=check, wait_seconds=4)
+    spilling = asyncio.create_task(send_queue.run())
+    await put(send_queue, clock, *range(7))
+    taking = asyncio.create_task(take_all(send_queue, 30))
     with unreadable(files_in(tmp_path)[0], errno.EMFILE) as attempts:
-        await put(outbox, clock, *range(7, 20))
+        await put(send_queue, clock, *range(7, 20))
         assert not taking.done()
         # A read and a write of the same file, each every four seconds.
         assert len(attempts) <= 2 * (1 + 13 // 4)
         assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
         assert (check.has_failed, SPOOL_USABLE._value.get()) == (True, 0)
-    await put(outbox, clock, *range(20, 30))
+    await put(send_queue, clock, *range(20, 30))
     assert await taking == list(range(30))
-    await put(outbox, clock, 30)
-    assert await take_all(outbox, 1) == [30]
+    await put(send_queue, clock, 30)
+    assert await take_all(send_queue, 1) == [30]
     assert (check.is_ok, SPOOL_USABLE._value.get()) == (True, 1)
     spilling.cancel()
 
@@ -202,19 +202,19 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
     spool.append([parcel_of(number) for number in range(30)])
     damaged = SPOOL_DROPPED.labels(reason="damaged")
     before = damaged._value.get()
-    outbox = outbox_of(spool, clock=clock, check=check)
-    spilling = asyncio.create_task(outbox.run())
-    taking = asyncio.create_task(take_all(outbox, 20))
+    send_queue = outbox_of(spool, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
+    taking = asyncio.create_task(take_all(send_queue, 20))
     spool.append([parcel_of(number, size_bytes=900) for number in range(30, 33)])
     with unreadable(files_in(tmp_path)[0], errno.EIO):
-        await put(outbox, clock, *range(33, 45))
+        await put(send_queue, clock, *range(33, 45))
         assert not taking.done()
         assert "cannot be read, newer ones wait" in check.detail
-        assert outbox.parcels_in_memory <= 6
+        assert send_queue.bundles_in_memory <= 6
         up.seconds = 30
-        await put(outbox, clock, *range(45, 48))
+        await put(send_queue, clock, *range(45, 48))
         up.seconds = 60
-        await put(outbox, clock, *range(48, 50))
+        await put(send_queue, clock, *range(48, 50))
         assert await taking == list(range(30, 50))
     assert damaged._value.get() - before == 30
     spilling.cancel()
@@ -222,25 +222,25 @@ async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
 
 async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path: Path) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
-    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
-    spilling = asyncio.create_task(outbox.run())
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
+    spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
-    await put(outbox, clock, *range(6))
+    await put(send_queue, clock, *range(6))
     assert check.has_failed
-    assert await take_all(outbox, 6) == list(range(6))
+    assert await take_all(send_queue, 6) == list(range(6))
     disk.error = None
-    await put(outbox, clock, 6)
-    assert await take_all(outbox, 1) == [6]
+    await put(send_queue, clock, 6)
+    assert await take_all(send_queue, 1) == [6]
     assert check.is_ok
     spilling.cancel()
 
 
 async def test_a_folder_that_cannot_be_used_is_told_and_memory_goes_on(tmp_path: Path) -> None:
     check, clock = Check(), Hands()
-    outbox = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
-    await put(outbox, clock, 0)
-    assert await take_all(outbox, 1) == [0]
+    send_queue = outbox_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
+    await put(send_queue, clock, 0)
+    assert await take_all(send_queue, 1) == [0]
     assert check.has_failed
     assert "no such folder" in check.detail
 
@@ -272,18 +272,18 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
 ) -> None:
     left_behind(tmp_path, 0, 1)
     clock, check, up = Hands(), Check(), Uptime(1000)
-    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5)
+    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5)
     before = TICKS_DROPPED._value.get()
     with refusing(name, error):
-        taking = asyncio.create_task(take_all(outbox, 7))
+        taking = asyncio.create_task(take_all(send_queue, 7))
         for number in range(2, 9):
-            await put(outbox, clock, number)
+            await put(send_queue, clock, number)
             up.seconds += 1
         assert not taking.done()
-        assert not outbox.is_empty
+        assert not send_queue.is_empty
         assert "cannot be read, newer ones wait" in check.detail
         assert TICKS_DROPPED._value.get() - before == 2
-    await put(outbox, clock, 9)
+    await put(send_queue, clock, 9)
     assert await taking == [0, 1, 5, 6, 7, 8, 9]
     assert check.is_ok
 
@@ -293,29 +293,29 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
 ) -> None:
     left_behind(tmp_path, 0, 1)
     clock, check, up = Hands(), Check(), Uptime(1000)
-    outbox = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    send_queue = outbox_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
     late = SPOOL_DROPPED.labels(reason="late")
     before = late._value.get()
-    taking = asyncio.create_task(take_all(outbox, 61))
+    taking = asyncio.create_task(take_all(send_queue, 61))
     with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
         for number in range(2, 62):
-            await put(outbox, clock, number)
+            await put(send_queue, clock, number)
             up.seconds += 1
         assert not taking.done()
-        await put(outbox, clock, 62)
+        await put(send_queue, clock, 62)
         assert await taking == list(range(2, 63))
         assert check.detail.startswith("in memory only: ")
-        await put(outbox, clock, 63)
-        assert await take_all(outbox, 1) == [63]
+        await put(send_queue, clock, 63)
+        assert await take_all(send_queue, 1) == [63]
     assert [log["event"] for log in logs].count("spool_skipped") == 1
     assert late._value.get() == before
-    await put(outbox, clock, 64)
-    assert await take_all(outbox, 1) == [64]
+    await put(send_queue, clock, 64)
+    assert await take_all(send_queue, 1) == [64]
     assert (late._value.get() - before, files_in(tmp_path), check.is_ok) == (2, [], True)
 
 
 def left_behind(folder: Path, *numbers: int) -> None:
-    """Leave parcels, as an earlier agent."""
+    """Leave bundles, as an earlier agent."""
     before = spool_in(folder)
     before.append([parcel_of(number) for number in numbers])
     before.close()
@@ -323,18 +323,18 @@ def left_behind(folder: Path, *numbers: int) -> None:
 
 async def test_without_a_spool_memory_is_all_there_is() -> None:
     check = Check()
-    outbox, clock = outbox_of(None, check=check), Hands()
-    await put(outbox, clock, *range(10))
-    await outbox.keep()
-    assert (check.is_ok, check.detail, outbox.parcels_in_memory) == (True, "off", 10)
+    send_queue, clock = outbox_of(None, check=check), Hands()
+    await put(send_queue, clock, *range(10))
+    await send_queue.spill_all()
+    assert (check.is_ok, check.detail, send_queue.bundles_in_memory) == (True, "off", 10)
 
 
 async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
-    outbox, clock = outbox_of(spool_in(tmp_path)), Hands()
-    await put(outbox, clock, 0, 1, 2)
-    assert len(await outbox.take(at_most=2)) == 2
-    await outbox.keep()
-    outbox.close()
+    send_queue, clock = outbox_of(spool_in(tmp_path)), Hands()
+    await put(send_queue, clock, 0, 1, 2)
+    assert len(await send_queue.take(at_most=2)) == 2
+    await send_queue.spill_all()
+    send_queue.close()
     assert await take_all(outbox_of(spool_in(tmp_path)), 3) == [0, 1, 2]
 
 
@@ -343,29 +343,29 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     spool.append([parcel_of(0)])
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = hung._value.get()
-    outbox = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
+    send_queue = outbox_of(spool, clock=clock, check=check, disk=IoThread(hung_after_seconds=0.05))
     answer = threading.Event()
     spool.read = lambda *, at_most: answer.wait(9) and None  # type: ignore[method-assign, assignment, return-value]  # it hangs
-    await put(outbox, clock, 1, 2)
-    assert await take_all(outbox, 2) == [1, 2]
+    await put(send_queue, clock, 1, 2)
+    assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
     assert hung._value.get() - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
-    outbox.close()
+    send_queue.close()
 
 
 async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
     left_behind(tmp_path, 0)
     clock, check = Hands(), Check()
-    outbox = outbox_of(spool_in(tmp_path), clock=clock, check=check)
+    send_queue = outbox_of(spool_in(tmp_path), clock=clock, check=check)
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = hung._value.get()
-    taking = asyncio.create_task(take_all(outbox, 3))
+    taking = asyncio.create_task(take_all(send_queue, 3))
     with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
-        await put(outbox, clock, 1)
+        await put(send_queue, clock, 1)
     assert (check.has_failed, hung._value.get()) == (True, before)
-    assert not outbox.is_empty
-    await put(outbox, clock, 2)
+    assert not send_queue.is_empty
+    await put(send_queue, clock, 2)
     assert await taking == [0, 1, 2]
 
 
@@ -385,32 +385,32 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
     written = threading.Event()
     truth = spool.append
 
-    def write_slowly(*parcels: object) -> object:
+    def write_slowly(*bundles: object) -> object:
         assert written.wait(9)
-        return truth(*parcels)  # type: ignore[arg-type]  # passed on
+        return truth(*bundles)  # type: ignore[arg-type]  # passed on
 
     spool.append = write_slowly  # type: ignore[method-assign, assignment]  # it waits for the loop
-    outbox = outbox_of(spool, disk=IoThread())
-    outbox.put(parcel_of(0))
-    keeping = asyncio.create_task(outbox.keep())
+    send_queue = outbox_of(spool, disk=IoThread())
+    send_queue.put(parcel_of(0))
+    keeping = asyncio.create_task(send_queue.spill_all())
     await asyncio.sleep(0)
-    outbox.put(parcel_of(1))
+    send_queue.put(parcel_of(1))
     written.set()
     await keeping
-    outbox.close()
+    send_queue.close()
     assert await take_all(outbox_of(spool_in(tmp_path)), 2) == [0, 1]
 
 
 async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
-    outbox = outbox_of(spool_in(tmp_path), max_ticks=20)
+    send_queue = outbox_of(spool_in(tmp_path), max_ticks=20)
     dropped = TICKS_DROPPED._value.get()
-    spilling = asyncio.create_task(outbox.run())
+    spilling = asyncio.create_task(send_queue.run())
     for number in range(100):
-        outbox.put(parcel_of(number))
+        send_queue.put(parcel_of(number))
         if number % 5 == 0:
             await asyncio.sleep(0)
     assert TICKS_DROPPED._value.get() == dropped
-    assert await take_all(outbox, 100) == list(range(100))
+    assert await take_all(send_queue, 100) == list(range(100))
     spilling.cancel()
 
 
@@ -419,20 +419,20 @@ async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_w
     tmp_path: Path, fails_at: str
 ) -> None:
     disk, clock = FailingDisk(), Hands()
-    outbox = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
+    send_queue = outbox_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
     if fails_at == "opening":
         disk.error = OSError(errno.EIO, "no disk")
-    spilling = asyncio.create_task(outbox.run())
+    spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
     disk.error = OSError(errno.EIO, "no disk")
-    await put(outbox, clock, *range(9))
+    await put(send_queue, clock, *range(9))
     spilling.cancel()
     disk.error = None
 
-    await outbox.keep()
-    outbox.close()
+    await send_queue.spill_all()
+    send_queue.close()
 
-    assert outbox.parcels_in_memory == 0
+    assert send_queue.bundles_in_memory == 0
     left = spool_in(tmp_path)
     left.open()
-    assert left.parcels == 9
+    assert left.bundles == 9

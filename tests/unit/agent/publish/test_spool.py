@@ -53,9 +53,9 @@ def drain(spool: Spool) -> list[int]:
     """Read and forget everything, as a publisher does."""
     found: list[int] = []
     while reading := spool.read(at_most=60):
-        parcels, mark = reading
-        found += map(number_of, parcels)
-        spool.forget(mark)
+        bundles, position = reading
+        found += map(number_of, bundles)
+        spool.ack(position)
     return found
 
 
@@ -74,8 +74,8 @@ def dropped(reason: str) -> float:
 
 
 def test_a_frame_gives_back_what_was_put_in() -> None:
-    parcels = [parcel_of(number) for number in range(5)]
-    assert unpack_frame(pack_frame(parcels, spooled_ms=7)) == parcels
+    bundles = [parcel_of(number) for number in range(5)]
+    assert unpack_frame(pack_frame(bundles, spooled_ms=7)) == bundles
 
 
 @given(at=st.integers(min_value=0), flip=st.integers(min_value=1, max_value=255))
@@ -101,7 +101,7 @@ def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) ->
     spool.append([parcel_of(number) for number in range(5, 9)])
     found = spool.read(at_most=3)
     assert found
-    assert [number_of(parcel) for parcel in found[0]] == [0, 1, 2, 3, 4]
+    assert [number_of(bundle) for bundle in found[0]] == [0, 1, 2, 3, 4]
     found = spool.read(at_most=9)
     assert found
     assert len(found[0]) == 9
@@ -112,7 +112,7 @@ def test_large_ticks_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     fill(spool, *range(9), size_bytes=400_000)
     found = spool.read(at_most=60)
     assert found
-    assert [number_of(parcel) for parcel in found[0]] == [0, 1]
+    assert [number_of(bundle) for bundle in found[0]] == [0, 1]
     assert drain(spool) == list(range(9))
 
 
@@ -127,7 +127,7 @@ def test_the_next_process_goes_on_where_the_last_one_was_killed(tmp_path: Path) 
     fill(spool, *range(10))
     found = spool.read(at_most=4)
     assert found
-    spool.forget(found[1])
+    spool.ack(found[1])
     again = reopened(spool, tmp_path)
     fill(again, 10)
     assert drain(again) == [4, 5, 6, 7, 8, 9, 10]
@@ -235,7 +235,7 @@ def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found
     found = spool.read(at_most=2)
     assert found is not None
     assert list(map(number_of, found[0])) == [1, 2]
-    spool.forget(found[1])
+    spool.ack(found[1])
     again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
     assert drain(again) == [3, 4, 5, 6]
 
@@ -246,9 +246,9 @@ def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
     fill(spool, 1)
     found = spool.read(at_most=1)
     assert found
-    spool.lend(found[1])
+    spool.mark_in_flight(found[1])
     fill(spool, *range(2, 30))
-    spool.forget(found[1])
+    spool.ack(found[1])
     kept = drain(spool)
     assert dropped("bytes") - before == 28 - len(kept)
 
@@ -286,7 +286,7 @@ def test_a_frame_with_a_broken_byte_is_lost_alone(tmp_path: Path) -> None:
     spool = spool_in(tmp_path, max_bytes=20_000)
     fill(spool, *range(30), size_bytes=64)
     first, second, *_ = spool._segments
-    in_first = first.parcels
+    in_first = first.bundles
     with files_in(tmp_path)[1].open("r+b") as file:
         file.seek(second.frames[2].start + 30)
         byte = file.read(1)
@@ -338,7 +338,7 @@ def test_a_file_that_cannot_be_read_for_a_moment_loses_nothing(tmp_path: Path, e
     fill(spool, *range(50))
     with unreadable(files_in(tmp_path)[0], error), pytest.raises(OSError, match=r"Errno"):
         spool.read(at_most=60)
-    assert (spool.parcels, len(files_in(tmp_path))) == (50, 1)
+    assert (spool.bundles, len(files_in(tmp_path))) == (50, 1)
     assert drain(spool) == list(range(50))
     assert dropped("damaged") == before
 
@@ -350,7 +350,7 @@ def test_a_file_that_cannot_be_read_for_a_minute_is_given_up_and_the_next_one_re
     spool = spool_in(tmp_path, up_seconds=clock, max_bytes=20_000)
     fill(spool, *range(30), size_bytes=64)
     first, *_ = spool._segments
-    in_first = first.parcels
+    in_first = first.bundles
     with unreadable(first.path, errno.EIO):
         for second in (1000, 1030, 1059):
             clock.seconds = second
@@ -415,11 +415,11 @@ def test_files_that_somebody_removed_are_counted_and_what_comes_later_is_kept(
     for path in files_in(tmp_path):
         path.unlink()
     fill(spool, 30)
-    assert (spool.parcels, SPOOL_TICKS._value.get()) == (1, 1)
+    assert (spool.bundles, SPOOL_TICKS._value.get()) == (1, 1)
     assert dropped("damaged") - before == 30
     fill(spool, 31)
     files_in(tmp_path)[0].unlink()
-    assert (drain(spool), spool.parcels) == ([], 0)
+    assert (drain(spool), spool.bundles) == ([], 0)
     assert dropped("damaged") - before == 32
 
 
@@ -431,12 +431,12 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
     fill(spool, 1, 2)
     found = spool.read(at_most=1)
     assert found
-    spool.lend(found[1])
+    spool.mark_in_flight(found[1])
     shutil.rmtree(tmp_path / "node-1")
     if is_made_again:
         (tmp_path / "node-1").mkdir()
     fill(spool, 3)
-    spool.forget(found[1])
+    spool.ack(found[1])
     assert dropped("damaged") - before == 1
     assert drain(spool) == [3]
     with pytest.raises(BlockingIOError, match="another agent uses it"):
@@ -446,11 +446,11 @@ def test_a_folder_that_somebody_removed_is_begun_anew(
 def test_a_place_in_a_folder_that_was_removed_is_none_in_the_one_made_anew(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1)
-    _, mark = spool.read(at_most=9) or pytest.fail("nothing is there")
+    _, position = spool.read(at_most=9) or pytest.fail("nothing is there")
     shutil.rmtree(files_in(tmp_path)[0].parent)
     fill(spool, 2)
 
-    spool.forget(mark)
+    spool.ack(position)
     assert drain(spool) == [2]
 
 
@@ -461,7 +461,7 @@ def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> N
     up.seconds = 3601
     fill(spool, 2)
 
-    assert spool.parcels == 1
+    assert spool.bundles == 1
     assert drain(spool) == [2]
 
 
@@ -471,7 +471,7 @@ def test_what_is_told_to_be_damaged_is_what_is_counted_as_lost(tmp_path: Path) -
     fill(spool, 5)
     found = spool.read(at_most=5)
     assert found
-    spool.lend(found[1])
+    spool.mark_in_flight(found[1])
     files_in(tmp_path)[0].unlink()
     with capture_logs() as logs:
         fill(spool, 6)
@@ -515,7 +515,7 @@ def test_a_frame_that_holds_no_parcels_is_lost_alone(tmp_path: Path, body: bytes
 
 
 def framed(body: bytes) -> bytes:
-    """Return a frame of one parcel with this body, compressed, and the checksum that it needs."""
+    """Return a frame of one bundle with this body, compressed, and the checksum that it needs."""
     packed = bytes(cramjam.zstd.compress(body))
     rest = struct.pack("<Iqq", 1, 0, 0) + packed
     return struct.pack("<II", len(packed), zlib.crc32(rest)) + rest

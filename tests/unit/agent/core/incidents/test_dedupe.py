@@ -16,7 +16,7 @@ Seen = tuple[str, int]
 
 def news(sightings: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
     pairing = Deduplicator()
-    return sum(pairing.is_news(key, source=source, time_ns=at) for source, at in sightings)
+    return sum(pairing.is_new(key, source=source, time_ns=at) for source, at in sightings)
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
@@ -85,20 +85,20 @@ def test_the_window_holds_its_ends_and_no_more() -> None:
 
 def test_another_gpu_and_another_xid_are_another_thing() -> None:
     pairing = Deduplicator()
-    assert pairing.is_news(("GPU-1", 79), source="nvml", time_ns=0)
-    assert pairing.is_news(("GPU-2", 79), source="kmsg", time_ns=0)
-    assert pairing.is_news(("GPU-1", 48), source="kmsg", time_ns=0)
+    assert pairing.is_new(("GPU-1", 79), source="nvml", time_ns=0)
+    assert pairing.is_new(("GPU-2", 79), source="kmsg", time_ns=0)
+    assert pairing.is_new(("GPU-1", 48), source="kmsg", time_ns=0)
 
 
 def test_what_is_remembered_is_bounded_and_the_newest_is_kept() -> None:
     pairing = Deduplicator()
     for number in range(100_000):
-        pairing.is_news(("GPU-1", 31), source="nvml", time_ns=number * SECOND_NS)
-        pairing.is_news((f"GPU-{number}", 79), source="nvml", time_ns=number * SECOND_NS)
+        pairing.is_new(("GPU-1", 31), source="nvml", time_ns=number * SECOND_NS)
+        pairing.is_new((f"GPU-{number}", 79), source="nvml", time_ns=number * SECOND_NS)
 
     kept = sum(
         len(times) for by_source in pairing._unpaired.values() for times in by_source.values()
     )
     assert kept <= 1024
-    assert not pairing.is_news(("GPU-1", 31), source="kmsg", time_ns=99_999 * SECOND_NS)
-    assert not pairing.is_news(("GPU-99999", 79), source="kmsg", time_ns=99_999 * SECOND_NS)
+    assert not pairing.is_new(("GPU-1", 31), source="kmsg", time_ns=99_999 * SECOND_NS)
+    assert not pairing.is_new(("GPU-99999", 79), source="kmsg", time_ns=99_999 * SECOND_NS)

@@ -128,12 +128,12 @@ async def test_a_change_has_it_asked_within_a_second_and_once_a_second_at_most()
     async with bench.running():
         await bench.clock.pass_by(3)
         bench.kubelet.given = answer(GPU, OTHER)
-        bench.allocations.ask_soon()
+        bench.allocations.refresh_soon()
         await settle()
         assert bench.held() == [GPU, OTHER]
         asked = bench.kubelet.asked
         for _ in range(40):
-            bench.allocations.ask_soon()
+            bench.allocations.refresh_soon()
             await bench.clock.pass_by(0.25)
     assert bench.kubelet.asked - asked <= 10
 
@@ -142,7 +142,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
     bench = Bench("refused")
     async with bench.running():
         for _ in range(400):
-            bench.allocations.ask_soon()
+            bench.allocations.refresh_soon()
             await bench.clock.pass_by(0.25)
     assert bench.kubelet.asked < 12
 
