@@ -126,7 +126,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
             for reading in CATALOGUE[group]
         ]
-        outcomes = one.gpu.asker.outcomes
+        outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
         for reading in asked:
             if any(isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.asked):

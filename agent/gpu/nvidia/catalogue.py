@@ -7,7 +7,7 @@ counters (fields 197 and 198) and the chip's own metrics tell the same without.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import pynvml as nvml
 
@@ -28,7 +28,7 @@ class FunctionCall:
 
     name: str
     """The function."""
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[int, ...] = ()
     """What comes behind the handle."""
     part: str | int | None = None
     """The member, or the position, of the answer that is meant; `None` is all of it."""
@@ -36,7 +36,7 @@ class FunctionCall:
     """The struct to give behind the arguments, where the answer is written into one."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         return (self.name, *self.arguments)
 
@@ -57,7 +57,7 @@ class FieldValue:
         return self.link or 0
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         known = ("nvmlDeviceGetFieldValues", self.number)
         return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
@@ -77,7 +77,7 @@ class GpmMetric:
     """Of a list: how many there may be."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         return ("nvmlGpmMetricsGet", self.number)
 
