@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
 from agent.core.raw import CallGroup, RawGpuSample
+from agent.core.readings import READINGS, ReadingSpec
 from agent.core.units import Unit
-from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue, GpmMetric, MetricSpec
 from agent.normalize.counters import CounterTracker
 from agent.normalize.validation import Validator, all_numbers, converter
 from gpuledger.records import (
@@ -58,21 +58,19 @@ class _PartRow(NamedTuple):
     is_of_links: bool
 
 
-def _row(reading: MetricSpec) -> _PartRow:
-    part, _, field = reading.name.rpartition(".")
+def _row(name: str, spec: ReadingSpec) -> _PartRow:
+    part, _, field = name.rpartition(".")
     part = part or ("reading" if field in _BOOKED else "details")
-    question = reading.asked[0]
-    is_list = isinstance(question, GpmMetric) and question.count is not None
-    is_of_links = isinstance(question, FieldValue) and question.link == EACH_LINK
-    unit = reading.unit
+    unit = spec.unit
     low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
     return _PartRow(
-        reading.name, part, field, unit, low, high, converter(unit), is_list, is_of_links
+        name, part, field, unit, low, high, converter(unit), spec.is_list, spec.is_by_link
     )
 
 
 _ROWS: Final = {
-    group: {one.name: _row(one) for one in readings} for group, readings in CATALOGUE.items()
+    group: {name: _row(name, spec) for name, spec in specs.items()}
+    for group, specs in READINGS.items()
 }
 
 

@@ -61,6 +61,16 @@ class AccountingStats(Protocol):
     sumFbUtil: int
 
 
+class LicensableFeature(Protocol):
+    featureState: int
+
+
+class LicensableFeatures(Protocol):
+    isGridLicenseSupported: int
+    licensableFeaturesCount: int
+    gridLicensableFeatures: Sequence[LicensableFeature]
+
+
 class GpmSupport(Protocol):
     isSupportedDevice: int
 

@@ -12,7 +12,7 @@ import pynvml
 
 from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
 from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
-from agent.gpu.nvidia.library import NvmlLibrary
+from agent.gpu.nvidia.library import LicensableFeatures, NvmlLibrary
 from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
@@ -240,7 +240,7 @@ def _whole(answer: object) -> object:
     return answer
 
 
-def _license_status(features: Any) -> int | None:  # noqa: ANN401  # a ctypes struct
+def _license_status(features: LicensableFeatures) -> int | None:
     """Return 1 where any licensed feature is licensed, `None` where none can be."""
     if not features.isGridLicenseSupported:
         return None
