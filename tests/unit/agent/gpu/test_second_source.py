@@ -84,11 +84,12 @@ class Node:
     async def published(self, kind: type[T]) -> list[T]:
         """Return the records of a kind, in their order."""
         (topic,) = (topic for topic, record in RECORDS.items() if record is kind)
-        found = []
+        decoder = decoder_of(topic, kind)  # type: ignore[arg-type]  # a TypeVar is no Hashable to mypy
+        found: list[T] = []
         async with self.bus.consumer(Subscription(group="test", topics=[topic])) as consumer:
             while batches := await consumer.poll(timeout_seconds=0.05, max_records=500):
                 for records in batches.values():
-                    found += [decoder_of(topic, kind).decode(record.value) for record in records]
+                    found += [decoder.decode(record.value) for record in records]
         return found
 
 
