@@ -177,7 +177,6 @@ class AgentContext:
         return Sampler(
             node=self._settings.node_name,
             procfs=host.procfs,
-            fields=host.gpus.fields,
             reads_processes=access.is_on,
         )
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import structlog
 
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
-from agent.core.normalize.fields import FieldTable
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.normalize.layout import (
     find_relayouted,
@@ -46,12 +45,9 @@ _NS_PER_US: Final = 1_000
 class Sampler:
     """Makes the ticks of one node, one after the other."""
 
-    def __init__(
-        self, *, node: str, procfs: Procfs, fields: FieldTable, reads_processes: bool = True
-    ) -> None:
-        """Take what the source's values are; with `reads_processes` off, ticks name no process."""
+    def __init__(self, *, node: str, procfs: Procfs, reads_processes: bool = True) -> None:
+        """With `reads_processes` off, ticks name no process and no container."""
         self._node = node
-        self._fields = fields
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
         self._tracker = ProcessTracker(
@@ -118,7 +114,6 @@ class Sampler:
             read_gpu(
                 gpu,
                 self._states.get(gpu.uuid),
-                fields=self._fields,
                 interval_ns=interval_ns,
                 now_ns=at.monotonic_ns,
                 behind_us=behind_us,

@@ -6,7 +6,7 @@ The only place in which the agent knows the simulator; it is imported where it i
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pynvml
 
@@ -62,7 +62,7 @@ def _system_kubelet(settings: KubeletSettings) -> Kubelet | None:
     return SocketKubelet(settings.socket, timeout_seconds=settings.timeout_seconds)
 
 
-def probe(library: Any, *, seconds: float = PROBE_SECONDS) -> None:  # noqa: ANN401  # pynvml is an untyped module
+def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
     """Look whether NVML answers within `seconds`; raises UserError where it does not."""
     nvml = NvmlSession(library)
     worker = Worker("nvml-probe")

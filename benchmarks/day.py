@@ -10,7 +10,6 @@ from typing import Final
 from agent.core.tick import NodeTick
 from agent.exposition.node_state import make_node_state
 from agent.exposition.renderer import PageRenderer
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.loop import Outputs
 from agent.publish.message_bundle import bundle_tick, size_bytes
@@ -54,7 +53,7 @@ class Day:
         view = make_node_state(settings, clock=self._clock, tick_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
         self._outlets = Outputs(send_queue=None, node_state=view)
-        self._sampler = Sampler(node="node", procfs=self._procfs, fields=FIELDS)
+        self._sampler = Sampler(node="node", procfs=self._procfs)
         nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading, NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -23,7 +22,7 @@ def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTi
 
 def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> list[NodeTick]:
     """Return a played node's ticks of these lengths, in seconds."""
-    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
+    sampler = Sampler(node=node.name, procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for seconds in [0.0, *lengths]:

@@ -24,7 +24,6 @@ from enum import Enum
 from typing import Any, Protocol
 
 from agent.core.incidents.builder import Detection
-from agent.core.normalize.fields import FieldTable
 from agent.core.raw import CallGroup, SampleCursor
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
@@ -139,10 +138,6 @@ class GpuEvents(Protocol):
 
 class GpuSource(Protocol):
     """The GPUs of one node, behind one vendor's library."""
-
-    @property
-    def fields(self) -> FieldTable:
-        """What the values of its readings are."""
 
     @property
     def unfound(self) -> Mapping[int, str]:

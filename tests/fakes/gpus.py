@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.core.normalize.fields import FieldTable
 from agent.core.raw import CallGroup, SampleCursor
 from agent.gpu.source import (
     DriverEvent,
@@ -68,7 +67,6 @@ class PlayedSource:
 
     def __init__(self, *gpus: PlayedGpu) -> None:
         self.driver_events: DriverEvents = SilentDriver()
-        self.fields: FieldTable = {}
         self.unfound: Mapping[int, str] = {}
         self.gpus = list(gpus)
         self.gone: set[str] = set()

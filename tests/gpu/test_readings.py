@@ -15,7 +15,7 @@ import pytest
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FIELDS, FieldValue
+from agent.gpu.nvidia.catalogue import CATALOGUE, EACH_LINK, FieldValue
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.source import SourceLostError
 from gpuledger.records import GpuFacts
@@ -58,7 +58,7 @@ class Watched:
             given |= self.gpu.query(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
-        tick = read_gpu(answers, self._state, fields=FIELDS, interval_ns=interval_ns, now_ns=now_ns)
+        tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
         self._state = tick.state
         self.answers.append(answers)
         self.ticks.append(tick)
@@ -126,7 +126,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             for group in (CallGroup.READINGS, CallGroup.PROFILING, CallGroup.HEALTH)
             for reading in CATALOGUE[group]
         ]
-        outcomes = one.gpu.asker.outcomes
+        outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
         for reading in asked:
             if any(isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.asked):

@@ -18,7 +18,6 @@ import pytest
 
 from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading, NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.source import SourceLostError
 from agent.host.procfs import SystemProcfs
@@ -107,7 +106,7 @@ def ticks(loads: list[Load]) -> list[NodeTick]:
     assert loads
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, made = Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS), []
+    sampler, made = Sampler(node="here", procfs=SystemProcfs()), []
     for _ in range(TICKS + 4):
         tick = tick_of(sampler, gpus, clock)
         made.extend([tick] if tick else [])
@@ -169,7 +168,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
     """The last test of the file: it ends the loads."""
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
-    sampler, records = Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS), []
+    sampler, records = Sampler(node="here", procfs=SystemProcfs()), []
     is_accounted = False
     for number in range(12):
         if number == 2:

@@ -10,7 +10,6 @@ import pynvml
 import pytest
 
 from agent.core.tick import NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.source import SourceLostError
 from agent.host.procfs import SystemProcfs
@@ -27,7 +26,7 @@ def ticks() -> list[NodeTick]:
     except SourceLostError as error:
         pytest.skip(f"no GPU to look at: {error}")
     sampler, clock, made = (
-        Sampler(node="here", procfs=SystemProcfs(), fields=FIELDS),
+        Sampler(node="here", procfs=SystemProcfs()),
         SystemClock(),
         [],
     )

@@ -1,7 +1,7 @@
 """From the driver's values to the fields of a reading, each by its unit, counters by their past.
 
-A source of readings brings a table of what it answers: each field with the unit in which its values
-are (`FieldSpec`). What the table does not name is passed over.
+What a source may give stands in `agent.core.readings`: each field with the unit in which its values
+are. What is not named there is passed over.
 
 A counter that fell has begun again, or has wrapped where its unit can. One that jumped by more than
 it can rise is not believed until it goes on from there. How much one can rise is by the time since
@@ -9,7 +9,7 @@ it was read, as not every counter is read in each tick.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 
 from agent.core.normalize.validation import Validator, converter
 from agent.core.raw import CallGroup, RawGpuSample
+from agent.core.readings import READINGS, ReadingSpec
 from agent.core.units import Unit
 from gpuledger.records import (
     GpuHealth,
@@ -46,21 +47,8 @@ _NS_PER_SECOND: Final = 1_000_000_000
 _SLACK_NS: Final = 1_000_000_000
 
 
-class FieldSpec(NamedTuple):
-    """One field of a reading, and what its values are."""
-
-    name: str
-    """The field of `GpuReading` or `GpuDetails`, dotted where it lies in a part."""
-    unit: Unit
-    """What the driver counts in."""
-    is_list: bool = False
-    """Whether there are several values in a row, one for each engine."""
-    is_of_links: bool = False
-    """Whether there is a value for each NVLink, by the link's number."""
-
-
 class _Field(NamedTuple):
-    """A spec, prepared for some hundred values a tick."""
+    """A reading's field, prepared for some hundred values a tick."""
 
     name: str
     part: str
@@ -71,27 +59,16 @@ class _Field(NamedTuple):
     high: float
     convert: Callable[[Any], Any]
     is_list: bool
-    is_of_links: bool
+    is_by_link: bool
 
 
-FieldTable = Mapping[CallGroup, Mapping[str, _Field]]
-"""What a source answers, by the group in which it is asked and by name; `field_table` makes it."""
-
-
-def field_table(specs: Mapping[CallGroup, Iterable[FieldSpec]]) -> FieldTable:
-    """Return the table of a source's fields."""
-    return {
-        group: {spec.name: _prepare(spec) for spec in of_group} for group, of_group in specs.items()
-    }
-
-
-def _prepare(spec: FieldSpec) -> _Field:
-    part, _, name = spec.name.rpartition(".")
+def _prepare(dotted: str, spec: ReadingSpec) -> _Field:
+    part, _, name = dotted.rpartition(".")
     unit = spec.unit
     # A number that stands for something is looked up by the validator, so nothing is in bounds.
     low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
     return _Field(
-        name=spec.name,
+        name=dotted,
         part=part or ("reading" if name in _BOOKED else "details"),
         field=name,
         unit=unit,
@@ -99,8 +76,14 @@ def _prepare(spec: FieldSpec) -> _Field:
         high=high,
         convert=converter(unit),
         is_list=spec.is_list,
-        is_of_links=spec.is_of_links,
+        is_by_link=spec.is_by_link,
     )
+
+
+_FIELDS: Final = {
+    group: {name: _prepare(name, spec) for name, spec in specs.items()}
+    for group, specs in READINGS.items()
+}
 
 
 class CounterTotal(msgspec.Struct, frozen=True, gc=False):
@@ -180,7 +163,7 @@ class CounterTracker:
 
 
 class Fields(NamedTuple):
-    """What a source's table gives of one GPU in one tick."""
+    """What is read of one GPU in one tick."""
 
     reading: dict[str, Any]
     """Fields of `GpuReading`."""
@@ -190,16 +173,15 @@ class Fields(NamedTuple):
 
 def read_fields(
     raw: RawGpuSample,
-    table: FieldTable,
     *,
     interval_ns: int,
     counters: CounterTracker,
     validator: Validator,
 ) -> Fields:
-    """Return what the table names, each once; what is booked of profiling twice."""
+    """Return what `agent.core.readings` names, each once; what is booked of profiling twice."""
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
-        specs = table.get(group, {})
+        specs = _FIELDS[group]
         for name, value in values.items():
             spec = specs.get(name)
             if spec is None or value is None:
@@ -243,7 +225,7 @@ def _read(spec: _Field, value: Any, counters: CounterTracker, validator: Validat
                 break
             kept.append(spec.convert(item))
         return kept or None
-    if spec.is_of_links:
+    if spec.is_by_link:
         # Each link's counter has its own life.
         by_link = {
             str(link): _read_one(spec, f"{spec.field}.{link}", item, counters, validator)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agent.core.normalize.driver_clock import Coverage, DriverClock, SampledWindow, without_former
-from agent.core.normalize.fields import CounterTotals, CounterTracker, FieldTable, read_fields
+from agent.core.normalize.fields import CounterTotals, CounterTracker, read_fields
 from agent.core.normalize.shares import (
     GoneProcess,
     ProcessUsage,
@@ -90,7 +90,6 @@ def read_gpu(
     raw: RawGpuSample,
     before: GpuState | None,
     *,
-    fields: FieldTable,
     interval_ns: int,
     now_ns: int,
     behind_us: int | None = None,
@@ -119,7 +118,7 @@ def read_gpu(
         interval_ns=interval_ns,
         validator=validator,
     )
-    ours = read_fields(raw, fields, interval_ns=interval_ns, counters=counters, validator=validator)
+    ours = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
     reading = GpuReading(
         uuid=raw.uuid,
         index=raw.index,

@@ -1,19 +1,20 @@
-"""Every reading with the question it comes from: add a line, and it is asked, judged and published.
+"""Every reading with the calls that it comes from.
 
-The readings that are booked are asked in `books` and stand here for what can be true of them.
+What a reading is (its unit, and what can be true of it) stands in `agent.core.readings`; a line
+there and one here, and it is queried, validated and published. The readings that are booked are
+queried in `core` and stand here for the documentation.
 `nvmlDeviceGetPcieThroughput` is not asked at all: it sleeps 20 ms for each direction, and the
 counters (fields 197 and 198) and the chip's own metrics tell the same without.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import pynvml as nvml
 
-from agent.core import units
-from agent.core.normalize.fields import FieldSpec, FieldTable, field_table
 from agent.core.raw import CallGroup
+from agent.core.readings import READINGS
 from agent.core.units import Unit
 
 ALL_LINKS: Final = 0xFFFFFFFF
@@ -29,7 +30,7 @@ class FunctionCall:
 
     name: str
     """The function."""
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple[int, ...] = ()
     """What comes behind the handle."""
     part: str | int | None = None
     """The member, or the position, of the answer that is meant; `None` is all of it."""
@@ -37,7 +38,7 @@ class FunctionCall:
     """The struct to give behind the arguments, where the answer is written into one."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         return (self.name, *self.arguments)
 
@@ -58,7 +59,7 @@ class FieldValue:
         return self.link or 0
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         known = ("nvmlDeviceGetFieldValues", self.number)
         return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
@@ -78,7 +79,7 @@ class GpmMetric:
     """Of a list: how many there may be."""
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """What tells it from other questions."""
         return ("nvmlGpmMetricsGet", self.number)
 
@@ -100,8 +101,12 @@ class MetricSpec:
     """The first architecture that has it, where not all have; for people."""
 
 
-def _row(name: str, unit: Unit, *asked: Source, since: str = "") -> MetricSpec:
-    return MetricSpec(name=name, unit=unit, asked=asked, since=since)
+# Not by the group: a name stands in one group alone.
+_UNITS: Final = {name: spec.unit for group in READINGS.values() for name, spec in group.items()}
+
+
+def _row(name: str, *asked: Source, since: str = "") -> MetricSpec:
+    return MetricSpec(name=name, unit=_UNITS[name], asked=asked, since=since)
 
 
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
@@ -109,33 +114,28 @@ _V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
 _BOOKS: Final = (
     _row(
         "utilization_ratio",
-        units.RATIO,
         FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
         FunctionCall("nvmlDeviceGetUtilizationRates", part="gpu"),
     ),
     _row(
         "memory_utilization_ratio",
-        units.RATIO,
         FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_MEMORY_UTILIZATION_SAMPLES,)),
         FunctionCall("nvmlDeviceGetUtilizationRates", part="memory"),
     ),
     _row(
         "memory_total_bytes",
-        units.MEMORY_BYTES,
         FunctionCall(*_V2, "total"),
         FunctionCall(*_V1, "total"),
     ),
     _row(
         "memory_used_bytes",
-        units.MEMORY_BYTES,
         FunctionCall(*_V2, "used"),
         FunctionCall(*_V1, "used"),
     ),
-    _row("memory_reserved_bytes", units.MEMORY_BYTES, FunctionCall(*_V2, "reserved")),
-    _row("power_watts", units.MILLIWATTS, FunctionCall("nvmlDeviceGetPowerUsage")),
+    _row("memory_reserved_bytes", FunctionCall(*_V2, "reserved")),
+    _row("power_watts", FunctionCall("nvmlDeviceGetPowerUsage")),
     _row(
         "energy_total_joules",
-        units.MILLIJOULES,
         FunctionCall("nvmlDeviceGetTotalEnergyConsumption"),
         since="Volta",
     ),
@@ -143,46 +143,38 @@ _BOOKS: Final = (
 
 
 def _clock(name: str, kind: int) -> MetricSpec:
-    return _row(name, units.MEGAHERTZ, FunctionCall("nvmlDeviceGetClockInfo", (kind,)))
+    return _row(name, FunctionCall("nvmlDeviceGetClockInfo", (kind,)))
 
 
 _INSTANT: Final = (
     _row(
         "temperature_celsius",
-        units.CELSIUS,
         FunctionCall("nvmlDeviceGetTemperature", (nvml.NVML_TEMPERATURE_GPU,)),
         FunctionCall("nvmlDeviceGetTemperatureV", (nvml.NVML_TEMPERATURE_GPU,)),
     ),
-    _row("memory_temperature_celsius", units.CELSIUS, FieldValue(82), since="HBM"),
+    _row("memory_temperature_celsius", FieldValue(82), since="HBM"),
     _clock("sm_clock_hertz", nvml.NVML_CLOCK_SM),
     _clock("memory_clock_hertz", nvml.NVML_CLOCK_MEM),
-    _row("power_instant_watts", units.MILLIWATTS, FieldValue(186), since="Ampere"),
+    _row("power_instant_watts", FieldValue(186), since="Ampere"),
     _row(
         "encoder_utilization_ratio",
-        units.RATIO,
         FunctionCall("nvmlDeviceGetEncoderUtilization", (), 0),
     ),
     _row(
         "decoder_utilization_ratio",
-        units.RATIO,
         FunctionCall("nvmlDeviceGetDecoderUtilization", (), 0),
     ),
-    _row(
-        "performance_state", units.PERFORMANCE_STATE, FunctionCall("nvmlDeviceGetPerformanceState")
-    ),
+    _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
 
 def _throttled(name: str, field: int, since: str = "") -> MetricSpec:
-    return _row(
-        f"throttling.{name}_seconds_total", units.NANOSECONDS, FieldValue(field), since=since
-    )
+    return _row(f"throttling.{name}_seconds_total", FieldValue(field), since=since)
 
 
 _THROTTLING: Final = (
     _row(
         "throttling.reasons",
-        units.BITS,
         FunctionCall("nvmlDeviceGetCurrentClocksEventReasons"),
         FunctionCall("nvmlDeviceGetCurrentClocksThrottleReasons"),
     ),
@@ -200,12 +192,12 @@ _THROTTLING: Final = (
 
 def _nvlinks(name: str, field: int) -> MetricSpec:
     name, row = f"traffic.nvlink_{name}_bytes_total", FieldValue(field, ALL_LINKS)
-    return _row(name, units.KIBIBYTES, row, since="Ampere")
+    return _row(name, row, since="Ampere")
 
 
 _TRAFFIC: Final = (
-    _row("traffic.pcie_sent_bytes_total", units.PCIE_BYTES, FieldValue(197), since="Hopper"),
-    _row("traffic.pcie_received_bytes_total", units.PCIE_BYTES, FieldValue(198), since="Hopper"),
+    _row("traffic.pcie_sent_bytes_total", FieldValue(197), since="Hopper"),
+    _row("traffic.pcie_received_bytes_total", FieldValue(198), since="Hopper"),
     _nvlinks("sent", 138),
     _nvlinks("received", 139),
 )
@@ -213,17 +205,17 @@ _TRAFFIC: Final = (
 
 def _active(name: str, metric: int) -> MetricSpec:
     row = GpmMetric(metric)
-    return _row(f"profiling.{name}_active_ratio", units.ACTIVITY, row, since="Hopper")
+    return _row(f"profiling.{name}_active_ratio", row, since="Hopper")
 
 
 def _engines(name: str, metric: int, count: int) -> MetricSpec:
     row = GpmMetric(metric, count)
-    return _row(f"profiling.{name}_active_ratios", units.ACTIVITY, row, since="Hopper")
+    return _row(f"profiling.{name}_active_ratios", row, since="Hopper")
 
 
 def _flow(name: str, metric: int) -> MetricSpec:
     name = f"profiling.{name}_bytes_per_second"
-    return _row(name, units.MEBIBYTES_PER_SECOND, GpmMetric(metric), since="Hopper")
+    return _row(name, GpmMetric(metric), since="Hopper")
 
 
 _PROFILING: Final = (
@@ -231,7 +223,6 @@ _PROFILING: Final = (
     _active("sm", nvml.NVML_GPM_METRIC_SM_UTIL),
     _row(
         "profiling.sm_occupancy_ratio",
-        units.ACTIVITY,
         GpmMetric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
         since="Hopper",
     ),
@@ -256,94 +247,89 @@ _PROFILING: Final = (
 )
 
 
-def _health(name: str, unit: Unit, *asked: Source, since: str = "") -> MetricSpec:
-    return _row(f"health.{name}", unit, *asked, since=since)
+def _health(name: str, *asked: Source, since: str = "") -> MetricSpec:
+    return _row(f"health.{name}", *asked, since=since)
 
 
 def _ecc(kind: int, since: int) -> FunctionCall:
     return FunctionCall("nvmlDeviceGetTotalEccErrors", (kind, since))
 
 
-def _sram(name: str, unit: Unit, part: str) -> MetricSpec:
+def _sram(name: str, part: str) -> MetricSpec:
     call = FunctionCall(
         "nvmlDeviceGetSramEccErrorStatus", (), part, "c_nvmlEccSramErrorStatus_v1_t"
     )
-    return _health(f"sram_{name}", unit, call, since="Ampere")
+    return _health(f"sram_{name}", call, since="Ampere")
 
 
-def _rows(name: str, unit: Unit, part: int) -> MetricSpec:
+def _rows(name: str, part: int) -> MetricSpec:
     call = FunctionCall("nvmlDeviceGetRemappedRows", (), part)
-    return _health(f"remapped_rows_{name}", unit, call, since="Ampere")
+    return _health(f"remapped_rows_{name}", call, since="Ampere")
 
 
 def _banks(part: str) -> MetricSpec:
     call = FunctionCall("nvmlDeviceGetRowRemapperHistogram", (), part)
-    return _health(f"remap_banks_{part}", units.COUNT, call, since="Ampere")
+    return _health(f"remap_banks_{part}", call, since="Ampere")
 
 
 def _links(name: str, field: int) -> MetricSpec:
     name, row = f"nvlink_link_{name}_bytes_totals", FieldValue(field, EACH_LINK)
-    return _health(name, units.KIBIBYTES_OF_A_LINK, row, since="Ampere")
+    return _health(name, row, since="Ampere")
 
 
-def _fabric(name: str, unit: Unit, part: str) -> MetricSpec:
+def _fabric(name: str, part: str) -> MetricSpec:
     call = FunctionCall("nvmlDeviceGetGpuFabricInfoV", (), part, "c_nvmlGpuFabricInfo_v2_t")
-    return _health(f"fabric_{name}", unit, call, since="Hopper")
+    return _health(f"fabric_{name}", call, since="Hopper")
 
 
 _HEALTH: Final = (
-    _health("recovery_action", units.RECOVERY, FieldValue(230)),
-    _health("ecc_corrected_volatile_total", units.EVER, _ecc(0, nvml.NVML_VOLATILE_ECC)),
-    _health("ecc_uncorrected_volatile_total", units.EVER, _ecc(1, nvml.NVML_VOLATILE_ECC)),
-    _health("ecc_corrected_aggregate_total", units.EVER, _ecc(0, nvml.NVML_AGGREGATE_ECC)),
-    _health("ecc_uncorrected_aggregate_total", units.EVER, _ecc(1, nvml.NVML_AGGREGATE_ECC)),
-    _sram("corrected_total", units.EVER, "aggregateCor"),
-    _sram("uncorrected_parity_total", units.EVER, "aggregateUncParity"),
-    _sram("uncorrected_secded_total", units.EVER, "aggregateUncSecDed"),
-    _sram("threshold_exceeded", units.FLAG, "bThresholdExceeded"),
-    _health("retired_pages_single_bit", units.COUNT, FieldValue(29), since="until Volta"),
-    _health("retired_pages_double_bit", units.COUNT, FieldValue(30), since="until Volta"),
-    _health("retired_pages_pending", units.FLAG, FieldValue(31), since="until Volta"),
-    _rows("correctable", units.COUNT, 0),
-    _rows("uncorrectable", units.COUNT, 1),
-    _rows("pending", units.FLAG, 2),
-    _rows("failed", units.FLAG, 3),
+    _health("recovery_action", FieldValue(230)),
+    _health("ecc_corrected_volatile_total", _ecc(0, nvml.NVML_VOLATILE_ECC)),
+    _health("ecc_uncorrected_volatile_total", _ecc(1, nvml.NVML_VOLATILE_ECC)),
+    _health("ecc_corrected_aggregate_total", _ecc(0, nvml.NVML_AGGREGATE_ECC)),
+    _health("ecc_uncorrected_aggregate_total", _ecc(1, nvml.NVML_AGGREGATE_ECC)),
+    _sram("corrected_total", "aggregateCor"),
+    _sram("uncorrected_parity_total", "aggregateUncParity"),
+    _sram("uncorrected_secded_total", "aggregateUncSecDed"),
+    _sram("threshold_exceeded", "bThresholdExceeded"),
+    _health("retired_pages_single_bit", FieldValue(29), since="until Volta"),
+    _health("retired_pages_double_bit", FieldValue(30), since="until Volta"),
+    _health("retired_pages_pending", FieldValue(31), since="until Volta"),
+    _rows("correctable", 0),
+    _rows("uncorrectable", 1),
+    _rows("pending", 2),
+    _rows("failed", 3),
     *(_banks(part) for part in ("max", "high", "partial", "low", "none")),
-    _health("pcie_replays_total", units.EVER, FunctionCall("nvmlDeviceGetPcieReplayCounter")),
-    _health("nvlink_crc_flit_errors_total", units.EVER, FieldValue(38)),
-    _health("nvlink_crc_data_errors_total", units.EVER, FieldValue(45)),
-    _health("nvlink_replays_total", units.EVER, FieldValue(52)),
-    _health("nvlink_recoveries_total", units.EVER, FieldValue(59)),
+    _health("pcie_replays_total", FunctionCall("nvmlDeviceGetPcieReplayCounter")),
+    _health("nvlink_crc_flit_errors_total", FieldValue(38)),
+    _health("nvlink_crc_data_errors_total", FieldValue(45)),
+    _health("nvlink_replays_total", FieldValue(52)),
+    _health("nvlink_recoveries_total", FieldValue(59)),
     _links("sent", 138),
     _links("received", 139),
-    _fabric("state", units.FABRIC_STATE, "state"),
-    _fabric("status", units.NUMBER, "status"),
-    _fabric("health_mask", units.BITS, "healthMask"),
-    _health(
-        "pcie_link_generation", units.NUMBER, FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")
-    ),
-    _health("pcie_link_width", units.NUMBER, FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
+    _fabric("state", "state"),
+    _fabric("status", "status"),
+    _fabric("health_mask", "healthMask"),
+    _health("pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
+    _health("pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
     _health(
         "bar1_used_bytes",
-        units.MEMORY_BYTES,
         FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used"),
     ),
-    _health("fan_speed_ratio", units.FAN_SPEED, FunctionCall("nvmlDeviceGetFanSpeed")),
-    _health(
-        "vgpu_license_status", units.COUNT, FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4")
-    ),
-    _health("c2c_links", units.NUMBER, FieldValue(170), since="Hopper"),
+    _health("fan_speed_ratio", FunctionCall("nvmlDeviceGetFanSpeed")),
+    _health("vgpu_license_status", FunctionCall("nvmlDeviceGetGridLicensableFeatures_v4")),
+    _health("c2c_links", FieldValue(170), since="Hopper"),
 )
 
 
 def _power(name: str, call: str, part: int | None = None) -> MetricSpec:
     name = f"limits.power_limit_{name}_watts"
-    return _row(name, units.MILLIWATTS, FunctionCall(f"nvmlDeviceGet{call}", (), part))
+    return _row(name, FunctionCall(f"nvmlDeviceGet{call}", (), part))
 
 
 def _heat(name: str, threshold: int) -> MetricSpec:
     call = FunctionCall("nvmlDeviceGetTemperatureThreshold", (threshold,))
-    return _row(f"limits.temperature_{name}_celsius", units.CELSIUS, call, since="until Hopper")
+    return _row(f"limits.temperature_{name}_celsius", call, since="until Hopper")
 
 
 _LIMITS: Final = (
@@ -363,19 +349,3 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
 """The readings by the group in which they are asked."""
-
-
-def _field_spec(metric: MetricSpec) -> FieldSpec:
-    source = metric.asked[0]
-    return FieldSpec(
-        name=metric.name,
-        unit=metric.unit,
-        is_list=isinstance(source, GpmMetric) and source.count is not None,
-        is_of_links=isinstance(source, FieldValue) and source.link == EACH_LINK,
-    )
-
-
-FIELDS: Final[FieldTable] = field_table(
-    {group: map(_field_spec, metrics) for group, metrics in CATALOGUE.items()}
-)
-"""What the values of the readings are."""

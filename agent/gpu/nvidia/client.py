@@ -1,15 +1,21 @@
-"""One call of the library: its error codes become ours, and a list that grew is asked for again.
+"""Calls of the library, and of one device of it.
 
-Here live the driver's names of errors; its exceptions go no further than this module.
+The library's error codes become the errors of the seam (`agent.gpu.source`), and its exceptions go
+no further than this module. A driver tells in three ways that it does not give something: the
+binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
+`UnsupportedError`; a device is asked once, and what it does not support is remembered by the
+function's name and those arguments that never change. Opening the library again makes new clients,
+so everything is probed again. What failed is asked again at the next tick.
 """
 
-from collections.abc import Callable, Mapping
-from ctypes import byref
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Structure, byref
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import pynvml
 
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.source import (
     DriverNotLoadedError,
     FailedError,
@@ -22,6 +28,7 @@ from agent.gpu.source import (
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
@@ -42,6 +49,7 @@ _TELLING: Final = (
     "nvmlDeviceGetUUID",
     "nvmlDeviceGetMemoryInfo",
 )
+_SAMPLES: Final = "nvmlDeviceGetSamples"
 _WAITING: Final = "nvmlEventSetWait"
 # nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
@@ -66,14 +74,35 @@ def none_where_absent(take: Callable[[], T]) -> T | None:
         return None
 
 
-def call_nvml(library: Any, name: str, *arguments: Any, empty: Any = None) -> Any:  # noqa: ANN401  # as the library has it
+def call_nvml(
+    library: object,
+    function: Callable[Concatenate[NvmlLibrary, P], T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """Call the library's own function; raises SourceLostError, UnsupportedError, FailedError."""
+    return cast("T", call_by_name(library, function.__name__, *arguments, **named))
+
+
+def list_nvml(
+    library: object,
+    empty: T,
+    function: Callable[Concatenate[NvmlLibrary, P], T],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """As `call_nvml`; `empty` is the answer where the library has nothing to list."""
+    return cast("T", call_by_name(library, function.__name__, *arguments, empty=empty, **named))
+
+
+def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
     """Call a function; a list that grew between the library's two calls is asked for again."""
     function = getattr(library, name, None)
     if function is None:
         raise UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
     for _ in range(_ATTEMPTS):
         try:
-            return function(*arguments)
+            answer: object = function(*arguments)
         except pynvml.NVMLLibraryMismatchError as error:
             raise UnsupportedError(f"{name}: {error}") from error
         except pynvml.NVMLError as error:
@@ -85,11 +114,12 @@ def call_nvml(library: Any, name: str, *arguments: Any, empty: Any = None) -> An
         except UnicodeDecodeError as error:
             NVML_ERRORS.labels(call=name, error="NotText").inc()
             raise FailedError(f"{name}: what the driver wrote is no text") from error
+        return answer
     NVML_ERRORS.labels(call=name, error="InsufficientSize").inc()
     raise FailedError(f"{name}: its list grew {_ATTEMPTS} times while it was read")
 
 
-def _translate(name: str, error: Any) -> UnavailableError:  # noqa: ANN401  # pynvml is untyped
+def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
     message = f"{name}: {error}"
     if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
         return NothingHappenedError(message)
@@ -104,72 +134,111 @@ def _translate(name: str, error: Any) -> UnavailableError:  # noqa: ANN401  # py
     return (lost or FailedError)(message)
 
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 """A function's name and the arguments behind the handle that never change."""
 
 
 @dataclass(kw_only=True)
 class DeviceClient:
-    """Asks one device of an open library."""
+    """Asks one device of an open library, a GPU or a MIG instance."""
 
-    library: Any
+    library: object
     """The library that gave the handle."""
-    handle: Any
+    handle: object
     """The library's own handle."""
     outcomes: dict[Key, str | None] = field(default_factory=dict)
     """What was asked so far, with the driver's reason where it is not supported."""
-    refusals: int = 0
-    """Changes whenever what is refused does."""
+    support_version: int = 0
+    """Changes whenever what is unsupported does."""
 
-    def ask(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401  # as the library has it
+    def ask(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T | None:
         """Return the answer, or `None` where there is none; raises SourceLostError."""
-        if self.is_refused((name, *arguments)):
+        return cast("T | None", self.ask_by_name(function.__name__, *arguments, **named))
+
+    def ask_by_name(self, name: str, *arguments: object) -> object | None:
+        """As `ask`, of a function that only its caller knows the type of."""
+        key = (name, *arguments)
+        if self.is_unsupported(key):
             return None
         try:
-            return self.insist((name, *arguments))
+            return self._query(key)
         except (UnsupportedError, FailedError):
             return None
 
-    def fill(self, name: str, struct: str) -> Any:  # noqa: ANN401  # as the library has it
+    def fill(self, name: str, struct: str) -> object | None:
         """Return the struct that the function filled, or `None`; raises SourceLostError."""
-        if self.is_refused((name,)):
+        if self.is_unsupported((name,)):
             return None
-        filled = getattr(pynvml, struct)()
+        filled: Structure = getattr(pynvml, struct)()
         try:
-            self.insist((name,), byref(filled))
+            self._query((name,), byref(filled))
         except (UnsupportedError, FailedError):
             return None
         return filled
 
-    def insist(self, key: Key, *more: Any, empty: Any = None) -> Any:  # noqa: ANN401  # as the library has it
-        """Return the answer; `more` arguments change from call to call.
+    def query_or_raise(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Return the answer; what is unsupported is so whatever the arguments are.
 
         Raises UnsupportedError (at once where that is known), FailedError and SourceLostError.
         """
+        return cast("T", self._query((function.__name__,), *arguments, **named))
+
+    def list_or_raise(
+        self,
+        empty: T,
+        function: Callable[Concatenate[NvmlLibrary, object, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """As `query_or_raise`; `empty` is the answer where there is nothing to list."""
+        return cast("T", self._query((function.__name__,), *arguments, empty=empty, **named))
+
+    def samples_or_raise(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]]:
+        """Return the samples of a ring buffer and their type; one kind may be unsupported alone.
+
+        Raises as `query_or_raise` does.
+        """
+        answer = self._query((_SAMPLES, kind), since_us, empty=(None, ()))
+        return cast("tuple[int | None, Sequence[object]]", answer)
+
+    def _query(self, key: Key, *more: object, empty: object = None) -> object:
+        """Return the answer; `more` arguments are no part of what may be unsupported."""
         reason = self.outcomes.get(key)
         if reason is not None:
             raise UnsupportedError(f"{key[0]}: {reason}")
         name, *arguments = key
         try:
-            answer = call_nvml(self.library, name, self.handle, *arguments, *more, empty=empty)
+            answer = call_by_name(
+                self.library, str(name), self.handle, *arguments, *more, empty=empty
+            )
         except UnsupportedError as error:
-            self.refuse(key, reason_of(error))
+            self.mark_unsupported(key, reason_of(error))
             raise
         self.outcomes[key] = None
         return answer
 
-    def is_refused(self, key: Key) -> bool:
+    def is_unsupported(self, key: Key) -> bool:
         """Whether the device is known not to support it."""
         return self.outcomes.get(key) is not None
 
-    def refuse(self, key: Key, reason: str) -> None:
+    def mark_unsupported(self, key: Key, reason: str) -> None:
         """Remember that the device does not support it."""
-        self.refusals += 1
+        self.support_version += 1
         self.outcomes[key] = reason
 
     def forget(self) -> None:
         """Probe everything again: what is supported has changed, as it does with MIG."""
-        self.refusals += 1
+        self.support_version += 1
         self.outcomes.clear()
 
 
@@ -181,7 +250,7 @@ def reason_of(error: UnavailableError) -> str:
     return "FunctionNotFound"
 
 
-peek: Final[Any] = object.__getattribute__
+raw_getattr: Final[Any] = object.__getattribute__
 """`getattr` for members that are no text.
 
 The binding's own attribute access decodes text, and for a number costs more than the call of the

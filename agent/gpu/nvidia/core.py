@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import pynvml
 
 from agent.core.raw import ListedProcess, ProcessUtilizationSample, SampleCursor, UtilizationSample
-from agent.gpu.nvidia.client import DeviceClient, none_where_absent, peek
+from agent.gpu.nvidia.client import DeviceClient, none_where_absent, raw_getattr
+from agent.gpu.nvidia.library import NvmlLibrary, ProcessInfo
 from agent.gpu.nvidia.query import value_name
 from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import ProcessKind
@@ -28,34 +29,38 @@ class Memory(NamedTuple):
     """What the driver and the firmware keep for themselves."""
 
 
-def ask_memory(asker: DeviceClient) -> Memory:
+def ask_memory(client: DeviceClient) -> Memory:
     """Ask for the memory; raises SourceLostError."""
-    newer: Any = asker.ask(_CALL, pynvml.nvmlMemory_v2)
+    newer = client.ask(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if newer is not None:
         return Memory(newer.total, newer.used, newer.reserved)
     # What only failed is not asked in the older way: its `used` means something else.
-    if not asker.is_refused((_CALL, pynvml.nvmlMemory_v2)):
+    if not client.is_unsupported((_CALL, pynvml.nvmlMemory_v2)):
         return Memory()
-    older: Any = asker.ask(_CALL)
+    older = client.ask(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     return Memory() if older is None else Memory(older.total, older.used)
 
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _LISTS: Final = {
-    ProcessKind.COMPUTE: "nvmlDeviceGetComputeRunningProcesses_v3",
-    ProcessKind.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    ProcessKind.MPS: "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    ProcessKind.COMPUTE: NvmlLibrary.nvmlDeviceGetComputeRunningProcesses_v3,
+    ProcessKind.GRAPHICS: NvmlLibrary.nvmlDeviceGetGraphicsRunningProcesses_v3,
+    ProcessKind.MPS: NvmlLibrary.nvmlDeviceGetMPSComputeRunningProcesses_v3,
 }
 
 
-def query_core(asker: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
+def query_core(client: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
     """Ask one GPU, by the fields of `GpuAnswers`; raises SourceLostError."""
-    samples = _samples(asker, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
-    memory_samples = _samples(asker, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
-    rates = None if samples and memory_samples else asker.ask("nvmlDeviceGetUtilizationRates")
-    memory = ask_memory(asker)
+    samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
+    memory_samples = _samples(client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
+    rates = (
+        None
+        if samples and memory_samples
+        else client.ask(NvmlLibrary.nvmlDeviceGetUtilizationRates)
+    )
+    memory = ask_memory(client)
     return {
-        "model": asker.ask("nvmlDeviceGetName"),
+        "model": client.ask(NvmlLibrary.nvmlDeviceGetName),
         "samples": samples,
         "memory_samples": memory_samples,
         "percent": rates and rates.gpu,
@@ -63,20 +68,20 @@ def query_core(asker: DeviceClient, last_seen: SampleCursor) -> dict[str, Any]:
         "memory_total_bytes": memory.total,
         "memory_used_bytes": memory.used,
         "memory_reserved_bytes": memory.reserved,
-        "power_milliwatts": asker.ask("nvmlDeviceGetPowerUsage"),
-        "energy_millijoules": asker.ask("nvmlDeviceGetTotalEnergyConsumption"),
-        "process_samples": _process_samples(asker, last_seen.process_us),
+        "power_milliwatts": client.ask(NvmlLibrary.nvmlDeviceGetPowerUsage),
+        "energy_millijoules": client.ask(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
+        "process_samples": _process_samples(client, last_seen.process_us),
         # Last, so that a process with samples is still looked for after they were taken.
-        "processes": list_processes(asker),
+        "processes": list_processes(client),
     }
 
 
-def list_processes(asker: DeviceClient) -> tuple[ListedProcess, ...] | None:
+def list_processes(client: DeviceClient) -> tuple[ListedProcess, ...] | None:
     """Return the three lists, one after the other; `None` where one of them failed."""
     listed: list[ListedProcess] | None = None
-    for kind, call in _LISTS.items():
+    for kind, function in _LISTS.items():
         try:
-            processes = asker.insist((call,), empty=())
+            processes = client.list_or_raise((), function)
         except UnsupportedError:
             continue
         except FailedError:
@@ -85,7 +90,7 @@ def list_processes(asker: DeviceClient) -> tuple[ListedProcess, ...] | None:
     return None if listed is None else tuple(listed)
 
 
-def _listed(processes: Sequence[Any], kind: ProcessKind) -> list[ListedProcess]:
+def _listed(processes: Sequence[ProcessInfo], kind: ProcessKind) -> list[ListedProcess]:
     return [
         ListedProcess(
             pid=one.pid,
@@ -103,16 +108,15 @@ def _id(given: int) -> int | None:
 
 
 def _samples(
-    asker: DeviceClient, kind: int, last_seen_us: int
+    client: DeviceClient, kind: int, last_seen_us: int
 ) -> tuple[UtilizationSample, ...] | None:
     def take() -> tuple[UtilizationSample, ...]:
-        call = ("nvmlDeviceGetSamples", kind)
-        value_type, samples = asker.insist(call, last_seen_us, empty=(None, ()))
+        value_type, samples = client.samples_or_raise(kind, last_seen_us)
         name = value_name(value_type)
         return tuple(
             UtilizationSample(
-                timestamp_us=peek(one, "timeStamp"),
-                percent=getattr(peek(one, "sampleValue"), name),
+                timestamp_us=raw_getattr(one, "timeStamp"),
+                percent=getattr(raw_getattr(one, "sampleValue"), name),
             )
             for one in samples
         )
@@ -121,18 +125,18 @@ def _samples(
 
 
 def _process_samples(
-    asker: DeviceClient, last_seen_us: int
+    client: DeviceClient, last_seen_us: int
 ) -> tuple[ProcessUtilizationSample, ...] | None:
     def take() -> tuple[ProcessUtilizationSample, ...]:
-        call = ("nvmlDeviceGetProcessUtilization",)
+        function = NvmlLibrary.nvmlDeviceGetProcessUtilization
         return tuple(
             ProcessUtilizationSample(
-                pid=peek(one, "pid"),
-                timestamp_us=peek(one, "timeStamp"),
-                sm_percent=peek(one, "smUtil"),
-                memory_percent=peek(one, "memUtil"),
+                pid=raw_getattr(one, "pid"),
+                timestamp_us=raw_getattr(one, "timeStamp"),
+                sm_percent=raw_getattr(one, "smUtil"),
+                memory_percent=raw_getattr(one, "memUtil"),
             )
-            for one in asker.insist(call, last_seen_us, empty=())
+            for one in client.list_or_raise((), function, last_seen_us)
         )
 
     return none_where_absent(take)

@@ -9,16 +9,17 @@ GPU that refuses must not cost the others theirs, nor one bit of the mask the ot
 and new attempts are `agent.core.incidents`'.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import c_void_p, cast
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import pynvml
 import structlog
 
 from agent.core.incidents.builder import Detection
 from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.library import EventData, NvmlLibrary
 from agent.gpu.source import (
     DriverEvent,
     FailedError,
@@ -31,6 +32,8 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # The library is asked each tick, so it need not wait; what 0 means to it is not written anywhere.
 _WAIT_MILLISECONDS: Final = 1
 _MAX_EVENTS: Final = 16
@@ -45,9 +48,9 @@ _VERSIONS: Final = {
 class NvmlDriverEvents:
     """The driver's events that are not a GPU's; all calls in one thread."""
 
-    def __init__(self, library: Any) -> None:  # noqa: ANN401  # pynvml is an untyped module
+    def __init__(self, library: object) -> None:
         self._library = library
-        self._set: Any = None
+        self._set: object = None
         self._data: Any = None
         self._reason: str | None = "not open yet"
 
@@ -65,8 +68,8 @@ class NvmlDriverEvents:
     def open(self) -> None:
         """Begin to listen, where the driver can be listened to."""
         try:
-            self._set = self._call("nvmlSystemEventSetCreate")
-            self._call("nvmlSystemRegisterEvents", _events(), self._set)
+            self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
+            self._call(NvmlLibrary.nvmlSystemRegisterEvents, _events(), self._set)
             self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MAX_EVENTS)()
             self._reason = None
         except UnavailableError as error:
@@ -79,7 +82,11 @@ class NvmlDriverEvents:
             return DriverEvent.NOTHING
         try:
             happened = self._call(
-                "nvmlSystemEventSetWait", self._set, _WAIT_MILLISECONDS, self._data, _MAX_EVENTS
+                NvmlLibrary.nvmlSystemEventSetWait,
+                self._set,
+                _WAIT_MILLISECONDS,
+                self._data,
+                _MAX_EVENTS,
             )
         except UnavailableError as error:
             self.close()
@@ -96,13 +103,19 @@ class NvmlDriverEvents:
         if held is None:
             return
         try:
-            self._call("nvmlSystemEventSetFree", held)
+            self._call(NvmlLibrary.nvmlSystemEventSetFree, held)
         except UnavailableError as error:
             self._reason = str(error)
 
-    def _call(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401  # as the library has it
-        version = getattr(pynvml, _VERSIONS[name], None)
-        return call_nvml(self._library, name, version, *arguments)
+    def _call(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, int | None, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Call a function with the version of its struct; an older binding knows neither."""
+        version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
+        return call_nvml(self._library, function, version, *arguments, **named)
 
 
 def _events() -> int:
@@ -137,20 +150,20 @@ _log = structlog.get_logger(__name__)
 class NvmlGpuEvents:
     """An event set in which every GPU is registered that can be."""
 
-    def __init__(self, library: Any, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:  # noqa: ANN401  # pynvml is an untyped module
+    def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
         """Make the set; raises UnavailableError where the driver makes none."""
         self._library = library
         self._clock = clock
-        self._uuids: dict[Any, str] = {}
+        self._uuids: dict[object, str] = {}
         self._has_v3: bool | None = None
-        self._set = call_nvml(library, "nvmlEventSetCreate")
+        self._set = call_nvml(library, NvmlLibrary.nvmlEventSetCreate)
         for gpu in gpus:
             if self._register(gpu):
                 self._uuids[_identity(gpu.handle)] = gpu.uuid
 
     def close(self) -> None:
         """Free the set; raises UnavailableError where the library is gone."""
-        call_nvml(self._library, "nvmlEventSetFree", self._set)
+        call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
 
     def wait(self, timeout_ms: int) -> Detection | None:
         """Wait for the next event; `None` where there is none in time. Raises UnavailableError."""
@@ -181,7 +194,7 @@ class NvmlGpuEvents:
             raise UnsupportedError("nvmlEventSetWait_v3: this nvidia-ml-py does not have it")
         event = make()
         event.timeoutMs = timeout_ms
-        call_nvml(self._library, "nvmlEventSetWait_v3", self._set, event)
+        call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
         if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
             return None
         try:
@@ -193,21 +206,21 @@ class NvmlGpuEvents:
         )
 
     def _v2(self, timeout_ms: int) -> Detection | None:
-        event = call_nvml(self._library, "nvmlEventSetWait_v2", self._set, timeout_ms)
+        event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
         now_ns = self._clock.time_ns()
         uuid = self._uuids.get(_identity(event.device)) or self._ask_uuid(event.device)
         return self._make_detection(event, uuid, now_ns)
 
-    def _ask_uuid(self, handle: Any) -> str | None:  # noqa: ANN401  # the library's own
+    def _ask_uuid(self, handle: object) -> str | None:
         with suppress(UnavailableError):
-            return str(call_nvml(self._library, "nvmlDeviceGetUUID", handle))
+            return str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, handle))
         return None
 
     def _believable_ns(self, stamp_ns: int) -> int:
         now_ns = self._clock.time_ns()
         return stamp_ns if abs(now_ns - stamp_ns) <= _BELIEVABLE_NS else now_ns
 
-    def _make_detection(self, event: Any, uuid: str | None, time_ns: int) -> Detection | None:  # noqa: ANN401  # a struct of ctypes
+    def _make_detection(self, event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
         kind = KINDS.get(event.eventType)
         if kind is None:
             return None
@@ -225,7 +238,9 @@ class NvmlGpuEvents:
     def _register(self, gpu: GpuIdentity) -> bool:
         """Register for what is wanted and supported; a GPU that refuses must not cost the rest."""
         try:
-            supported = call_nvml(self._library, "nvmlDeviceGetSupportedEventTypes", gpu.handle)
+            supported = call_nvml(
+                self._library, NvmlLibrary.nvmlDeviceGetSupportedEventTypes, gpu.handle
+            )
             if supported & WANTED:
                 self._register_bits(gpu, supported & WANTED)
         except UnavailableError as error:
@@ -254,19 +269,21 @@ class NvmlGpuEvents:
         return True
 
     def _register_mask(self, gpu: GpuIdentity, bits: int) -> None:
-        call_nvml(self._library, "nvmlDeviceRegisterEvents", gpu.handle, bits, self._set)
+        call_nvml(self._library, NvmlLibrary.nvmlDeviceRegisterEvents, gpu.handle, bits, self._set)
 
 
-def pci_buses_of(library: Any, gpus: Sequence[GpuIdentity]) -> dict[str, str]:  # noqa: ANN401  # as above
+def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]:
     """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
     found = {}
     for gpu in gpus:
         with suppress(UnavailableError):
-            found[call_nvml(library, "nvmlDeviceGetPciInfo_v3", gpu.handle).busId] = gpu.uuid
+            found[call_nvml(library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, gpu.handle).busId] = (
+                gpu.uuid
+            )
     return found
 
 
-def _identity(handle: Any) -> Any:  # noqa: ANN401  # the library's own
+def _identity(handle: object) -> object:
     """Return what tells handles apart: the binding makes a new object each time."""
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value

@@ -13,17 +13,15 @@ import pynvml
 
 from agent.core.units import MEBIBYTES_PER_SECOND
 from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
-from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek, reason_of
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import InstanceClient
-from agent.gpu.nvidia.query import check_code, refuse_alone
+from agent.gpu.nvidia.query import check_code, mark_if_unsupported
 from agent.gpu.source import FailedError, UnsupportedError
 
 MIN_NS: Final = 100_000_000
 """NVML's least time between two samples."""
 _MAX_NS: Final = 600_000_000_000
-_QUERY: Final = "nvmlGpmQueryDeviceSupport"
-_SAMPLE: Final = "nvmlGpmSampleGet"
-_MIG_SAMPLE: Final = "nvmlGpmMigSampleGet"
 _METRICS: Final = "nvmlGpmMetricsGet"
 
 
@@ -32,29 +30,29 @@ class Gpm:
 
     def __init__(
         self,
-        asker: DeviceClient,
+        client: DeviceClient,
         readings: Sequence[MetricSpec],
         *,
         monotonic_ns: Callable[[], int],
         gpu_instance: int | None = None,
         whole: DeviceClient | None = None,
     ) -> None:
-        """`asker` asks the GPU itself, also where `gpu_instance` names an instance of it.
+        """`client` asks the GPU itself, also where `gpu_instance` names an instance of it.
 
-        An instance needs an asker of its own, as it refuses metrics that the GPU does not. Where
-        `asker` asks a compute instance, `whole` asks the GPU that has the counters.
+        An instance needs an client of its own, as it refuses metrics that the GPU does not. Where
+        `client` asks a compute instance, `whole` asks the GPU that has the counters.
         """
-        self._asker = asker
-        self._whole = whole or asker
+        self._client = client
+        self._whole = whole or client
         self._wanted = [_wanted(reading) for reading in readings]
         self._monotonic_ns = monotonic_ns
         self._gpu_instance = gpu_instance
-        self._buffers: list[Any] = []
+        self._buffers: list[object] = []
         self._taken_ns: int | None = None
         self._struct: Any = None
         self._ids: list[int] = []
         self._slots: list[tuple[int, Any]] = []
-        self._refusals = 0
+        self._support_version = 0
         self._is_asking = False
 
     def ask(self) -> dict[str, Any]:
@@ -84,7 +82,7 @@ class Gpm:
         buffers, self._buffers, self._taken_ns = self._buffers, [], None
         for buffer in buffers:
             try:
-                call_nvml(self._asker.library, "nvmlGpmSampleFree", buffer)
+                call_nvml(self._client.library, NvmlLibrary.nvmlGpmSampleFree, buffer)
             except (UnsupportedError, FailedError):
                 continue
 
@@ -106,35 +104,35 @@ class Gpm:
         """Allocate everything, once; raises UnsupportedError where the GPU has no such counters."""
         if self._buffers:
             return
-        if self._asker.is_refused((_METRICS,)):
+        if self._client.is_unsupported((_METRICS,)):
             raise UnsupportedError(_METRICS)
-        if not self._whole.insist((_QUERY,)).isSupportedDevice:
-            self._asker.refuse((_METRICS,), "NotSupported")
+        if not self._whole.query_or_raise(NvmlLibrary.nvmlGpmQueryDeviceSupport).isSupportedDevice:
+            self._client.mark_unsupported((_METRICS,), "NotSupported")
             raise UnsupportedError(_METRICS)
-        library = self._asker.library
-        self._buffers = [call_nvml(library, "nvmlGpmSampleAlloc") for _ in range(2)]
+        library = self._client.library
+        self._buffers = [call_nvml(library, NvmlLibrary.nvmlGpmSampleAlloc) for _ in range(2)]
         self._struct = pynvml.c_nvmlGpmMetricsGet_t()
         self._lay_out(self._possible())
 
-    def _take(self, buffer: Any) -> None:  # noqa: ANN401  # as the library has it
+    def _take(self, buffer: object) -> None:
         if self._gpu_instance is None:
-            self._asker.insist((_SAMPLE,), buffer)
+            self._client.query_or_raise(NvmlLibrary.nvmlGpmSampleGet, buffer)
         else:
-            self._asker.insist((_MIG_SAMPLE,), self._gpu_instance, buffer)
+            self._client.query_or_raise(NvmlLibrary.nvmlGpmMigSampleGet, self._gpu_instance, buffer)
 
-    def _metrics(self, older: Any, newer: Any) -> dict[int, float]:  # noqa: ANN401  # as the library has it
+    def _metrics(self, older: object, newer: object) -> dict[int, float]:
         struct = self._struct
         struct.sample1, struct.sample2 = older, newer
-        if self._asker.refusals != self._refusals:
+        if self._client.support_version != self._support_version:
             self._lay_out(self._possible())
         try:
             return self._ask_metrics()
         except UnsupportedError as error:
-            self._asker.refuse((_METRICS,), reason_of(error))
+            self._client.mark_unsupported((_METRICS,), reason_of(error))
             self._free()
             raise
         except FailedError:
-            if all((_METRICS, one) in self._asker.outcomes for one in self._ids):
+            if all((_METRICS, one) in self._client.outcomes for one in self._ids):
                 raise
         return self._ask_apart()
 
@@ -146,13 +144,13 @@ class Gpm:
             try:
                 given |= self._ask_metrics()
             except (UnsupportedError, FailedError) as error:
-                refuse_alone(self._asker, (_METRICS, one), error)
+                mark_if_unsupported(self._client, (_METRICS, one), error)
         self._lay_out(self._possible())
         return given
 
     def _lay_out(self, ids: list[int]) -> None:
         """Write into the struct what is asked; it stays there from call to call."""
-        self._ids, self._refusals = ids, self._asker.refusals
+        self._ids, self._support_version = ids, self._client.support_version
         self._struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._struct.numMetrics = len(ids)
         self._slots = [(one, self._struct.metrics[place]) for place, one in enumerate(ids)]
@@ -160,11 +158,11 @@ class Gpm:
             slot.metricId = number
 
     def _ask_metrics(self) -> dict[int, float]:
-        asker, given = self._asker, {}
-        call_nvml(asker.library, _METRICS, self._struct)
+        client, given = self._client, {}
+        call_nvml(client.library, NvmlLibrary.nvmlGpmMetricsGet, self._struct)
         for number, slot in self._slots:
-            if check_code(asker, (_METRICS, number), peek(slot, "nvmlReturn")):
-                value = peek(slot, "value")
+            if check_code(client, (_METRICS, number), raw_getattr(slot, "nvmlReturn")):
+                value = raw_getattr(slot, "value")
                 if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
                     given[number] = value
         return given
@@ -172,7 +170,7 @@ class Gpm:
     def _possible(self) -> list[int]:
         """Return the metrics that are not refused."""
         numbers = (number for _, numbers, _ in self._wanted for number in numbers)
-        return [one for one in numbers if not self._asker.is_refused((_METRICS, one))]
+        return [one for one in numbers if not self._client.is_unsupported((_METRICS, one))]
 
     def _by_name(self, given: dict[int, float]) -> dict[str, Any]:
         named: dict[str, Any] = {}
@@ -204,12 +202,12 @@ class InstanceCounters:
 
     def __init__(
         self,
-        asker: DeviceClient,
+        client: DeviceClient,
         readings: Sequence[MetricSpec],
         *,
         monotonic_ns: Callable[[], int],
     ) -> None:
-        self._asker = asker
+        self._client = client
         # By NVML's own words the links' flows are the GPU's: told of each instance they would be
         # counted once for each.
         self._readings = [one for one in readings if one.unit is not MEBIBYTES_PER_SECOND]
@@ -241,13 +239,13 @@ class InstanceCounters:
 
     def _open(self, instance: InstanceClient, *, is_alone: bool) -> Gpm:
         number = instance.identity.gpu_instance if is_alone else None
-        asker = instance.asker
+        client = instance.client
         if number is not None:
-            asker = DeviceClient(library=self._asker.library, handle=self._asker.handle)
+            client = DeviceClient(library=self._client.library, handle=self._client.handle)
         return Gpm(
-            asker,
+            client,
             self._readings,
             monotonic_ns=self._monotonic_ns,
             gpu_instance=number,
-            whole=self._asker,
+            whole=self._client,
         )

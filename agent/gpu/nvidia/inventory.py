@@ -5,18 +5,19 @@ The layout of MIG instances is known elsewhere.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pynvml as nvml
 
 from agent.core.units import MEMORY_BYTES
-from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek
+from agent.gpu.nvidia.client import DeviceClient, Key, call_nvml, raw_getattr
 from agent.gpu.nvidia.core import ask_memory
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import Capability, GpuFacts
 
 
-def capabilities_of(outcomes: Mapping[tuple[Any, ...], str | None]) -> list[Capability]:
+def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
     """Return a record for each question that was answered or refused, in the order of their names.
 
     An argument stands behind the name where one function was asked with several.
@@ -29,7 +30,7 @@ def capabilities_of(outcomes: Mapping[tuple[Any, ...], str | None]) -> list[Capa
     return sorted(given, key=lambda one: one.call)
 
 
-def _label(key: tuple[Any, ...], *, alone: bool) -> str:
+def _label(key: Key, *, alone: bool) -> str:
     name, *arguments = key
     if alone or not arguments:
         return str(name)
@@ -79,18 +80,18 @@ _PEER_STATUSES: Final = {
     nvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled_by_regkey",
     nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
 }
-_PEER: Final = "nvmlDeviceGetP2PStatus"
 _MAX: Final = 2**31 - 1
+T = TypeVar("T")
 
 
 class Facts:
     """The facts of one GPU."""
 
     def __init__(
-        self, asker: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, Any]]
+        self, client: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, object]]
     ) -> None:
         """`peers` are the node's other GPUs as pairs of UUID and handle."""
-        self._asker = asker
+        self._client = client
         self._uuid = uuid
         self._index = index
         self._peers = dict(peers)
@@ -106,23 +107,23 @@ class Facts:
             index=self._index,
             **self._built_in,
             nvlink_peers=dict(self._reached) or None,
-            **_settings(self._asker),
+            **_settings(self._client),
             instances=[],
-            capabilities=capabilities_of(self._asker.outcomes),
+            capabilities=capabilities_of(self._client.outcomes),
         )
 
     def _look_at_board(self) -> None:
         """Ask for what is not known yet: not given, or not refused."""
         if self._built_in.get("memory_total_bytes") is None:
-            total = ask_memory(self._asker).total
+            total = ask_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
             self._built_in["memory_total_bytes"] = total if is_true else None
         for name, call, convert in _BUILT_IN:
             if name not in self._built_in:
-                answer = self._asker.ask(*call)
+                answer = self._client.ask_by_name(*call)
                 if answer is not None:
                     self._built_in[name] = convert(answer)
-                elif self._asker.is_refused(call):
+                elif self._client.is_unsupported(call):
                     self._built_in[name] = None
 
     def _look_at_peers(self) -> None:
@@ -130,7 +131,12 @@ class Facts:
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
             try:
-                status = call_nvml(self._asker.library, _PEER, self._asker.handle, *arguments)
+                status = call_nvml(
+                    self._client.library,
+                    NvmlLibrary.nvmlDeviceGetP2PStatus,
+                    self._client.handle,
+                    *arguments,
+                )
                 self._reached[uuid] = _PEER_STATUSES.get(status, "unknown")
             except FailedError:
                 continue
@@ -147,11 +153,11 @@ def _version(parts: tuple[int, int]) -> str:
     return f"{parts[0]}.{parts[1]}"
 
 
-def _bus_id(pci: Any) -> str:  # noqa: ANN401  # a ctypes struct
-    return str(peek(pci, "busId").decode(errors="replace"))
+def _bus_id(pci: object) -> str:
+    return str(raw_getattr(pci, "busId").decode(errors="replace"))
 
 
-_BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = (
+_BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[Any], Any]]]] = (
     ("minor_number", ("nvmlDeviceGetMinorNumber",), _small),
     ("model", ("nvmlDeviceGetName",), str),
     ("brand", ("nvmlDeviceGetBrand",), _BRANDS.get),
@@ -169,33 +175,33 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[Any, ...], Callable[[Any], Any]]]] = 
 )
 
 
-def _settings(asker: DeviceClient) -> dict[str, Any]:
-    ask = asker.ask
-    ecc = ask("nvmlDeviceGetEccMode")
+def _settings(client: DeviceClient) -> dict[str, Any]:
+    ask = client.ask
+    ecc = ask(NvmlLibrary.nvmlDeviceGetEccMode)
     return {
         "ecc_enabled": ecc and _flag(ecc[0]),
-        "persistence_enabled": _flag(ask("nvmlDeviceGetPersistenceMode")),
-        "accounting_enabled": _flag(ask("nvmlDeviceGetAccountingMode")),
-        "compute_mode": _COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode")),
+        "persistence_enabled": _flag(ask(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
+        "accounting_enabled": _flag(ask(NvmlLibrary.nvmlDeviceGetAccountingMode)),
+        "compute_mode": _COMPUTE_MODES.get(ask(NvmlLibrary.nvmlDeviceGetComputeMode)),
     }
 
 
-def ask_versions(library: Any) -> Mapping[str, str | None]:  # noqa: ANN401  # pynvml is untyped
+def ask_versions(library: object) -> Mapping[str, str | None]:
     """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
-    cuda = _of_system(library, "nvmlSystemGetCudaDriverVersion_v2")
+    cuda = _of_system(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
     return {
-        "driver_version": _of_system(library, "nvmlSystemGetDriverVersion"),
-        "nvml_version": _of_system(library, "nvmlSystemGetNVMLVersion"),
-        "cuda_driver_version": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "driver_version": _of_system(library, NvmlLibrary.nvmlSystemGetDriverVersion),
+        "nvml_version": _of_system(library, NvmlLibrary.nvmlSystemGetNVMLVersion),
+        "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
     }
 
 
-def _of_system(library: Any, name: str) -> Any:  # noqa: ANN401  # as the library has it
+def _of_system(library: object, function: Callable[[NvmlLibrary], T]) -> T | None:
     try:
-        return call_nvml(library, name)
+        return call_nvml(library, function)
     except (UnsupportedError, FailedError):
         return None
 
 
-def _flag(value: Any) -> bool | None:  # noqa: ANN401  # as the library has it
+def _flag(value: int | None) -> bool | None:
     return bool(value) if value in (0, 1) else None

@@ -16,6 +16,7 @@ import structlog
 from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
 from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import ask_memory, list_processes
+from agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
 from agent.gpu.source import FailedError, UnsupportedError
 from gpuledger.records import MigInstance
 
@@ -40,7 +41,7 @@ class InstanceClient:
 
     identity: InstanceIdentity
     """Which one it is."""
-    asker: DeviceClient
+    client: DeviceClient
     """Asks it."""
 
 
@@ -48,7 +49,7 @@ class InstanceClient:
 class Partition:
     """How one GPU is cut now."""
 
-    asker: DeviceClient
+    client: DeviceClient
     """Asks the GPU."""
     uuid: str
     """The GPU's identity."""
@@ -69,7 +70,7 @@ class Partition:
         was, self.is_enabled = self.is_enabled, self._ask_mode()
         if was is not None and was != self.is_enabled:
             # What was refused in one mode may be given in the other.
-            self.asker.forget()
+            self.client.forget()
             self.cut += 1
         if not self.is_enabled:
             self._take([])
@@ -102,7 +103,7 @@ class Partition:
 
     def _ask_mode(self) -> bool | None:
         try:
-            current, _ = self.asker.insist(("nvmlDeviceGetMigMode",))
+            current, _ = self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetMigMode)
         except UnsupportedError:
             return None
         except FailedError:
@@ -110,7 +111,7 @@ class Partition:
         return bool(current)
 
     def _find_instances(self) -> None:
-        self._most = self.asker.ask("nvmlDeviceGetMaxMigDeviceCount") or self._most
+        self._most = self.client.ask(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._most
         found = [one for place in range(self._most) if (one := self._find(place))]
         self._take(found)
 
@@ -125,47 +126,49 @@ class Partition:
         """Return the instance at an index; one whose handle fails now is still there."""
         before = next((one for one in self.instances if one.identity.place == place), None)
         try:
-            call = ("nvmlDeviceGetMigDeviceHandleByIndex",)
-            handle = self.asker.insist(call, place, empty=_HOLE)
+            function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
+            handle = self.client.list_or_raise(_HOLE, function, place)
             if handle is _HOLE:
                 return None
-            asker = DeviceClient(library=self.asker.library, handle=handle)
-            uuid = asker.insist(("nvmlDeviceGetUUID",))
+            client = DeviceClient(library=self.client.library, handle=handle)
+            uuid = client.query_or_raise(NvmlLibrary.nvmlDeviceGetUUID)
         except UnsupportedError:
             return None
         except FailedError:
             return before
         known = self._known.get(uuid)
         if known is None or known.identity.place != place:
-            return InstanceClient(identity=self._identify(asker, uuid, place), asker=asker)
-        known.asker.handle = handle
+            return InstanceClient(identity=self._identify(client, uuid, place), client=client)
+        known.client.handle = handle
         return known
 
-    def _identify(self, asker: DeviceClient, uuid: str, place: int) -> InstanceIdentity:
-        attributes = asker.ask("nvmlDeviceGetAttributes_v2")
-        gpu_instance = _small(asker.ask("nvmlDeviceGetGpuInstanceId"))
+    def _identify(self, client: DeviceClient, uuid: str, place: int) -> InstanceIdentity:
+        attributes = client.ask(NvmlLibrary.nvmlDeviceGetAttributes_v2)
+        gpu_instance = _small(client.ask(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
         return InstanceIdentity(
             uuid=uuid,
             parent_uuid=self.uuid,
             place=place,
             gpu_instance=gpu_instance,
-            compute_instance=_small(asker.ask("nvmlDeviceGetComputeInstanceId")),
-            profile=_profile(asker.ask("nvmlDeviceGetName"), attributes),
-            gpu_slices=attributes and _small(attributes.gpuInstanceSliceCount),
-            compute_slices=attributes and _small(attributes.computeInstanceSliceCount),
-            multiprocessors=attributes and _small(attributes.multiprocessorCount),
-            memory_bytes=attributes and _bytes(attributes.memorySizeMB),
+            compute_instance=_small(client.ask(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
+            profile=_profile(client.ask(NvmlLibrary.nvmlDeviceGetName), attributes),
+            gpu_slices=_small(attributes.gpuInstanceSliceCount) if attributes else None,
+            compute_slices=_small(attributes.computeInstanceSliceCount) if attributes else None,
+            multiprocessors=_small(attributes.multiprocessorCount) if attributes else None,
+            memory_bytes=_bytes(attributes.memorySizeMB) if attributes else None,
             placement_start=self._start(gpu_instance),
         )
 
     def _start(self, gpu_instance: int | None) -> int | None:
         if gpu_instance is None:
             return None
-        handle = self.asker.ask("nvmlDeviceGetGpuInstanceById", gpu_instance)
+        handle = self.client.ask(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
         if handle is None:
             return None
-        info = DeviceClient(library=self.asker.library, handle=handle).ask("nvmlGpuInstanceGetInfo")
-        return info and int(info.placement.start)
+        info = DeviceClient(library=self.client.library, handle=handle).ask(
+            NvmlLibrary.nvmlGpuInstanceGetInfo
+        )
+        return int(info.placement.start) if info else None
 
     def _share_out(
         self, listed: tuple[ListedProcess, ...] | None
@@ -180,7 +183,7 @@ class Partition:
         asked: dict[str, tuple[ListedProcess, ...] | None] = {}
         for instance in self.instances:
             uuid = instance.identity.uuid
-            answer = list_processes(instance.asker)
+            answer = list_processes(instance.client)
             asked[uuid] = tuple(own[uuid]) or None if answer is None else answer
         placed = {process.pid for answer in asked.values() for process in answer or ()}
         rest = tuple(process for process in left if process.pid not in placed)
@@ -211,7 +214,7 @@ class Partition:
         model: str | None,
         processes: tuple[ListedProcess, ...] | None,
     ) -> RawGpuSample:
-        memory = ask_memory(instance.asker)
+        memory = ask_memory(instance.client)
         return RawGpuSample(
             uuid=instance.identity.uuid,
             index=self.index,
@@ -233,7 +236,7 @@ def _bytes(mebibytes: int) -> int | None:
     return mebibytes * _BYTES_PER_MIB if 0 < mebibytes <= _MAX else None
 
 
-def _profile(name: str | None, attributes: Any) -> str | None:  # noqa: ANN401  # a ctypes struct
+def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
     """Return the profile as the driver names it, else as its names are built."""
     found = _PROFILE.search(name or "")
     if found:

@@ -8,19 +8,17 @@ holds the latest process of a pid; to whom an account belongs is judged elsewher
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pynvml
 
 from agent.core.raw import ListedProcess, ProcessAccounting
-from agent.gpu.nvidia.client import DeviceClient, call_nvml
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, list_nvml
+from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary
 from agent.gpu.source import FailedError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 
-_MODE: Final = "nvmlDeviceGetAccountingMode"
-_PIDS: Final = "nvmlDeviceGetAccountingPids"
 _STATS: Final = "nvmlDeviceGetAccountingStats"
-_STATS_V2: Final = "nvmlDeviceGetAccountingStats_v2"
 # An answer that comes too late is thrown away, so each account is given in some answers.
 _GIVEN_TIMES: Final = 3
 _MAX_AT_ONCE: Final = 64
@@ -33,7 +31,7 @@ _PER_PERCENT: Final = 100
 class AccountingReader:
     """The accounts of one GPU."""
 
-    asker: DeviceClient
+    client: DeviceClient
     """Asks the GPU."""
     _known: set[int] | None = None
     _listed: set[int] = field(default_factory=set)
@@ -67,10 +65,20 @@ class AccountingReader:
     def _remembered(self) -> set[int] | None:
         """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
         try:
-            if self.asker.insist((_MODE,)) != pynvml.NVML_FEATURE_ENABLED:
+            if (
+                self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingMode)
+                != pynvml.NVML_FEATURE_ENABLED
+            ):
                 return None
-            # Not through the asker: it is refused while the mode is off, and may be given later.
-            return set(call_nvml(self.asker.library, _PIDS, self.asker.handle, empty=()))
+            # Not through the client: it is refused while the mode is off, and may be given later.
+            return set(
+                list_nvml(
+                    self.client.library,
+                    (),
+                    NvmlLibrary.nvmlDeviceGetAccountingPids,
+                    self.client.handle,
+                )
+            )
         except UnsupportedError:
             return None
 
@@ -104,16 +112,21 @@ class AccountingReader:
                 found.append(_account(pid, stats))
         return found
 
-    def _stats(self, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+    def _stats(self, pid: int) -> AccountingStats | None:
         """Return the account of a pid, `None` where there is none; raises SourceLostError."""
         try:
-            return self.asker.insist((_STATS_V2,), pid)
+            return self.client.query_or_raise(NvmlLibrary.nvmlDeviceGetAccountingStats_v2, pid)
         except FailedError:
             return None
         except UnsupportedError:
             pass
         try:
-            return call_nvml(self.asker.library, _STATS, self.asker.handle, pid)
+            return call_nvml(
+                self.client.library,
+                NvmlLibrary.nvmlDeviceGetAccountingStats,
+                self.client.handle,
+                pid,
+            )
         except (FailedError, UnsupportedError):
             return None
         except TypeError:
@@ -122,7 +135,7 @@ class AccountingReader:
             return None
 
 
-def _account(pid: int, stats: Any) -> ProcessAccounting:  # noqa: ANN401  # a ctypes struct
+def _account(pid: int, stats: AccountingStats) -> ProcessAccounting:
     count = getattr(stats, "sampleCount", 0)
     gpu, memory = stats.gpuUtilization, stats.memoryUtilization
     return ProcessAccounting(

@@ -11,12 +11,13 @@ from typing import Any, Final
 import pynvml
 
 from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.client import DeviceClient, call_nvml, peek, reason_of
+from agent.gpu.nvidia.client import DeviceClient, call_nvml, raw_getattr, reason_of
+from agent.gpu.nvidia.library import LicensableFeatures, NvmlLibrary
 from agent.gpu.source import FailedError, GpuLostError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.errors import UnavailableError
 
-_Key = tuple[Any, ...]
+_Key = tuple[object, ...]
 Name = str | tuple[str, int]
 """Ours of a field, with the link's number where it is of one link."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
@@ -51,27 +52,27 @@ def value_name(value_type: int | None) -> str:
 class FieldBatch:
     """Fields that are asked together."""
 
-    def __init__(self, asker: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
+    def __init__(self, client: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
         """`wanted` are fields by our names."""
-        self._asker = asker
+        self._client = client
         self._wanted = [(name, field.key) for name, field in wanted]
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
     def ask(self) -> dict[Name, Any]:
         """Return those that the driver gives; raises SourceLostError."""
-        if not self._numbers or self._asker.is_refused((_CALL,)):
+        if not self._numbers or self._client.is_unsupported((_CALL,)):
             return {}
         try:
             given = self._ask(self._wanted, self._numbers)
         except UnsupportedError as error:
-            self._asker.refuse((_CALL,), reason_of(error))
+            self._client.mark_unsupported((_CALL,), reason_of(error))
             return {}
         except FailedError:
-            if all(key in self._asker.outcomes for _, key in self._wanted):
+            if all(key in self._client.outcomes for _, key in self._wanted):
                 return {}
             # One number that is unknown to the driver may have cost all: each is tried alone, once.
             return self.ask_apart()
-        self._asker.outcomes[_CALL,] = None
+        self._client.outcomes[_CALL,] = None
         return given
 
     def ask_apart(self) -> dict[Name, Any]:
@@ -81,38 +82,39 @@ class FieldBatch:
             try:
                 given |= self._ask([one], [number])
             except (UnsupportedError, FailedError) as error:
-                refuse_alone(self._asker, one[1], error)
+                mark_if_unsupported(self._client, one[1], error)
         return given
 
     def _ask(
         self, wanted: Sequence[tuple[Name, _Key]], numbers: Sequence[tuple[int, int]]
     ) -> dict[Name, Any]:
         given = {}
-        values = call_nvml(self._asker.library, _CALL, self._asker.handle, numbers)
+        function = NvmlLibrary.nvmlDeviceGetFieldValues
+        values = call_nvml(self._client.library, function, self._client.handle, numbers)
         for (name, key), value in zip(wanted, values, strict=False):
-            if check_code(self._asker, key, peek(value, "nvmlReturn")):
-                member = value_name(peek(value, "valueType"))
-                given[name] = getattr(peek(value, "value"), member)
+            if check_code(self._client, key, raw_getattr(value, "nvmlReturn")):
+                member = value_name(raw_getattr(value, "valueType"))
+                given[name] = getattr(raw_getattr(value, "value"), member)
         return given
 
 
-def refuse_alone(asker: DeviceClient, key: _Key, error: UnavailableError) -> None:
+def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
     """Remember that one of many was refused, asked alone; what only failed may come yet."""
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
-        asker.refuse(key, reason_of(error))
+        client.mark_unsupported(key, reason_of(error))
 
 
-def check_code(asker: DeviceClient, key: _Key, code: int) -> bool:
+def check_code(client: DeviceClient, key: _Key, code: int) -> bool:
     """Return whether a code inside a successful answer is success; raises SourceLostError."""
     if code == _SUCCESS:
-        asker.outcomes.setdefault(key, None)
+        client.outcomes.setdefault(key, None)
         return True
     label = ":".join(map(str, key))
     if code in _LOST:
         raise GpuLostError(f"{label}: {_name_of(code)}")
     if code in _REFUSALS:
-        asker.refuse(key, _name_of(code))
+        client.mark_unsupported(key, _name_of(code))
     else:
         NVML_ERRORS.labels(call=label, error=_name_of(code)).inc()
     return False
@@ -128,17 +130,17 @@ _COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
 class Links:
     """The NVLinks of one GPU; their numbers begin at 0."""
 
-    def __init__(self, asker: DeviceClient) -> None:
-        self._asker = asker
-        self._batch = FieldBatch(asker, [("count", _COUNT)])
+    def __init__(self, client: DeviceClient) -> None:
+        self._client = client
+        self._batch = FieldBatch(client, [("count", _COUNT)])
         self._is_known = False
         self.numbers = range(0)
         """Those that it has, as far as is known."""
 
     def look(self) -> bool:
         """Ask where it is not known; tells whether they are others now. Raises SourceLostError."""
-        is_asked = _COUNT.key in self._asker.outcomes
-        if is_asked and (self._is_known or self._asker.is_refused(_COUNT.key)):
+        is_asked = _COUNT.key in self._client.outcomes
+        if is_asked and (self._is_known or self._client.is_unsupported(_COUNT.key)):
             return False
         # Not as other fields are: a whole call that is refused would refuse all of them.
         count, before = self._batch.ask_apart().get("count"), self.numbers
@@ -154,11 +156,11 @@ _Wanted = list[tuple[str, Callable[[Any], Any]]]
 class QueryPlan:
     """One group's questions to one device."""
 
-    def __init__(self, asker: DeviceClient, readings: Sequence[MetricSpec]) -> None:
-        self._asker = asker
+    def __init__(self, client: DeviceClient, readings: Sequence[MetricSpec]) -> None:
+        self._client = client
         self._readings = readings
         asked = (question for reading in readings for question in reading.asked)
-        self._links = Links(asker) if any(map(_is_of_each_link, asked)) else None
+        self._links = Links(client) if any(map(_is_of_each_link, asked)) else None
         self._plan()
 
     def ask(self) -> dict[str, Any]:
@@ -167,19 +169,19 @@ class QueryPlan:
             self._plan()
         given: dict[str, Any] = {}
         for call, wanted in self._calls:
-            answer = _put(self._asker, call)
+            answer = _put(self._client, call)
             if answer is not None:
                 for name, take in wanted:
                     given[name] = take(answer)
         given |= _gather(self._fields.ask())
-        if self._asker.refusals != self._refusals:
+        if self._client.support_version != self._support_version:
             self._plan()
         return given
 
     def _plan(self) -> None:
         """Lay out the questions that are not refused, each call once."""
-        self._refusals = self._asker.refusals
-        calls: dict[tuple[Any, ...], tuple[FunctionCall, _Wanted]] = {}
+        self._support_version = self._client.support_version
+        calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
         fields: list[tuple[Name, FieldValue]] = []
         for reading in self._readings:
             question = self._question(reading)
@@ -190,18 +192,18 @@ class QueryPlan:
             elif isinstance(question, FieldValue):
                 fields += self._fields_of(reading.name, question)
         self._calls = list(calls.values())
-        self._fields = FieldBatch(self._asker, fields)
+        self._fields = FieldBatch(self._client, fields)
 
     def _fields_of(self, name: str, field: FieldValue) -> Iterator[tuple[Name, FieldValue]]:
         if field.link != EACH_LINK:
             yield name, field
             return
         for link in self._links.numbers if self._links else ():
-            if not self._asker.is_refused(field.of(link).key):
+            if not self._client.is_unsupported(field.of(link).key):
                 yield (name, link), field.of(link)
 
     def _question(self, reading: MetricSpec) -> Source | None:
-        possible = (one for one in reading.asked if not self._asker.is_refused(one.key))
+        possible = (one for one in reading.asked if not self._client.is_unsupported(one.key))
         return next(possible, None)
 
 
@@ -220,10 +222,10 @@ def _gather(given: dict[Name, Any]) -> dict[str, Any]:
     return gathered
 
 
-def _put(asker: DeviceClient, call: FunctionCall) -> Any:  # noqa: ANN401  # as the library has it
+def _put(client: DeviceClient, call: FunctionCall) -> object | None:
     if call.fills:
-        return asker.fill(call.name, call.fills)
-    return asker.ask(call.name, *call.arguments)
+        return client.fill(call.name, call.fills)
+    return client.ask_by_name(call.name, *call.arguments)
 
 
 def _taker(call: FunctionCall) -> Callable[[Any], Any]:
@@ -234,11 +236,11 @@ def _taker(call: FunctionCall) -> Callable[[Any], Any]:
     return attrgetter(call.part) if call.part else _whole
 
 
-def _whole(answer: Any) -> Any:  # noqa: ANN401  # as the library has it
+def _whole(answer: object) -> object:
     return answer
 
 
-def _license_status(features: Any) -> int | None:  # noqa: ANN401  # a ctypes struct
+def _license_status(features: LicensableFeatures) -> int | None:
     """Return 1 where any licensed feature is licensed, `None` where none can be."""
     if not features.isGridLicenseSupported:
         return None

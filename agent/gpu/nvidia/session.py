@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from agent.core.incidents.xid_parser import read_bus, write_bus
-from agent.core.normalize.fields import FieldTable
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE, FIELDS
+from agent.gpu.nvidia.catalogue import CATALOGUE
 from agent.gpu.nvidia.client import DeviceClient, call_nvml
 from agent.gpu.nvidia.core import list_processes, query_core
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import Gpm, InstanceCounters
 from agent.gpu.nvidia.inventory import Facts, ask_versions
+from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import Partition
 from agent.gpu.nvidia.process_accounting import AccountingReader
 from agent.gpu.nvidia.query import QueryPlan
@@ -34,34 +34,34 @@ from gpuledger.records import GpuFacts
 class NvidiaGpu:
     """One GPU of an open library; what it does not support is asked once."""
 
-    library: Any
+    library: object
     """The library that gave the handle."""
-    handle: Any
+    handle: object
     """The library's own handle."""
     uuid: str
     """Its identity."""
     index: int
     """The driver's index."""
-    peers: Sequence[tuple[str, Any]] = ()
+    peers: Sequence[tuple[str, object]] = ()
     """The node's other GPUs, as pairs of UUID and handle."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     """The clock by which samples are far enough apart."""
 
     def __post_init__(self) -> None:
-        asker = self.asker = DeviceClient(library=self.library, handle=self.handle)
+        client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # With a memory of its own: it is asked by another thread than the rest.
         self._beside = DeviceClient(library=self.library, handle=self.handle)
-        self._readings = QueryPlan(asker, CATALOGUE[CallGroup.READINGS])
-        self._gpm = Gpm(asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
-        self._health = QueryPlan(asker, CATALOGUE[CallGroup.HEALTH])
-        self._partition = Partition(asker=asker, uuid=self.uuid, index=self.index)
+        self._readings = QueryPlan(client, CATALOGUE[CallGroup.READINGS])
+        self._gpm = Gpm(client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns)
+        self._health = QueryPlan(client, CATALOGUE[CallGroup.HEALTH])
+        self._partition = Partition(client=client, uuid=self.uuid, index=self.index)
         self._told: GpuFacts | None = None
         self._told_cut = 0
-        self._accounting = AccountingReader(asker=asker)
+        self._accounting = AccountingReader(client=client)
         self._counters = InstanceCounters(
-            asker, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
+            client, CATALOGUE[CallGroup.PROFILING], monotonic_ns=self.monotonic_ns
         )
-        self._facts = Facts(asker, uuid=self.uuid, index=self.index, peers=self.peers)
+        self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         """Ask one group, by the fields of `RawGpuSample`.
@@ -105,7 +105,7 @@ class NvidiaGpu:
         self._counters.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
-        books = query_core(self.asker, cursor)
+        books = query_core(self.client, cursor)
         books |= self._partition.ask(books)
         if not books["mig_enabled"]:
             books["accounted"] = self._accounting.ask(books["processes"])
@@ -134,7 +134,7 @@ class _Found(NamedTuple):
 
     number: int
     uuid: str
-    handle: Any
+    handle: object
 
 
 class NvmlSession:
@@ -142,7 +142,7 @@ class NvmlSession:
 
     def __init__(
         self,
-        library: Any,  # noqa: ANN401  # pynvml is an untyped module
+        library: object,
         *,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         find_seconds: float = _FIND_SECONDS,
@@ -155,8 +155,6 @@ class NvmlSession:
         self._finding: dict[int, Future[_Found | None]] = {}
         self._is_open = False
         self._slots: dict[int, str] = {}
-        self.fields: FieldTable = FIELDS
-        """What the values of its readings are."""
         self.unfound: Mapping[int, str] = {}
         """What names the GPUs that the driver counts and that did not answer at the start."""
         self.driver_events = NvmlDriverEvents(library)
@@ -164,9 +162,9 @@ class NvmlSession:
 
     def open(self) -> list[NvidiaGpu]:
         """Start the library and give the GPUs that answer; raises SourceLostError."""
-        call_nvml(self.library, "nvmlInit")
+        call_nvml(self.library, NvmlLibrary.nvmlInit)
         self._is_open = True
-        count = call_nvml(self.library, "nvmlDeviceGetCount")
+        count = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetCount)
         found = self._find_all(count)
         self._gpus = [self._make(place, found) for place in found]
         indices = set(range(count)) - {one.number for one in found}
@@ -196,7 +194,7 @@ class NvmlSession:
                 gpu.close()
         # However the GPUs ended: a library that is not shut down is not started anew either.
         with contextlib.suppress(UnavailableError):
-            call_nvml(self.library, "nvmlShutdown")
+            call_nvml(self.library, NvmlLibrary.nvmlShutdown)
 
     def _find_all(self, count: int) -> list[_Found]:
         """Find the GPUs, each in a thread: one that hangs must not cost the others."""
@@ -214,20 +212,20 @@ class NvmlSession:
     def _find(self, index: int) -> _Found | None:
         """Return the GPU at an index; one that is lost must not cost the others."""
         try:
-            handle = call_nvml(self.library, "nvmlDeviceGetHandleByIndex", index)
+            handle = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
         except UnavailableError:
             return None
         try:
-            uuid = call_nvml(self.library, "nvmlDeviceGetUUID", handle)
+            uuid = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetUUID, handle)
         except UnavailableError:
             self._note_slot(index, handle)
             return None
         return _Found(number=index, uuid=uuid, handle=handle)
 
-    def _note_slot(self, index: int, handle: Any) -> None:  # noqa: ANN401  # the library's own
+    def _note_slot(self, index: int, handle: object) -> None:
         """Record where a GPU is plugged in that does not tell who it is."""
         with contextlib.suppress(UnavailableError):
-            slot = call_nvml(self.library, "nvmlDeviceGetPciInfo_v3", handle).busId
+            slot = call_nvml(self.library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
             if bus := read_bus(slot):
                 self._slots[index] = write_bus(bus)
 

@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading, NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -100,7 +99,7 @@ def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
     """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
     node = cut_simulation(clock).node("node-a")
-    sampler = Sampler(node="node-a", procfs=node.procfs, fields=FIELDS)
+    sampler = Sampler(node="node-a", procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml).open()
     records: list[ProcessRecord] = []
     for seconds in (1.0, 1.0, 19.0, 1.0):

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 
 from agent.core.raw import ListedProcess, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
 from gpuledger.records import (
@@ -81,7 +80,7 @@ def procfs() -> FakeProcfs:
 
 @pytest.fixture
 def sampler(procfs: FakeProcfs) -> Sampler:
-    return Sampler(node="node-1", procfs=procfs, fields=FIELDS)
+    return Sampler(node="node-1", procfs=procfs)
 
 
 def test_the_first_answers_only_open_the_first_interval(
@@ -222,7 +221,7 @@ def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
     procfs: FakeProcfs,
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
-    sampler = Sampler(node="node-1", procfs=procfs, reads_processes=False, fields=FIELDS)
+    sampler = Sampler(node="node-1", procfs=procfs, reads_processes=False)
     sample(sampler, [answers(7)], 1)
     tick = sample(sampler, [answers()], 2)
     assert tick

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent.core.tick import NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -30,7 +29,7 @@ class Run:
         self.simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
         self.node = self.simulation.node(node)
         self.ticks: list[NodeTick] = []
-        sampler = Sampler(node=node, procfs=self.node.procfs, fields=FIELDS)
+        sampler = Sampler(node=node, procfs=self.node.procfs)
         gpus = NvmlSession(self.node.nvml, monotonic_ns=self.node.clock.monotonic_ns).open()
         for length in [1.0] * seconds:
             clock.advance(length)

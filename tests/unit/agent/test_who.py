@@ -4,7 +4,6 @@ import pytest
 
 from agent.core.raw import SampleCursor
 from agent.core.tick import ClockReading
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from simulator.clock import ManualClock
@@ -18,7 +17,7 @@ Seen = tuple[Sampler, str, dict[str | None, int]]
 def seen() -> Seen:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = cut_simulation(clock).node("node-a")
-    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
+    sampler = Sampler(node=node.name, procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
     answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)

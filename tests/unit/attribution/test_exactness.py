@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -116,7 +115,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     simulation = Simulation(parse_scenario(scenario(pods)), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler, gpus = (
-        Sampler(node=node.name, procfs=node.procfs, fields=FIELDS),
+        Sampler(node=node.name, procfs=node.procfs),
         NvmlSession(node.nvml).open(),
     )
     clock.advance(phase_seconds)

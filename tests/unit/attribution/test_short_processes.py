@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -90,7 +89,7 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, glances: int = GLANCES)
     scenario = parse_scenario(_scenario(random, pods_a_gpu, accounting))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
-    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
+    sampler = Sampler(node=node.name, procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, known = [], frozenset[int]()
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:

@@ -6,7 +6,6 @@ from typing import Final
 
 import pytest
 
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -59,7 +58,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     simulation = Simulation(parse_scenario(load), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler, gpus = (
-        Sampler(node=node.name, procfs=node.procfs, fields=FIELDS),
+        Sampler(node=node.name, procfs=node.procfs),
         NvmlSession(node.nvml).open(),
     )
     samples = []

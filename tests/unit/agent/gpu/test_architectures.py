@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import GpuProfiling
 from simulator.clock import ManualClock
@@ -46,7 +45,6 @@ class Machine:
             tick = read_gpu(
                 answers,
                 self._state,
-                fields=FIELDS,
                 interval_ns=SECOND_NS,
                 now_ns=self.clock.monotonic_ns(),
             )

@@ -6,7 +6,15 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup
-from agent.gpu.nvidia.catalogue import CATALOGUE, FieldValue, FunctionCall, GpmMetric, MetricSpec
+from agent.core.readings import READINGS
+from agent.gpu.nvidia.catalogue import (
+    CATALOGUE,
+    EACH_LINK,
+    FieldValue,
+    FunctionCall,
+    GpmMetric,
+    MetricSpec,
+)
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
@@ -35,6 +43,22 @@ NOT_ASKED = {
     "mig_enabled", "energy_joules", "resets", *PARTS,
     "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio",
 }  # fmt: skip
+
+
+def test_each_reading_of_the_seam_has_its_calls_in_the_same_group() -> None:
+    asked = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
+    assert asked == {group: list(specs) for group, specs in READINGS.items()}
+
+
+@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+def test_a_reading_that_is_several_values_is_asked_for_as_such(
+    group: CallGroup, reading: MetricSpec
+) -> None:
+    spec = READINGS[group][reading.name]
+    for source in reading.asked:
+        is_list = isinstance(source, GpmMetric) and source.count is not None
+        is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
 
 
 def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:

@@ -16,8 +16,8 @@ UINT = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
 DEGREES = (UINT, "uiVal", 61)
 
 
-def batch(asker: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
-    return FieldBatch(asker, [(f"field_{number}", FieldValue(number)) for number in numbers])
+def batch(client: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
+    return FieldBatch(client, [(f"field_{number}", FieldValue(number)) for number in numbers])
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def batch(asker: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
 def test_a_value_is_read_as_the_type_that_it_says(
     monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float
 ) -> None:
-    asker = play(monkeypatch, {CALL: FieldsFunction({82: (kind, member, value)})})
-    assert batch(asker, [82]).ask() == {"field_82": value}
+    client = play(monkeypatch, {CALL: FieldsFunction({82: (kind, member, value)})})
+    assert batch(client, [82]).ask() == {"field_82": value}
 
 
 def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: pynvml.NVML_ERROR_NOT_SUPPORTED})
-    asker = play(monkeypatch, {CALL: fields})
-    assert batch(asker, [82, 186, 9999]).ask() == {"field_82": 61}
+    client = play(monkeypatch, {CALL: fields})
+    assert batch(client, [82, 186, 9999]).ask() == {"field_82": 61}
     assert fields.asked == [[82, 186, 9999]]
-    assert asker.outcomes == {
+    assert client.outcomes == {
         (CALL,): None,
         (CALL, 82): None,
         (CALL, 186): "NotSupported",
@@ -76,33 +76,33 @@ def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: DEGREES}, strict=True)
-    asker = play(monkeypatch, {CALL: fields})
-    assert batch(asker, [82, 9999, 186]).ask() == {"field_82": 61, "field_186": 61}
-    assert asker.outcomes[CALL, 9999] == "InvalidArgument"
-    known = [number for number in (82, 9999, 186) if not asker.is_refused((CALL, number))]
-    assert batch(asker, known).ask() == {"field_82": 61, "field_186": 61}
+    client = play(monkeypatch, {CALL: fields})
+    assert batch(client, [82, 9999, 186]).ask() == {"field_82": 61, "field_186": 61}
+    assert client.outcomes[CALL, 9999] == "InvalidArgument"
+    known = [number for number in (82, 9999, 186) if not client.is_unsupported((CALL, number))]
+    assert batch(client, known).ask() == {"field_82": 61, "field_186": 61}
     assert fields.asked == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
 
 
 def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asker = play(monkeypatch, {})
-    asked = batch(asker, [82])
+    client = play(monkeypatch, {})
+    asked = batch(client, [82])
     assert [asked.ask(), asked.ask()] == [{}, {}]
-    assert asker.outcomes == {(CALL,): "FunctionNotFound"}
-    assert asker.refusals == 1
+    assert client.outcomes == {(CALL,): "FunctionNotFound"}
+    assert client.support_version == 1
 
 
 def test_a_call_that_fails_after_it_worked_is_not_taken_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 83: DEGREES})
-    asker = play(monkeypatch, {CALL: fields})
-    asked = batch(asker, [82, 83])
+    client = play(monkeypatch, {CALL: fields})
+    asked = batch(client, [82, 83])
     asked.ask()
     monkeypatch.setattr(
         pynvml, "_nvmlGetFunctionPointer", lambda _name: lambda *_: pynvml.NVML_ERROR_TIMEOUT
     )
     assert asked.ask() == {}
-    assert asker.outcomes == {(CALL,): None, (CALL, 82): None, (CALL, 83): None}
+    assert client.outcomes == {(CALL,): None, (CALL, 82): None, (CALL, 83): None}

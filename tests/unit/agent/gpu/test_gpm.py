@@ -29,9 +29,9 @@ class Bench:
         self.chip = GpmFunctions()
         self.chip.values = {1: 50.0, 3: 25.0}
         self.now_ns = 0
-        self.asker: DeviceClient = play(monkeypatch, self.chip.functions())
+        self.client: DeviceClient = play(monkeypatch, self.chip.functions())
         self.gpm = Gpm(
-            self.asker, READINGS, monotonic_ns=lambda: self.now_ns, gpu_instance=gpu_instance
+            self.client, READINGS, monotonic_ns=lambda: self.now_ns, gpu_instance=gpu_instance
         )
 
     def ask(self, after_seconds: float = 1.0) -> dict[str, object]:
@@ -80,8 +80,8 @@ def test_a_metric_counts_only_where_its_own_code_is_success(bench: Bench) -> Non
     bench.chip.codes = {3: pynvml.NVML_ERROR_NOT_SUPPORTED}
     bench.ask()
     assert bench.ask()["profiling"] == {"busy": 50.0}
-    assert bench.asker.outcomes[METRICS, 3] == "NotSupported"
-    assert bench.asker.outcomes[METRICS, 1] is None
+    assert bench.client.outcomes[METRICS, 3] == "NotSupported"
+    assert bench.client.outcomes[METRICS, 1] is None
 
 
 def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> None:
@@ -129,7 +129,7 @@ def test_where_there_are_no_counters_they_are_asked_for_once(
     if functions == "old library":
         play(monkeypatch, {})
     assert [bench.ask() for _ in range(3)] == [{}, {}, {}]
-    assert bench.asker.refusals == 1
+    assert bench.client.support_version == 1
     assert bench.chip.holds == {}
 
 
@@ -163,7 +163,7 @@ def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: B
     bench.ask()
     bench.chip.values = {1: 50.0, 3: 25.0}
     assert bench.ask()["profiling"] == {"busy": 50.0}
-    bench.asker.forget()
+    bench.client.forget()
     assert bench.ask()["profiling"] == {"busy": 50.0, "occupied": 25.0}
 
 
@@ -190,6 +190,6 @@ def test_where_the_library_lacks_the_metrics_its_buffers_are_freed_and_it_is_ask
     del functions["nvmlGpmMetricsGet"]
     play(monkeypatch, functions)
     assert [bench.ask() for _ in range(4)] == [{}] * 4
-    assert bench.asker.outcomes[METRICS,] == "FunctionNotFound"
+    assert bench.client.outcomes[METRICS,] == "FunctionNotFound"
     assert len(bench.chip.freed) == 2
     assert bench.chip.samples == 2

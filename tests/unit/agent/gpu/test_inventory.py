@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, SampleCursor
+from agent.gpu.nvidia.client import Key
 from agent.gpu.nvidia.inventory import Facts, capabilities_of
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts
@@ -111,7 +112,12 @@ def test_each_call_is_told_with_the_drivers_reason_where_it_is_refused(
 
 
 def test_a_call_that_was_asked_with_one_argument_only_is_told_without_it() -> None:
-    outcomes = {("a", 1): None, ("b", 1): None, ("b", 2): "NotSupported", ("c",): "NoPermission"}
+    outcomes: dict[Key, str | None] = {
+        ("a", 1): None,
+        ("b", 1): None,
+        ("b", 2): "NotSupported",
+        ("c",): "NoPermission",
+    }
     assert [(one.call, one.supported, one.reason) for one in capabilities_of(outcomes)] == [
         ("a", True, None),
         ("b:1", True, None),
@@ -165,9 +171,9 @@ def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch
 
         return fill
 
-    asker = play(
+    client = play(
         monkeypatch,
         {"nvmlDeviceGetSerial": write(b"\xff\xfe"), "nvmlDeviceGetName": write(b"NVIDIA L4")},
     )
-    found = Facts(asker, uuid="GPU-0", index=0, peers=()).ask()
+    found = Facts(client, uuid="GPU-0", index=0, peers=()).ask()
     assert (found.model, found.serial) == ("NVIDIA L4", None)

@@ -35,8 +35,8 @@ def links(*given: int, known: int = 3) -> dict[int | tuple[int, int], Any]:
     return {82: (UINT, "uiVal", 61), COUNT: count, (SENT, ALL_LINKS): (LONG, "ullVal", 6), **each}
 
 
-def inquiry(asker: DeviceClient) -> QueryPlan:
-    return QueryPlan(asker, READINGS)
+def inquiry(client: DeviceClient) -> QueryPlan:
+    return QueryPlan(client, READINGS)
 
 
 def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
@@ -55,12 +55,12 @@ def test_a_link_that_is_refused_is_absent_and_never_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_NOT_SUPPORTED, 3))
-    asker = play(monkeypatch, {CALL: fields})
-    asked = inquiry(asker)
+    client = play(monkeypatch, {CALL: fields})
+    asked = inquiry(client)
     assert [asked.ask()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
     assert fields.scopes == [[0], [0, ALL_LINKS, 0, 1, 2], [0, ALL_LINKS, 0, 2]]
-    assert asker.outcomes[CALL, SENT, 1] == "NotSupported"
-    assert asker.outcomes[CALL, SENT] is None
+    assert client.outcomes[CALL, SENT, 1] == "NotSupported"
+    assert client.outcomes[CALL, SENT] is None
 
 
 def test_a_link_that_fails_now_is_absent_now_and_asked_again(
@@ -121,11 +121,11 @@ def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=0))
-    asker = play(monkeypatch, {CALL: fields})
-    asked = inquiry(asker)
+    client = play(monkeypatch, {CALL: fields})
+    asked = inquiry(client)
     asked.ask()
     fields.known |= links(1, 2, 3)
-    asker.forget()
+    client.forget()
     assert asked.ask()["each"] == {0: 1, 1: 2, 2: 3}
 
 

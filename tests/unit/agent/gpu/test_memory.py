@@ -10,7 +10,6 @@ import pytest
 
 from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.client import DeviceClient
 from agent.gpu.nvidia.core import Memory, ask_memory
 from agent.gpu.nvidia.inventory import Facts
@@ -53,8 +52,8 @@ def test_the_drivers_own_part_is_told_apart_where_the_driver_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver()
-    asker = play(monkeypatch, driver.functions())
-    assert [ask_memory(asker) for _ in range(2)] == [NEWER] * 2
+    client = play(monkeypatch, driver.functions())
+    assert [ask_memory(client) for _ in range(2)] == [NEWER] * 2
     assert driver.calls == {V2: 2}
 
 
@@ -63,27 +62,27 @@ def test_an_older_driver_is_asked_in_the_older_way_and_once_in_the_newer(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     driver = Driver(newer=code)
-    asker = play(monkeypatch, driver.functions())
-    assert [ask_memory(asker) for _ in range(3)] == [OLDER] * 3
+    client = play(monkeypatch, driver.functions())
+    assert [ask_memory(client) for _ in range(3)] == [OLDER] * 3
     assert driver.calls == {V2: 1, V1: 3}
 
 
 def test_a_library_without_the_newer_function_is_asked_in_the_older_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asker = play(monkeypatch, {V1: Driver().functions()[V1]})
-    assert ask_memory(asker) == OLDER
-    assert asker.outcomes == {(V1, pynvml.nvmlMemory_v2): "FunctionNotFound", (V1,): None}
+    client = play(monkeypatch, {V1: Driver().functions()[V1]})
+    assert ask_memory(client) == OLDER
+    assert client.outcomes == {(V1, pynvml.nvmlMemory_v2): "FunctionNotFound", (V1,): None}
 
 
 def test_used_does_not_change_its_meaning_for_one_call_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver(newer=pynvml.NVML_ERROR_TIMEOUT)
-    asker = play(monkeypatch, driver.functions())
-    assert ask_memory(asker) == Memory()
+    client = play(monkeypatch, driver.functions())
+    assert ask_memory(client) == Memory()
     driver.codes[V2] = 0
-    assert ask_memory(asker) == NEWER
+    assert ask_memory(client) == NEWER
     assert driver.calls == {V2: 2}
 
 
@@ -91,16 +90,16 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver(newer=REFUSALS[0], older=REFUSALS[1])
-    asker = play(monkeypatch, driver.functions())
-    assert [ask_memory(asker) for _ in range(3)] == [Memory()] * 3
+    client = play(monkeypatch, driver.functions())
+    assert [ask_memory(client) for _ in range(3)] == [Memory()] * 3
     assert driver.calls == {V2: 1, V1: 1}
 
 
 def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    asker = play(monkeypatch, {V1: Driver().functions()[V1]})
-    gpu = NvidiaGpu(library=pynvml, handle=asker.handle, uuid="GPU-0", index=0)
+    client = play(monkeypatch, {V1: Driver().functions()[V1]})
+    gpu = NvidiaGpu(library=pynvml, handle=client.handle, uuid="GPU-0", index=0)
     answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor()))
-    reading = read_gpu(answers, None, fields=FIELDS, interval_ns=10**9, now_ns=0).reading
+    reading = read_gpu(answers, None, interval_ns=10**9, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None
 
@@ -109,5 +108,5 @@ def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyP
 def test_the_size_in_the_inventory_is_any_drivers(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    asker: DeviceClient = play(monkeypatch, Driver(newer=code).functions())
-    assert Facts(asker, uuid="GPU-0", index=0, peers=()).ask().memory_total_bytes == 1000
+    client: DeviceClient = play(monkeypatch, Driver(newer=code).functions())
+    assert Facts(client, uuid="GPU-0", index=0, peers=()).ask().memory_total_bytes == 1000

@@ -70,7 +70,7 @@ class Buffer:
 
 
 def on(buffer: Buffer) -> AccountingReader:
-    return AccountingReader(asker=DeviceClient(library=buffer, handle="gpu"))
+    return AccountingReader(client=DeviceClient(library=buffer, handle="gpu"))
 
 
 def ask(accounting: AccountingReader, *listed: int) -> tuple[ProcessAccounting, ...] | None:
@@ -266,7 +266,7 @@ def test_the_true_wrapper_breaks_where_the_memory_is_not_told_and_we_do_not(
 
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", pointer)
     accounting = AccountingReader(
-        asker=DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
+        client=DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
     )
     assert ask(accounting) == ()
     remembered += [7, 8]

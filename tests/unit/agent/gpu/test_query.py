@@ -103,8 +103,8 @@ def test_a_struct_that_the_driver_fills_is_given_by_reference(
         return 0
 
     call = "nvmlDeviceGetSramEccErrorStatus", (), "aggregateCor", "c_nvmlEccSramErrorStatus_v1_t"
-    asker = play(monkeypatch, {"nvmlDeviceGetSramEccErrorStatus": fill})
-    assert QueryPlan(asker, [reading("corrected", FunctionCall(*call))]).ask() == {"corrected": 5}
+    client = play(monkeypatch, {"nvmlDeviceGetSramEccErrorStatus": fill})
+    assert QueryPlan(client, [reading("corrected", FunctionCall(*call))]).ask() == {"corrected": 5}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
 
 def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
     library = Library(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
-    asker = DeviceClient(library=library, handle="gpu")
-    asked = QueryPlan(asker, [reading("one", FunctionCall("nvmlNew"))])
+    client = DeviceClient(library=library, handle="gpu")
+    asked = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
     asked.ask()
     library.functions["nvmlNew"] = 5
     assert asked.ask() == {}
-    asker.forget()
+    client.forget()
     asked.ask()
     assert asked.ask() == {"one": 5}

@@ -2,7 +2,6 @@
 
 from agent.core.normalize.gpu import read_gpu
 from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from simulator.clock import ManualClock
 from simulator.scenario import parse_scenario
@@ -27,7 +26,6 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     before = read_gpu(
         nvml.open()[0].query_all(SampleCursor()),
         None,
-        fields=FIELDS,
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),
     )
@@ -36,7 +34,6 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     after = read_gpu(
         nvml.open()[0].query_all(SampleCursor()),
         before.state.forget(),
-        fields=FIELDS,
         interval_ns=SECOND_NS,
         now_ns=clock.monotonic_ns(),
     )

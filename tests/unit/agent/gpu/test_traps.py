@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.client import call_nvml
+from agent.gpu.nvidia.client import call_by_name
 from agent.gpu.nvidia.session import NvidiaGpu
 from agent.gpu.source import UnsupportedError
 from agent.metrics import NVML_ERRORS
@@ -180,7 +180,7 @@ def test_an_unversioned_function_that_mismatches_is_not_supported(
     """Its error is no `NVMLError`, and would end the thread that asks."""
     answer({})
     with pytest.raises(UnsupportedError, match="Unversioned function"):
-        call_nvml(pynvml, name, pynvml.c_nvmlDevice_t())
+        call_by_name(pynvml, name, pynvml.c_nvmlDevice_t())
 
 
 def test_holes_among_instances_are_skipped(answer: Answer) -> None:

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.core.tick import NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.host.procfs import Procfs
 from agent.recording.format import RecordingHeader, Tape, read_tape
@@ -46,7 +45,7 @@ class Node:
         """Sample as the agent does, after each wait."""
         nvml = NvmlSession(self.nvml, monotonic_ns=self.clock.monotonic_ns)
         gpus = nvml.open()
-        sampler = Sampler(node="node", procfs=self.procfs, fields=FIELDS)
+        sampler = Sampler(node="node", procfs=self.procfs)
         made = []
         for wait in [0.0, *waits]:
             self.hand.advance(wait)

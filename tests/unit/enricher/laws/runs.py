@@ -15,7 +15,6 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
@@ -219,7 +218,7 @@ def _watch(
     node: SimulatedNode, clock: ManualClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
     """Let an agent that has just been started watch for so long."""
-    sampler = Sampler(node=node.name, procfs=node.procfs, fields=FIELDS)
+    sampler = Sampler(node=node.name, procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)
     end_ns = clock.monotonic_ns() + round(seconds * SECOND_NS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE, FIELDS
+from agent.gpu.nvidia.catalogue import CATALOGUE
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuDetails, GpuReading
@@ -149,9 +149,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     for _ in range(8):
         clock.advance(1)
         answers = gpu.query_all(state.last_seen if state else SampleCursor())
-        tick = read_gpu(
-            answers, state, fields=FIELDS, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns()
-        )
+        tick = read_gpu(answers, state, interval_ns=SECOND_NS, now_ns=clock.monotonic_ns())
         check_plausible(tick)
         check_totals(tick, totals)
         state = tick.state
@@ -161,9 +159,7 @@ def test_the_garbage_of_this_test_would_be_seen() -> None:
     library, _ = machine(1)
     gpu = NvmlSession(library).open()[0]
     ticks = [
-        read_gpu(
-            gpu.query_all(SampleCursor()), None, fields=FIELDS, interval_ns=SECOND_NS, now_ns=0
-        )
+        read_gpu(gpu.query_all(SampleCursor()), None, interval_ns=SECOND_NS, now_ns=0)
         for _ in range(20)
     ]
     assert sum(tick.dropped_readings.total() for tick in ticks) > 20

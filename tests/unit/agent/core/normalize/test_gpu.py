@@ -14,7 +14,6 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.gpu.nvidia.catalogue import FIELDS
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000
@@ -61,7 +60,7 @@ PRIMED = GpuState(
 
 def read(answers: RawGpuSample, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
     interval_ns = round(seconds * SECOND_NS)
-    return read_gpu(answers, before, fields=FIELDS, interval_ns=interval_ns, now_ns=interval_ns)
+    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=interval_ns)
 
 
 def usage(tick: GpuTick, pid: int) -> ProcessUsage:

@@ -9,7 +9,6 @@ import pytest
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import RawGpuSample
-from agent.gpu.nvidia.catalogue import FIELDS
 from gpuledger.records import GpuProfiling
 
 SECOND_NS = 1_000_000_000
@@ -20,7 +19,6 @@ def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> Gp
     return read_gpu(
         replace(BLANK, **given),
         before,
-        fields=FIELDS,
         interval_ns=SECOND_NS,
         now_ns=second * SECOND_NS,
     )

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
 from agent.core.tick import ClockReading, NodeTick
-from agent.gpu.nvidia.catalogue import FIELDS
 from agent.sampling import Sampler
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from tests.fakes.nvml import stat
@@ -221,7 +220,7 @@ def test_no_process_is_ever_shown_where_it_was_not(
     world: list[Round],
 ) -> None:
     machine = Machine()
-    sampler = Sampler(node="node-1", procfs=machine, fields=FIELDS)
+    sampler = Sampler(node="node-1", procfs=machine)
     told: list[ProcessRecord] = []
     known: set[int] = set()
     for before_glance, glanced, before, within, between in world:
