@@ -1,12 +1,9 @@
-"""The table of DCGM's fields that this node can answer: `fields.csv` beside this module.
+"""The table of DCGM's fields that this node can answer, and the list that chooses among them.
 
-Here it is read, and searched by either of a field's names. Which of them are shown is chosen by a
-counters file.
-
-The list of metrics to show, in dcgm-exporter's format: `FIELD, gauge|counter|label, help`.
-
-Here a file is read, and every mistake in it named by file, line and reason. A field that DCGM has
-and this agent has not is no mistake: it is skipped, said and counted.
+`dcgm_fields.csv` beside this module is the table; it is searched by either of a field's names. The
+list is in dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Every mistake in it is named
+by file, line and reason. A field that DCGM has and this agent has not is no mistake: it is skipped,
+said and counted.
 """
 
 import csv
@@ -24,9 +21,13 @@ from gpuledger.decode_errors import shorten, shorten_middle
 from gpuledger.errors import UserError
 
 Kind = Literal["gauge", "counter", "label"]
-FILE: Final = Path(__file__).with_name("fields.csv")
+_log = structlog.get_logger(__name__)
+_KINDS: Final = get_args(Kind)
+_COLUMNS: Final = 3
+_SHOWN_CHARACTERS: Final = 80
+FILE: Final = Path(__file__).with_name("dcgm_fields.csv")
 NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
-MULTI_SERIES_UNIT: Final = "several"
+MULTI_SERIES_UNIT: Final = "multi_series"
 """The unit of a field with several series of a device."""
 _SAME: Final = "="
 _OF_MEMORY: Final = {
@@ -49,7 +50,7 @@ class Field(NamedTuple):
     """What dcgm-exporter's own list makes of it."""
     is_default: bool
     """Whether dcgm-exporter's own list shows it."""
-    meaning: str
+    help: str
     """The help text of that list."""
     path: str
     """Where its value stands: part and field of a device."""
@@ -73,20 +74,19 @@ class Field(NamedTuple):
 def all_fields() -> tuple[Field, ...]:
     """Return the table in its order."""
     with FILE.open(newline="") as lines:
-        return tuple(_fields(csv.reader(line for line in lines if not line.startswith("#"))))
-
-
-def _fields(rows: Iterator[list[str]]) -> Iterator[Field]:
-    for old, new, kind, default, meaning, path, unit in rows:
-        yield Field(
-            old=old,
-            new=old if new == _SAME else new,
-            kind=kind,  # type: ignore[arg-type]  # a test holds the file to the kinds
-            is_default=default == "on",
-            meaning=meaning,
-            path=path,
-            unit=unit,
-            read=read_at(path, unit),
+        rows = csv.reader(line for line in lines if not line.startswith("#"))
+        return tuple(
+            Field(
+                old=old,
+                new=old if new == _SAME else new,
+                kind=kind,  # type: ignore[arg-type]  # a test holds the file to the kinds
+                is_default=default == "on",
+                help=help_text,
+                path=path,
+                unit=unit,
+                read=read_at(path, unit),
+            )
+            for old, new, kind, default, help_text, path, unit in rows
         )
 
 
@@ -95,7 +95,7 @@ def find_field(name: str) -> Field | None:
     return next((field for field in all_fields() if name in (field.old, field.new)), None)
 
 
-def is_dcgms(name: str) -> bool:
+def is_dcgm_name(name: str) -> bool:
     """Return whether DCGM, or dcgm-exporter, has a field of this name, be it ours or not."""
     return name in _read_names()
 
@@ -111,12 +111,6 @@ def _read_names() -> frozenset[str]:
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
-_log = structlog.get_logger(__name__)
-_COLUMNS: Final = 3
-_KINDS: Final = get_args(Kind)
-_SHOWN_CHARACTERS: Final = 80
-
-
 class Counter(NamedTuple):
     """One line of the list: a field, as what it is shown, and its help text."""
 
@@ -124,14 +118,14 @@ class Counter(NamedTuple):
     """The field."""
     kind: str
     """`gauge`, `counter` or `label`."""
-    meaning: str
+    help: str
     """The help text."""
 
 
 def default_counters() -> tuple[Counter, ...]:
     """Return what dcgm-exporter shows without a file."""
     return tuple(
-        Counter(field, field.kind, field.meaning) for field in all_fields() if field.is_default
+        Counter(field, field.kind, field.help) for field in all_fields() if field.is_default
     )
 
 
@@ -188,27 +182,23 @@ def _parse(line: str) -> Counter | str:
             f"expected 3 columns (field, type, help), got {len(cells)};"
             " a help text with commas needs double quotes"
         )
-    name, kind, meaning = cells
+    name, kind, help_text = cells
     if kind not in _KINDS:
         raise ValueError(
             f"{_shorten(name)}: expected one of {', '.join(_KINDS)}, got {_shorten(kind)!r}"
         )
     field = find_field(name)
-    if field is None and is_dcgms(name):
+    if field is None and is_dcgm_name(name):
         return name
     if field is None:
-        raise ValueError(_unknown(name))
+        nearest = nearest_name(name)
+        hint = f"; the nearest is {nearest}" if nearest else ""
+        raise ValueError(f"DCGM has no field {_shorten(name)!r}{hint}")
     if field.is_text and kind != "label":
         raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
     if field.unit == MULTI_SERIES_UNIT and kind == "label":
         raise ValueError(f"{name} has several values: its type cannot be label")
-    return Counter(field, kind, meaning)
-
-
-def _unknown(name: str) -> str:
-    nearest = nearest_name(name)
-    shown = f"DCGM has no field {_shorten(name)!r}"
-    return f"{shown}; the nearest is {nearest}" if nearest else shown
+    return Counter(field, kind, help_text)
 
 
 def _shorten(cell: str) -> str:

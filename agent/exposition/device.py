@@ -1,8 +1,7 @@
-"""How a value of a record becomes a number of DCGM's: MiB, percent, MHz, mJ, ns. Pure.
+"""A GPU or a MIG instance as the node knows it now, and how a table's path reads a value of it.
 
-A GPU or a MIG instance as the node knows it now, and how a table's path reads a value of it.
-
-Here live the values that are made of two readings. Which readings are too old is `view`'s business.
+Here live the values that are made of two readings, and how a value of a record becomes a number of
+DCGM's: MiB, percent, MHz, mJ, ns. Which readings are too old is decided in `node_state`.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,18 +35,13 @@ Unit = Callable[[Any], Converted]
 
 def unit_of(name: str) -> Unit:
     """Return the conversion that a table names; raises KeyError where there is none."""
-    kind, _, number = name.partition(" ")
+    kind, _, argument = name.partition(" ")
     if kind == "link":
-        return _link(number)
-    return _item(int(number)) if kind == "item" else UNITS[name]
-
-
-def _link(number: str) -> Unit:
-    return lambda values: values.get(number)
-
-
-def _item(place: int) -> Unit:
-    return lambda values: values[place] if place < len(values) else None
+        return lambda values: values.get(argument)
+    if kind == "item":
+        index = int(argument)
+        return lambda values: values[index] if index < len(values) else None
+    return UNITS[name]
 
 
 UNITS: Final[dict[str, Unit]] = {
@@ -59,7 +53,7 @@ UNITS: Final[dict[str, Unit]] = {
     "ns": lambda value: round(value * 1e9),
     "recovery": _RECOVERY_CODES.get,
     "text": str,
-    "several": lambda value: value,
+    "multi_series": lambda value: value,
 }
 
 
@@ -125,54 +119,62 @@ def read_at(path: str, unit: str = "") -> Read:
     return read
 
 
-def _memory_free_bytes(device: ShownDevice) -> int | None:
-    reading = device.reading
-    if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
-        return None
-    reserved = reading.memory_reserved_bytes or 0
-    return max(0, reading.memory_total_bytes - reading.memory_used_bytes - reserved)
-
-
-def _memory_used_ratio(device: ShownDevice) -> float | None:
-    free, used = _memory_free_bytes(device), device.reading.memory_used_bytes
-    return None if not used or free is None else used / (used + free)
-
-
-def _nvlink_rate(device: ShownDevice) -> float | None:
-    """Return the rate over all links, as long as the counters are still read."""
-    return device.rates.total if device.rates and device.traffic else None
-
-
-def _nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
-    """Return the rate over each link that is still told of, by the link's number."""
-    rates = device.rates.links if device.rates else {}
-    return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
-
-
-def _vgpu_license_status(device: ShownDevice) -> int | None:
-    """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
-    return None if device.health is None else device.health.vgpu_license_status or 0
-
-
 _FABRIC_CODES: Final = {"not_supported": 0, "not_started": 1, "in_progress": 2}
 _FABRIC_SUCCESS: Final = 3
 _FABRIC_FAILURE: Final = 4
 
 
-def _fabric_code(device: ShownDevice) -> int | None:
-    health = device.health
-    if health is None or health.fabric_state is None:
-        return None
-    if health.fabric_state == "completed":
-        return _FABRIC_FAILURE if health.fabric_status else _FABRIC_SUCCESS
-    return _FABRIC_CODES.get(health.fabric_state)
+class Derived:
+    """Values that no record has: each is made of several."""
+
+    @staticmethod
+    def memory_free_bytes(device: ShownDevice) -> int | None:
+        """Return what is neither in use nor the driver's reserve."""
+        reading = device.reading
+        if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
+            return None
+        reserved = reading.memory_reserved_bytes or 0
+        return max(0, reading.memory_total_bytes - reading.memory_used_bytes - reserved)
+
+    @staticmethod
+    def memory_used_ratio(device: ShownDevice) -> float | None:
+        """Return the part in use of what can be used."""
+        free, used = Derived.memory_free_bytes(device), device.reading.memory_used_bytes
+        return None if not used or free is None else used / (used + free)
+
+    @staticmethod
+    def nvlink_rate(device: ShownDevice) -> float | None:
+        """Return the rate over all links, as long as the counters are still read."""
+        return device.rates.total if device.rates and device.traffic else None
+
+    @staticmethod
+    def nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
+        """Return the rate over each link that is still read, by the link's number."""
+        rates = device.rates.links if device.rates else {}
+        return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
+
+    @staticmethod
+    def vgpu_license_status(device: ShownDevice) -> int | None:
+        """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
+        return None if device.health is None else device.health.vgpu_license_status or 0
+
+    @staticmethod
+    def fabric_code(device: ShownDevice) -> int | None:
+        """Return DCGM's number of how far the registration with the fabric is."""
+        health = device.health
+        if health is None or health.fabric_state is None:
+            return None
+        if health.fabric_state == "completed":
+            return _FABRIC_FAILURE if health.fabric_status else _FABRIC_SUCCESS
+        return _FABRIC_CODES.get(health.fabric_state)
 
 
 DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | None] | None]]] = {
-    "memory_free_bytes": _memory_free_bytes,
-    "memory_used_ratio": _memory_used_ratio,
-    "nvlink_rate": _nvlink_rate,
-    "nvlink_link_rates": _nvlink_link_rates,
-    "vgpu_license_status": _vgpu_license_status,
-    "fabric_code": _fabric_code,
+    "memory_free_bytes": Derived.memory_free_bytes,
+    "memory_used_ratio": Derived.memory_used_ratio,
+    "nvlink_rate": Derived.nvlink_rate,
+    "nvlink_link_rates": Derived.nvlink_link_rates,
+    "vgpu_license_status": Derived.vgpu_license_status,
+    "fabric_code": Derived.fabric_code,
 }
+"""What makes a value, by the path in a table."""

@@ -1,11 +1,8 @@
-"""What happened to one GPU: its XIDs, its incidents, the reasons for which its clocks went down.
+"""What happened to one GPU over time: XIDs, incidents, reasons of throttling, and NVLink's rates.
 
-Here they are counted, for ever and over a window. Bounded, whatever happens to the GPU.
-
-What goes over NVLink in a time, of byte counters that are read again and again. Pure.
-
-DCGM gives rates under names of counters: KiB a second, divided by 1000. Our own names have the
-counters themselves.
+Here events are counted, for ever and over a window; bounded, whatever happens to the GPU. DCGM
+gives rates under names of counters: KiB a second, divided by 1000, of byte counters that are read
+again and again. Our own names have the counters themselves.
 """
 
 from collections import Counter, deque
@@ -17,6 +14,8 @@ from agent.core.incidents.builder import severities_of
 from gpuledger.records import GpuHealth, GpuTraffic, Incident
 
 K = TypeVar("K")
+_DCGMS_UNIT_BYTES: Final = 1024 * 1000
+_ALL: Final = ""
 _MAX_RECENT: Final = 1000
 _MAX_KINDS: Final = 100
 CLOCK_EVENTS: Final = {
@@ -83,10 +82,6 @@ def _count(counts: Counter[K], key: K) -> None:
         counts[key] += 1
 
 
-_DCGMS_UNIT_BYTES: Final = 1024 * 1000
-_ALL: Final = ""
-
-
 def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
     """Return what went both ways over all links; `None` where one of the two is not known."""
     if traffic is None or traffic.nvlink_sent_bytes_total is None:
@@ -113,6 +108,7 @@ class _Counter:
     def update(self, total: int, at_ns: int) -> None:
         """Record a new reading; one that fell has begun again, and gives no rate."""
         elapsed_seconds = (at_ns - self.at_ns) / 1e9
+        # Two reads of one instant give no rate.
         if elapsed_seconds <= 0:
             return
         risen = total - self.total
@@ -125,26 +121,23 @@ class _Counter:
 class NvlinkRates:
     """How fast the counters of one GPU's links rise, in DCGM's unit."""
 
-    _of: dict[str, _Counter] = field(default_factory=dict)
+    _counters: dict[str, _Counter] = field(default_factory=dict)
 
     def update(self, traffic: GpuTraffic | None, health: GpuHealth | None, *, at_ns: int) -> None:
         """Record what was read at `at_ns` of a clock that never goes back."""
         total = nvlink_bytes_total(traffic)
         totals: Mapping[str, int] = {} if total is None else {_ALL: total}
         for link, value in {**totals, **nvlink_link_bytes_totals(health)}.items():
-            counter = self._of.setdefault(link, _Counter(value, at_ns))
+            counter = self._counters.setdefault(link, _Counter(value, at_ns))
             counter.update(value, at_ns)
 
     @property
     def total(self) -> float | None:
         """The rate of all links together; `None` until it was read twice."""
-        return self._rate_of(_ALL)
+        counter = self._counters.get(_ALL)
+        return counter.rate if counter else None
 
     @property
     def links(self) -> Mapping[str, float | None]:
         """The rate of each link, by its number."""
-        return {link: self._rate_of(link) for link in self._of if link != _ALL}
-
-    def _rate_of(self, link: str) -> float | None:
-        counter = self._of.get(link)
-        return counter.rate if counter else None
+        return {link: counter.rate for link, counter in self._counters.items() if link != _ALL}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from agent.exposition.holders import NodeHolder, holders_of
-from agent.exposition.native import Constant
+from agent.exposition.native import InfoFamily
 from agent.exposition.node_state import Snapshot
 from agent.exposition.text import SampleLine, write_family, write_labels
 from gpuledger.records import GpuProcess
@@ -24,25 +24,25 @@ _LABELS: Final = (
     "pod_uid",
     "container_id",
 )
-PID_POD: Final = Constant(
+PID_POD: Final = InfoFamily(
     "nvidia_pid_pod",
     "gauge",
     "The GPU memory of each pid in a pod (in MiB).",
     ("pid", "process_name", "pod_name", "namespace", "node_name"),
 )
-BUSY: Final = Constant(
+BUSY: Final = InfoFamily(
     "gpuledger_process_gpu_busy_ratio",
     "gauge",
     "Share of the tick in which the process's kernels ran on the GPU.",
     _LABELS,
 )
-MEMORY: Final = Constant(
+MEMORY: Final = InfoFamily(
     "gpuledger_process_gpu_memory_bytes",
     "gauge",
     "Device memory that the process holds.",
     _LABELS,
 )
-CONSTANTS: Final = (PID_POD, BUSY, MEMORY)
+INFO_FAMILIES: Final = (PID_POD, BUSY, MEMORY)
 
 
 class _Entry(NamedTuple):
@@ -54,15 +54,15 @@ class _Entry(NamedTuple):
 def write_processes(now: Snapshot, *, most: int) -> Iterator[str]:
     """Write the families of at most `most` processes line by line."""
     entries = _entries(now, most)
-    yield from write_family(PID_POD.name, PID_POD.kind, PID_POD.meaning, _pid_pod(entries, now))
-    for constant, field in ((BUSY, "sm_utilization_ratio"), (MEMORY, "memory_used_bytes")):
+    yield from write_family(PID_POD.name, PID_POD.kind, PID_POD.help, _pid_pod(entries, now))
+    for family, field in ((BUSY, "sm_utilization_ratio"), (MEMORY, "memory_used_bytes")):
         values = {
             _labels(one, now): value
             for one in entries
             if (value := getattr(one.process, field)) is not None
         }
         samples = (SampleLine(labels, value) for labels, value in values.items())
-        yield from write_family(constant.name, constant.kind, constant.meaning, samples)
+        yield from write_family(family.name, family.kind, family.help, samples)
 
 
 def _entries(now: Snapshot, most: int) -> list[_Entry]:

@@ -11,7 +11,7 @@ import structlog
 
 from agent.exposition.dcgm import DcgmPage
 from agent.exposition.dcgm_fields import default_counters, read_counters
-from agent.exposition.native import write_facts, write_own
+from agent.exposition.native import write_facts, write_native
 from agent.exposition.native_processes import write_processes
 from agent.exposition.node_state import NodeState, Snapshot
 from agent.settings import ExpositionSettings
@@ -72,7 +72,7 @@ class PageRenderer:
         if self._dcgm:
             yield self._dcgm.write(now)
         if self._settings.native_metrics:
-            yield write_own(now, self._settings.profile)
+            yield write_native(now, self._settings.profile)
             yield write_facts(now, self._settings.profile)
         if self._settings.process_series:
             yield write_processes(now, most=self._settings.max_process_series)

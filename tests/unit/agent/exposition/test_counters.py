@@ -27,7 +27,7 @@ def refuse(field: str) -> None:
 
 def test_a_list_says_field_kind_and_help() -> None:
     found = [
-        (one.field.old, one.kind, one.meaning)
+        (one.field.old, one.kind, one.help)
         for one in parse_counters(LIST.splitlines(), name="x", skip=refuse)
     ]
     assert found == [

@@ -66,7 +66,7 @@ class Node:
         """Run the agent until the time is over, and a record of that kind is published."""
         agent = asyncio.create_task(
             run_agent(
-                machine=self._host,
+                host=self._host,
                 bus=self.bus,
                 settings=self._settings,
                 readiness=self.readiness,
