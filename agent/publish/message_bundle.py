@@ -1,11 +1,8 @@
-"""What leaves the node, as bytes: each tick, incident and inventory is one bundle.
+"""What leaves the node, as bytes, and the queue in memory of what waits.
 
-Here lives the encoding, keyed by node and stamped with the record's own time. All bundles leave
-through one line, in the order in which they were put; no queue and no broker here.
-
-The agent's queue in memory: bundles between sampling, which does not wait, and what may.
-
-Bounded: when it is full the oldest bundle goes, counted. No broker, no disk and no waiting here.
+Each tick, incident and inventory is one bundle of messages, keyed by node and stamped with the
+record's own time. The queue stands between sampling, which does not wait, and what may; it is
+bounded: when it is full the oldest bundle is dropped, counted. No broker and no disk here.
 """
 
 from collections import deque
@@ -20,7 +17,7 @@ from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, VALUES_CUT
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Incident, Inventory
-from gpuledger.records.fitting import Cut, fit
+from gpuledger.records.fitting import fit
 from gpuledger.runtime.repeats import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
@@ -41,7 +38,7 @@ class _NodeRecord(Protocol):
 
 
 def bundle_tick(tick: NodeTick) -> MessageBundle:
-    """Make a tick's bundle: the sample, its other readings, then what happened to processes.
+    """Return a tick's bundle: the sample, its other readings, then what happened to processes.
 
     The sample is the first to be sent: it is what is booked.
     """
@@ -51,12 +48,12 @@ def bundle_tick(tick: NodeTick) -> MessageBundle:
 
 
 def bundle_incident(incident: Incident) -> MessageBundle:
-    """Make an incident's bundle."""
+    """Return an incident's bundle."""
     return ((INCIDENTS.name, _message(incident)),)
 
 
 def bundle_inventory(inventory: Inventory) -> MessageBundle:
-    """Make an inventory's bundle."""
+    """Return an inventory's bundle."""
     return ((INVENTORY.name, _message(inventory)),)
 
 
@@ -71,29 +68,21 @@ def size_bytes(bundle: MessageBundle) -> int:
 
 
 def _message(record: _NodeRecord) -> Message:
-    return Message(
-        key=record.node.encode(), value=_value(record), timestamp_ms=record.time_ns // _NS_PER_MS
-    )
-
-
-def _value(record: _NodeRecord) -> bytes:
     """Encode a record; what is longer than it may be, by whatever the node was told, is cut.
 
     Raises `msgspec.ValidationError` where a number is none that its field may have.
     """
     try:
-        return encode(record)
+        value = encode(record)
     except msgspec.ValidationError:
+        # Names come from the driver, the kernel and the kubelet: none of them knows our bounds.
         fitted, cut = fit(record)
-        _tell_cut(cut)
-        return encode(fitted)
-
-
-def _tell_cut(cut: Cut) -> None:
-    for name, count in cut.items():
-        VALUES_CUT.labels(field=name).inc(count)
-        if told := _repeats.count(name, more=count):
-            _log.warning("values_shortened", field=name, count=told)
+        for name, count in cut.items():
+            VALUES_CUT.labels(field=name).inc(count)
+            if logged := _repeats.count(name, more=count):
+                _log.warning("values_shortened", field=name, count=logged)
+        value = encode(fitted)
+    return Message(key=record.node.encode(), value=value, timestamp_ms=record.time_ns // _NS_PER_MS)
 
 
 class QueuedMessage(NamedTuple):

@@ -1,14 +1,13 @@
-"""How fast what has waited is sent: faster than it was made, but not as fast as it can be.
+"""From the send queue to the broker, in order, again and again until the broker has acknowledged.
 
-Pure: it says how long to wait, it does not wait.
+Here lives the loop that publishes. What is taken out of the queue is in flight until all of its
+topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever take is
+left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is left
+out only where the broker refuses it and this node's clock, as it is now, agrees: either clock alone
+may be the wrong one, and one that was set back must not cost the ticks made before.
 
-From the send_queue to the broker, in order, again and again until the broker has acknowledged.
-
-Here lives the loop that publishes. What is taken out of the send_queue is kept in hand until all of
-its topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever
-take is left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is
-left out only where the broker refuses it and this node's clock, as it is now, agrees: either clock
-alone may be the wrong one, and one that was set back must not cost the ticks made before.
+What has waited is sent faster than it was made, but not as fast as it can be (`pause_seconds`): a
+fleet that comes back must not flood the brokers.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from agent.metrics import (
     READING_RECORDS_PUBLISHED,
     TICKS_PUBLISHED,
 )
-from agent.publish.message_bundle import MessageBundle, time_ms
+from agent.publish.message_bundle import time_ms
 from agent.publish.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import Bus, Message, Producer
@@ -95,11 +94,11 @@ class SamplePublisher:
         self._chance = chance
         self._times_ms: list[int] = []
         self._unsent: dict[str, list[Message]] = {}
-        self._hurry = asyncio.Event()
+        self._skip_pauses = asyncio.Event()
 
-    def hurry(self) -> None:
+    def skip_pauses(self) -> None:
         """Send what is left without any pause."""
-        self._hurry.set()
+        self._skip_pauses.set()
 
     async def run(self) -> None:
         """Publish for ever; a broker that does not answer is asked again, with a back-off."""
@@ -110,10 +109,10 @@ class SamplePublisher:
             except BusError as error:
                 # A missing topic or right is no reason to stop sampling: it may come in a moment.
                 PUBLISH_FAILURES.inc()
-                self._check.failed(self._waiting(str(error)))
+                self._check.failed(self._describe_waiting(str(error)))
                 await asyncio.sleep(self._backoff.next_seconds())
 
-    def _waiting(self, trouble: str = "") -> Callable[[], str]:
+    def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
         """Return what says, whenever it is asked, how much waits for the broker."""
         begin = f"{trouble}; " if trouble else ""
         send_queue = self._send_queue
@@ -128,23 +127,30 @@ class SamplePublisher:
         partition = partition_of_node(self._node, partitions=partitions)
         # Brokers may answer this and take no record; only where none waits is it all there is.
         if not self._times_ms and self._send_queue.is_empty:
-            self._check.ok(self._waiting())
+            self._check.ok(self._describe_waiting())
         while True:
             if not self._times_ms:
+                # Kept over a lost connection: what is acknowledged is not sent again.
                 bundles = await self._send_queue.take(at_most=_BATCH_TICKS)
-                self._unsent = _by_topic(bundles)
+                self._unsent = {}
+                for topic, message in chain.from_iterable(bundles):
+                    self._unsent.setdefault(topic, []).append(message)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
             for topic in tuple(self._unsent):
                 await self._publish(producer, topic, partition)
             await self._send_queue.ack()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
-            self._check.ok(self._waiting())
-            await self._pause(times_ms)
+            self._check.ok(self._describe_waiting())
+            pause = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
+            if pause > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._skip_pauses.wait()
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
         """Publish what is left of a topic; what was taken or dropped is out of it for good."""
-        messages = self._unsent[topic] = _small(self._unsent[topic])
+        messages = self._unsent[topic] = _without_oversized(self._unsent[topic])
         try:
             await producer.publish(topic, partition, messages)
         except (MessageTooLargeError, TimestampRefusedError):
@@ -177,30 +183,19 @@ class SamplePublisher:
                 _log_dropped("from the future: look at the node's clock", 1)
             del unsent[0]
 
-    async def _pause(self, times_ms: Sequence[int]) -> None:
-        seconds = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
-        if seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._hurry.wait()
-
-
-def _by_topic(bundles: Sequence[MessageBundle]) -> dict[str, list[Message]]:
-    """Sort messages by topic, each topic's in their order."""
-    sorted_: dict[str, list[Message]] = {}
-    for topic, message in chain.from_iterable(bundles):
-        sorted_.setdefault(topic, []).append(message)
-    return sorted_
-
 
 def _count_published(topic: str, count: int) -> None:
     if counter := _PUBLISHED.get(topic):
         counter.inc(count)
 
 
-def _small(messages: Sequence[Message]) -> list[Message]:
+def _without_oversized(messages: Sequence[Message]) -> list[Message]:
     """Return the messages without those that no broker takes: they would be refused for ever."""
-    small = [each for each in messages if size_bytes(each.key, each.value) <= MAX_MESSAGE_BYTES]
+    small = [
+        message
+        for message in messages
+        if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES
+    ]
     if refused := len(messages) - len(small):
         MESSAGES_TOO_LARGE.inc(refused)
         _log_dropped(f"larger than {MAX_MESSAGE_BYTES} bytes", refused)
@@ -208,9 +203,9 @@ def _small(messages: Sequence[Message]) -> list[Message]:
 
 
 def _log_dropped(detail: str, count: int) -> None:
-    """Report once a minute what is left out, as it may be every message for hours."""
-    if told := _repeats.count(detail, more=count):
-        _log.error("messages_dropped", detail=detail, count=told)
+    """Log once a minute what is left out, as it may be every message for hours."""
+    if logged := _repeats.count(detail, more=count):
+        _log.error("messages_dropped", detail=detail, count=logged)
 
 
 async def shut_down(
@@ -221,7 +216,7 @@ async def shut_down(
     What remains is brought to the disk; what cannot be is logged. Where the disk holds something
     already, its turn would come first, and it waits for the next start as well as the rest.
     """
-    publisher.hurry()
+    publisher.skip_pauses()
     draining = asyncio.create_task(send_queue.wait_drained())
     if not send_queue.is_on_disk:
         waited_for = {draining, *tasks}

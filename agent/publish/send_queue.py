@@ -1,10 +1,10 @@
-"""The one line in which everything leaves the node: what is in hand, then the disk, then memory.
+"""The order in which everything leaves the node: what is in flight, then the disk, then memory.
 
-Here lives the order. What is taken is in hand until it is sent; what memory has kept waiting for
-too long, or too much of, goes to the disk; the disk is emptied before memory is asked again. While
-the broker keeps up, the disk is not touched. The disk's troubles end here: they are counted, and
-the line goes on in memory. While older ticks wait on a disk that cannot be read nothing newer is
-sent: the join takes what comes behind newer ticks for booked before.
+What is taken is in flight until it is acknowledged; what memory has kept waiting for too long, or
+too much of, goes to the disk; the disk is emptied before memory is asked again. While the broker
+keeps up, the disk is not touched. The disk's failures end here: they are counted, and the queue
+goes on in memory. While older ticks wait on a disk that cannot be read nothing newer is sent: the
+join takes what comes behind newer ticks for booked before.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ T = TypeVar("T")
 _FRAME_TICKS: Final = 60
 _READ_WITHIN_SECONDS: Final = 10.0  # as newer ticks wait meanwhile
 _WRITE_WITHIN_SECONDS: Final = 60.0
-_SHORTEST_SECONDS: Final = 0.1
+_MIN_WAIT_SECONDS: Final = 0.1
 
 
 class SendQueue:
@@ -56,10 +56,11 @@ class SendQueue:
         )
         self._in_flight: list[QueuedMessage] = []
         self._position: SpoolPosition | None = None
+        """Where what is in flight ends on the disk; `None` where it is nowhere but in memory."""
         self._is_open = False
         self._was_overtaken = False
         """Whether newer ticks were sent while the disk could not be opened."""
-        self._told = 0
+        self._bundles_on_disk = 0
         self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
@@ -75,7 +76,7 @@ class SendQueue:
     @property
     def bundles_on_disk(self) -> int:
         """How many bundles were on the disk when it was last looked."""
-        return self._told
+        return self._bundles_on_disk
 
     @property
     def is_on_disk(self) -> bool:
@@ -92,26 +93,38 @@ class SendQueue:
         now_seconds = self._now_seconds()
         self._queue.put(QueuedMessage(now_seconds, bundle))
         self._filled.set()
-        waits_long = self._waits_since(now_seconds - self._spill_after_seconds)
+        oldest_seconds = self._queue.oldest_since_seconds
+        if self._in_flight and self._position is None:
+            # What the broker does not acknowledge waits as well.
+            oldest_seconds = self._in_flight[0].since_seconds
+        waits_long = (
+            oldest_seconds is not None and oldest_seconds <= now_seconds - self._spill_after_seconds
+        )
         # A disk that has refused is shown to work by a write alone.
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
     async def take(self, *, at_most: int) -> list[MessageBundle]:
-        """Wait for bundles, and take the oldest ones into hand, in their order."""
+        """Wait for bundles, and return the oldest ones, in flight now, in their order."""
         while True:
             async with self._lock:
                 if await self._take(at_most):
                     return [waiting.bundle for waiting in self._in_flight]
                 self._filled.clear()
-            await self._more_to_take()
+            # There is more once something is put, or once the disk is due to be read again.
+            seconds = (self._reading if self._is_open else self._opening).wait_seconds
+            with suppress(TimeoutError):
+                async with asyncio.timeout(
+                    max(seconds, _MIN_WAIT_SECONDS) if self._waits_on_disk else None
+                ):
+                    await self._filled.wait()
 
     async def ack(self) -> None:
-        """Forget what was in hand: it is acknowledged."""
+        """Forget what was in flight: it is acknowledged."""
         async with self._lock:
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
-                await self._ask(partial(self._spool.ack, position), self._reading)
+                await self._on_disk(partial(self._spool.ack, position), self._reading)
         self._emptied.set()
 
     async def wait_drained(self) -> None:
@@ -123,7 +136,7 @@ class SendQueue:
     async def run(self) -> None:
         """Bring to the disk, for ever, what waits in memory for too long."""
         async with self._lock:
-            await self._opened()
+            await self._open_spool()
         while True:
             await self._overdue.wait()
             self._overdue.clear()
@@ -136,8 +149,8 @@ class SendQueue:
             if self._position is None:
                 self._queue.put_back(self._in_flight)
                 self._in_flight = []
-            self._opening.hurry()
-            self._writing.hurry()
+            self._opening.skip_wait()
+            self._writing.skip_wait()
             await self._spill()
 
     def close(self) -> None:
@@ -146,29 +159,13 @@ class SendQueue:
             self._spool.close()
         self._disk.close()
 
-    def _waits_since(self, seconds: float) -> bool:
-        """Return whether something in memory waits since then or longer."""
-        oldest_seconds = self._queue.oldest_since_seconds
-        if self._in_flight and self._position is None:
-            oldest_seconds = self._in_flight[0].since_seconds
-        return oldest_seconds is not None and oldest_seconds <= seconds
-
-    async def _more_to_take(self) -> None:
-        """Wait for another bundle, or for the time at which the disk is read again."""
-        seconds = (self._reading if self._is_open else self._opening).wait_seconds
-        with suppress(TimeoutError):
-            async with asyncio.timeout(
-                max(seconds, _SHORTEST_SECONDS) if self._waits_on_disk else None
-            ):
-                await self._filled.wait()
-
     @property
     def _waits_on_disk(self) -> bool:
         """Whether older ticks wait on the disk, be it that they cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
 
     async def _take(self, at_most: int) -> bool:
-        await self._opened()
+        await self._open_spool()
         if self._waits_on_disk:
             await self._take_from_disk(at_most)
             # Looked at again: what was damaged or removed is dropped by the attempt to read it, and
@@ -181,21 +178,21 @@ class SendQueue:
         return bool(self._in_flight)
 
     async def _take_from_disk(self, at_most: int) -> None:
-        """Take the oldest of the disk into hand, where it can be read now."""
+        """Put the oldest of the disk in flight, where it can be read now."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
             return
-        found = await self._ask(partial(spool.read, at_most=at_most), self._reading)
+        found = await self._on_disk(partial(spool.read, at_most=at_most), self._reading)
         if found:
             bundles, self._position = found
             spool.mark_in_flight(self._position)
             self._in_flight = [QueuedMessage(self._now_seconds(), bundle) for bundle in bundles]
 
     async def _spill(self) -> None:
-        spool = await self._opened()
+        spool = await self._open_spool()
         if spool is None:
             return
-        # What was found on the disk later than it should is older than the hand: then the hand
+        # What was found on the disk later than it should is older than what is in flight. Then that
         # waits in memory, as forgetting it would forget what stands before it.
         if self._in_flight and self._position is None and spool.is_empty:
             self._position = await self._append(spool, self._in_flight)
@@ -213,36 +210,44 @@ class SendQueue:
                 return
 
     async def _append(self, spool: Spool, waiting: Sequence[QueuedMessage]) -> SpoolPosition | None:
-        bundles = [one.bundle for one in waiting]
-        return await self._ask(partial(spool.append, bundles), self._writing)
+        bundles = [queued.bundle for queued in waiting]
+        return await self._on_disk(partial(spool.append, bundles), self._writing)
 
-    async def _opened(self) -> Spool | None:
+    async def _open_spool(self) -> Spool | None:
         """Return the spool where there is one that can be used now."""
         spool = self._spool
         if spool is None:
             return None
         if not self._is_open and not self._opening.wait_seconds:
-            work = partial(_open, spool, is_late=self._was_overtaken)
-            self._is_open = await self._ask(work, self._opening) or False
+            was_overtaken = self._was_overtaken
+
+            def open_spool() -> bool:
+                spool.open()
+                if was_overtaken and spool.bundles:
+                    # Behind newer ticks the join would take these for booked before.
+                    spool.drop_late()
+                return True
+
+            self._is_open = await self._on_disk(open_spool, self._opening) or False
         return spool if self._is_open and not self._writing.wait_seconds else None
 
-    async def _ask(self, work: Callable[[], T], attempts: Attempts) -> T | None:
+    async def _on_disk(self, work: Callable[[], T], attempts: Attempts) -> T | None:
         """Have the disk do something; `None` where it failed, which is counted."""
         done = None
         try:
             done = await self._disk.run(work)
             attempts.worked()
         except DiskHungError as error:
-            self._give_up(error)
+            self._abandon_disk(error)
         except OSError as error:
             count_failure(error)
             attempts.failed(error)
-        self._tell()
+        self._update_check()
         return done
 
-    def _tell(self) -> None:
+    def _update_check(self) -> None:
         if self._spool is not None:
-            self._told = self._spool.bundles
+            self._bundles_on_disk = self._spool.bundles
             if self._spool.is_empty:
                 self._reading.worked()  # there is nothing left that could not be read
         waits = self._opening.error if self._waits_on_disk else None
@@ -253,19 +258,12 @@ class SendQueue:
         elif error := waits or self._reading.error:
             self._check.failed(f"the ticks on the disk cannot be read, newer ones wait: {error}")
         else:
-            self._check.ok(lambda: f"{self._told} ticks on the disk")
+            self._check.ok(lambda: f"{self._bundles_on_disk} ticks on the disk")
 
-    def _give_up(self, error: OSError) -> None:
+    def _abandon_disk(self, error: OSError) -> None:
         """Go on without a disk that hangs, until the next start: its thread never comes back."""
         # What the spool says now may not be asked: its thread may be at work on it.
-        SPOOL_DROPPED.labels(reason="hung").inc(self._told)
+        SPOOL_DROPPED.labels(reason="hung").inc(self._bundles_on_disk)
         count_failure(error)
         self._writing.failed(error)
         self._spool, self._position = None, None
-
-
-def _open(spool: Spool, *, is_late: bool) -> bool:
-    spool.open()
-    if is_late and spool.bundles:
-        spool.drop_late()
-    return True

@@ -32,7 +32,7 @@ from agent.metrics import (
     SPOOL_WRITTEN,
 )
 from agent.publish.message_bundle import MessageBundle, size_bytes
-from agent.publish.spool_file import START, DamagedError, Frame, Segment, pack_frame, same_boot
+from agent.publish.spool_file import START, DamagedError, Segment, pack_frame, same_boot
 from agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
 from agent.settings import SpoolSettings
 
@@ -116,11 +116,18 @@ class Spool:
     def append(self, bundles: Sequence[MessageBundle]) -> SpoolPosition:
         """Write bundles behind all others, whole or not at all; return the place behind them."""
         self.open()
-        self._lose_removed()
+        there = set(self._folder.files())
+        removed = [segment for segment in self._segments if segment.path not in there]
+        self._lose(removed, "the file was removed")
         self._folder.refuse_below(self._settings.min_free_bytes)
         frame = pack_frame(bundles, spooled_ms=self._now_ms())
         self._drop_old()
-        self._make_room(len(frame))
+        max_bytes = self._settings.max_bytes - len(frame) - START
+        if max_bytes < 0:
+            path = str(self._folder.path)
+            raise OSError(errno.EFBIG, "larger than the whole spool may be", path)
+        while self._segments and self._bytes() > max_bytes:
+            self._drop(self._segments[0], reason="bytes")
         position = self._append(frame)
         SPOOL_WRITTEN.inc(len(bundles))
         self._set_gauges()
@@ -169,18 +176,14 @@ class Spool:
             raise
         except OSError as error:
             self._folder.unlock()
-            self._pass_over(error)
+            if not self._is_passed_over:
+                # Raises while it is awaited; once it is given up that is logged, and never again.
+                self._unreadable.raise_or_give_up(self._folder.path, error)
+                self._is_passed_over = True
+                _log.error("spool_skipped", folder=str(self._folder.path), error=str(error))
             raise
         self._unreadable.forget(self._folder.path)
         self._is_passed_over = False
-
-    def _pass_over(self, error: OSError) -> None:
-        """Raise the error of a folder that is awaited; tell once that it is so no longer."""
-        if self._is_passed_over:
-            return
-        self._unreadable.raise_or_give_up(self._folder.path, error)
-        self._is_passed_over = True
-        _log.error("spool_skipped", folder=str(self._folder.path), error=str(error))
 
     def _load(self) -> None:
         paths = self._folder.files()
@@ -224,7 +227,8 @@ class Spool:
                 end = frame.end
         except DamagedError as error:
             if not bundles:
-                self._log_damage(segment, self._count_not_in_flight(segment, first_frames=1), error)
+                count = self._count_not_in_flight(segment, first_frames=1)
+                _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
                 self._drop_first_frame(segment, reason="damaged")
                 return None
         except FileNotFoundError:
@@ -241,28 +245,27 @@ class Spool:
         self._unreadable.forget(segment.path)
         return bundles, SpoolPosition(segment.number, end)
 
-    def _lose_removed(self) -> None:
-        """Leave out, counted, the files that somebody else has removed."""
-        there = set(self._folder.files())
-        removed = [segment for segment in self._segments if segment.path not in there]
-        self._lose(removed, "the file was removed")
-
     def _lose(self, segments: Sequence[Segment], error: object) -> None:
         """Count what cannot be read any more; the files are left alone."""
         for segment in tuple(segments):
-            self._log_damage(segment, self._count_not_in_flight(segment), error)
-            self._count_dropped(segment, reason="damaged")
-            self._let_go(segment)
+            count = self._count_not_in_flight(segment)
+            _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
+            SPOOL_DROPPED.labels(reason="damaged").inc(count)
+            self._forget(segment)
         self._set_gauges()
-
-    def _log_damage(self, segment: Segment, count: int, error: object) -> None:
-        _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ms() - self._settings.max_age_seconds * 1000
         while self._segments:
             segment = self._segments[0]
-            if self._spooled_ms(segment, segment.frames[0]) >= oldest_ms:
+            spooled_ms = segment.frames[0].head.spooled_ms
+            if segment.boot_id is None:
+                # The first form of the file names no boot: it ages from when it was found.
+                spooled_ms = self._found_ms
+            elif not same_boot(segment.boot_id, self._boot_id):
+                # It is at least as old as this boot, and counts as no older.
+                spooled_ms = 0
+            if spooled_ms >= oldest_ms:
                 break
             self._drop_first_frame(segment, reason="age")
 
@@ -273,33 +276,19 @@ class Spool:
         if not segment.frames:
             self._remove(segment)
 
-    def _spooled_ms(self, segment: Segment, frame: Frame) -> int:
-        """Return when a frame was written, milliseconds since this boot, or the latest it was."""
-        if segment.boot_id is None:
-            return self._found_ms
-        return frame.head.spooled_ms if same_boot(segment.boot_id, self._boot_id) else 0
-
     def _now_ms(self) -> int:
         return self._boottime_ns() // _NS_PER_MS
 
-    def _make_room(self, needed_bytes: int) -> None:
-        if needed_bytes + START > self._settings.max_bytes:
-            raise OSError(errno.EFBIG, "larger than the whole spool may be", str(self._folder.path))
-        max_bytes = self._settings.max_bytes - needed_bytes - START
-        while self._segments and self._bytes() > max_bytes:
-            self._drop(self._segments[0], reason="bytes")
-
     def _drop(self, segment: Segment, *, reason: str) -> None:
-        self._count_dropped(segment, reason=reason)
-        self._remove(segment)
-
-    def _count_dropped(self, segment: Segment, *, reason: str) -> None:
         SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment))
+        self._remove(segment)
 
     def _count_not_in_flight(self, segment: Segment, *, first_frames: int | None = None) -> int:
         """Return how many bundles are lost with a file, or its first frames: nobody has them."""
         frames = islice(segment.frames, first_frames)
-        return sum(one.head.bundles for one in frames if not self._is_in_flight(segment, one.end))
+        return sum(
+            frame.head.bundles for frame in frames if not self._is_in_flight(segment, frame.end)
+        )
 
     def _is_in_flight(self, segment: Segment, end: int) -> bool:
         return self._in_flight is not None and SpoolPosition(segment.number, end) <= self._in_flight
@@ -307,7 +296,10 @@ class Spool:
     def _append(self, frame: bytes) -> SpoolPosition:
         segment = self._writing
         if segment is None or segment.size_bytes + len(frame) > self._segment_bytes:
-            segment = self._new_segment()
+            # Counted on also where it fails: a file that may be there is not made again.
+            self._last_number += 1
+            path = self._folder.file(self._last_number)
+            segment = Segment.create(path, boot_id=self._boot_id)
         try:
             end = segment.append(frame)
         except OSError:
@@ -319,16 +311,11 @@ class Spool:
             self._segments.append(segment)
         return SpoolPosition(segment.number, end)
 
-    def _new_segment(self) -> Segment:
-        # Counted on also where it fails: a file that may be there is not made again.
-        self._last_number += 1
-        return Segment.create(self._folder.file(self._last_number), boot_id=self._boot_id)
-
     def _remove(self, segment: Segment) -> None:
-        self._let_go(segment)
+        self._forget(segment)
         self._tolerate(segment.delete)
 
-    def _let_go(self, segment: Segment) -> None:
+    def _forget(self, segment: Segment) -> None:
         self._segments.remove(segment)
         self._unreadable.forget(segment.path)
         if segment is self._writing:

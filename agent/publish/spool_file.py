@@ -1,22 +1,13 @@
-"""Bundles to the bytes of a frame and back: what stands in the spool's files.
+"""One file of the spool: a head that says what of it is sent and of which boot, frames behind it.
 
 A frame is a few ticks: a head, and behind it the bundles in msgpack, compressed with zstd. Its
-length and its CRC-32 tell whether it is whole. No file is opened here.
+length and its CRC-32 tell whether it is whole. Each write is one frame at the end of the file, or
+the position in its head.
 
-Where frames stand in a file of the spool: quick by their heads, thorough where these do not fit.
-
-A write that was not finished leaves a part of one frame at the end: that end is torn. Anything else
-that is no whole frame is damage, and becomes a frame too, so that it is told and counted when it is
-read; whole frames behind it are found again by the first bytes of what zstd writes. Errors:
-`OSError`.
-
-One file of the spool: a head that says what of it is sent and of which boot, frames behind it.
-
-Here lives the reading and writing of a file. Each write is one frame at the end of the file, or
-the position in its head; whatever a crash leaves of a frame is cut off when the file is opened.
-Nothing is synced: what the kernel took outlives the process, and a machine that lost power lost
-its last seconds anyway. A file is written by one process, so all of it is of one boot. The first
-form of the file, without the boot's id, is still read. Errors: any method may raise `OSError`.
+Whatever a crash leaves of a frame at the end is torn, and cut off when the file is opened. Anything
+else that is no whole frame is damage, and becomes a frame too, so that it is reported and counted
+when it is read; whole frames behind it are found again by the first bytes of what zstd writes. A
+file is scanned quickly by its frames' heads, thoroughly where these do not fit. Errors: `OSError`.
 """
 
 import os
@@ -37,7 +28,7 @@ from gpuledger.errors import GpuledgerError
 _HEAD: Final = struct.Struct("<IIIqq")
 HEAD_BYTES: Final = _HEAD.size
 _CHECKED_FROM: Final = 8  # behind the length and the checksum itself
-_MAX_PARCELS: Final = 10_000  # many times what is ever written as one
+_MAX_BUNDLES: Final = 10_000  # many times what is ever written as one
 _LEVEL: Final = 1  # the fastest; higher ones save little on ticks this much alike
 _DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
 
@@ -73,7 +64,7 @@ def pack_frame(bundles: Sequence[MessageBundle], *, spooled_ms: int) -> bytes:
 def read_head(data: bytes) -> Head | None:
     """Return a head; `None` where there are too few bytes for one, or it says what cannot be."""
     head = head_of(data) if len(data) >= HEAD_BYTES else None
-    can_be = head and head.body_bytes and 0 < head.bundles <= _MAX_PARCELS and head.spooled_ms >= 0
+    can_be = head and head.body_bytes and 0 < head.bundles <= _MAX_BUNDLES and head.spooled_ms >= 0
     return head if can_be else None
 
 
@@ -198,7 +189,7 @@ class Segment:
 
     @property
     def number(self) -> int:
-        """Its place among the files."""
+        """Its position among the files."""
         return int(self.path.stem)
 
     @property
@@ -230,7 +221,12 @@ class Segment:
         with _opened(path, os.O_RDWR) as file:
             length = os.fstat(file).st_size
             head = os.pread(file, START, 0)
-            boot_id, start = _form_of(head) or (None, _first_frame(file, length))
+            form = _form_of(head)
+            if form is None:
+                # A broken head: whole frames behind it are good, wherever the first one begins.
+                first = next_whole(os.pread(file, length, 0), 0)
+                form = None, first.start if first else 0
+            boot_id, start = form
             frames = scan(file, start, length)
             end = frames[-1].end if frames else min(start, length)
             if end < length:
@@ -295,12 +291,6 @@ def _form_of(head: bytes) -> tuple[str | None, int] | None:
     if len(head) >= _FIRST_START and head.startswith(_FIRST_MAGIC):
         return None, _FIRST_START
     return None
-
-
-def _first_frame(file: int, length: int) -> int:
-    """Return where frames begin in a file whose head is broken; 0 where there is no whole one."""
-    first = next_whole(os.pread(file, length, 0), 0)
-    return first.start if first else 0
 
 
 def _unsent(frames: Sequence[Frame], head: bytes, start: int) -> list[Frame]:

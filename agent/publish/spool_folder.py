@@ -53,7 +53,7 @@ class Attempts:
         self.error = None
         self._backoff.reset()
 
-    def hurry(self) -> None:
+    def skip_wait(self) -> None:
         """End the wait."""
         self._until_seconds = 0.0
 
