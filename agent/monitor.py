@@ -1,10 +1,9 @@
-"""What the log says of incidents: a line each, and of a storm of equal ones a line a minute.
+"""What goes wrong with a node's GPUs, reported at once: the sources put together.
 
-What goes wrong with a node's GPUs, told at once: the sources put together.
-
-Sightings come from the driver's events (in their own thread), from the kernel's log, from the
+Detections come from the driver's events (in their own thread), from the kernel's log, from the
 readings and from the driver's own start and end. Here they become incidents, each once, with the
-processes on the GPU at that time and those to whom the kubelet has given it.
+processes on the GPU at that time and those to whom the kubelet has given it. The log has a line for
+each, and of a storm of equal ones a line a minute.
 """
 
 import asyncio
@@ -35,6 +34,18 @@ _LEVELS: Final = {
 _log = structlog.get_logger(__name__)
 
 
+SOURCE: Final = "agent"
+_MAX_WAITING: Final = 4096
+_AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.05
+"""Between as many as are handled at once: who sends them on must be able to keep up."""
+_MAX_HANGING: Final = 4
+_MAX_RECENT: Final = 64
+_RECENT_NS: Final = 60_000_000_000
+# The driver reports a new layout at once, the agent sees it at a tick.
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
+
+
 class IncidentLog:
     """The lines of one node."""
 
@@ -46,13 +57,17 @@ class IncidentLog:
         count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
         if not count:
             return
+        # Who held the GPU by name, as the kubelet said; else the UIDs of who was on it.
+        pods = {f"{held.namespace}/{held.pod}" for held in incident.allocations or ()} or {
+            process.pod_uid for process in incident.processes if process.pod_uid
+        }
         facts = {
             "kind": incident.kind,
             "gpu": incident.gpu_uuid,
             "gpu_index": incident.gpu_index,
             "xid": incident.xid,
             "action": incident.action,
-            "pods": _pods_of(incident) or None,
+            "pods": sorted(pods) or None,
             "source": incident.source,
             "detail": incident.message,
             "count": count,
@@ -60,23 +75,6 @@ class IncidentLog:
         known = {key: value for key, value in facts.items() if value is not None}
         _log.log(_LEVELS[incident.severity], "incident_seen", **known)
 
-
-def _pods_of(incident: Incident) -> list[str]:
-    """Return who held the GPU by name, as the kubelet said; else the UIDs of who was on it."""
-    held = {f"{one.namespace}/{one.pod}" for one in incident.allocations or ()}
-    return sorted(held or {one.pod_uid for one in incident.processes if one.pod_uid})
-
-
-SOURCE: Final = "agent"
-_MAX_WAITING: Final = 4096
-_AT_ONCE: Final = 100
-_PAUSE_SECONDS: Final = 0.05
-"""Between as many as are told at once: who sends them on must be able to keep up."""
-_MAX_HANGING: Final = 4
-_MAX_RECENT: Final = 64
-_RECENT_NS: Final = 60_000_000_000
-# The driver tells of a new layout at once, the agent sees it at a tick.
-_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10_000_000_000}
 
 ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
 """Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
@@ -166,13 +164,20 @@ class IncidentMonitor:
         if self._open_kmsg is None:
             await self._handle_waiting()
             return
-        reader = self._reader(self._open_kmsg)
+        reader = KmsgReader(
+            open_log=self._open_kmsg,
+            clock=self._clock,
+            buses=lambda: self._buses,
+            on_detection=self._hand_over,
+            check=self._kmsg_check,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
         async with asyncio.TaskGroup() as both:
             both.create_task(reader.run(), name="kmsg")
             both.create_task(self._handle_waiting(), name="incidents")
 
     def report(self, kind: str, gpu_uuid: str, message: str) -> None:
-        """Report of something that the agent itself found out just now, in the event loop."""
+        """Report something that the agent itself found out just now; in the event loop."""
         self.handle(
             Detection(
                 kind=kind,
@@ -188,10 +193,14 @@ class IncidentMonitor:
         before = self._health.get(gpu_uuid)
         self._health[gpu_uuid] = merge(before, health)
         for change in degradations(before, health):
-            lately = (one for one in self._recent if _is_near(one, gpu_uuid, time_ns))
+            # An event says more than a reading, and mostly comes before it.
             if not any(
-                is_covered_by(change, kind=one.kind, xid=one.xid, action=one.action)
-                for one in lately
+                incident.gpu_uuid == gpu_uuid
+                and abs(time_ns - incident.time_ns) <= _RECENT_NS
+                and is_covered_by(
+                    change, kind=incident.kind, xid=incident.xid, action=incident.action
+                )
+                for incident in self._recent
             ):
                 self.handle(
                     Detection(
@@ -203,47 +212,51 @@ class IncidentMonitor:
                     )
                 )
 
-    def handle(self, seen: Detection) -> None:
-        """Report of a sighting, unless it was told already; in the event loop."""
-        if not self._is_new(seen):
-            INCIDENTS_DUPLICATE.labels(source=seen.source).inc()
+    def handle(self, detection: Detection) -> None:
+        """Publish what was detected, unless another source has done so; in the event loop."""
+        what = detection.kind if detection.xid is None else detection.xid
+        window_ns = _WINDOWS_NS.get(detection.kind)
+        # Only what more than one source can see may come twice.
+        if window_ns is not None and not self._deduplicator.is_new(
+            (detection.gpu_uuid, what),
+            source=detection.source,
+            time_ns=detection.time_ns,
+            window_ns=window_ns,
+        ):
+            INCIDENTS_DUPLICATE.labels(source=detection.source).inc()
             return
+        processes = list(self._processes_on(detection.gpu_uuid, detection.gpu_instance))
+        if detection.pid is not None and all(process.pid != detection.pid for process in processes):
+            # The source names a process that is not on the GPU any more.
+            processes.append(IncidentProcess(pid=detection.pid, command=detection.command))
         incident = make_incident(
-            kind=seen.kind,
+            kind=detection.kind,
             node=self._node,
             boot_id=self._boot_id,
-            gpu_uuid=seen.gpu_uuid,
-            time_ns=seen.time_ns,
-            source=seen.source,
-            xid=seen.xid,
-            gpu_index=self._indices.get(seen.gpu_uuid),
-            gpu_instance=seen.gpu_instance,
-            compute_instance=seen.compute_instance,
-            action=seen.action,
-            severity=seen.severity,
-            detail=seen.detail,
-            processes=_with_named(self._processes_on(seen.gpu_uuid, seen.gpu_instance), seen),
-            allocations=self._allocations_on(seen.gpu_uuid, seen.gpu_instance),
+            gpu_uuid=detection.gpu_uuid,
+            time_ns=detection.time_ns,
+            source=detection.source,
+            xid=detection.xid,
+            gpu_index=self._indices.get(detection.gpu_uuid),
+            gpu_instance=detection.gpu_instance,
+            compute_instance=detection.compute_instance,
+            action=detection.action,
+            severity=detection.severity,
+            detail=detection.detail,
+            processes=processes,
+            allocations=self._allocations_on(detection.gpu_uuid, detection.gpu_instance),
         )
         self._recent.append(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
         self._incident_log.record(incident)
         self._publish(incident)
 
-    def _is_new(self, seen: Detection) -> bool:
-        """Return whether no other source has told of it, of what more than one can see."""
-        what = seen.kind if seen.xid is None else seen.xid
-        window_ns = _WINDOWS_NS.get(seen.kind)
-        return window_ns is None or self._deduplicator.is_new(
-            (seen.gpu_uuid, what), source=seen.source, time_ns=seen.time_ns, window_ns=window_ns
-        )
-
-    def _hand_over(self, seen: Detection) -> None:
+    def _hand_over(self, detection: Detection) -> None:
         """Hand over what the events' thread saw; where the loop does not keep up, it is counted."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return
-        self._waiting.append(seen)
+        self._waiting.append(detection)
         # Before the loop runs it looks by itself; after its end nobody is there to be told.
         with suppress(RuntimeError):
             if self._loop:
@@ -258,24 +271,3 @@ class IncidentMonitor:
                     self.handle(self._waiting.popleft())
                 if self._waiting:
                     await self._clock.sleep(_PAUSE_SECONDS)
-
-    def _reader(self, open_kmsg: Callable[[], Kmsg]) -> KmsgReader:
-        return KmsgReader(
-            open_log=open_kmsg,
-            clock=self._clock,
-            buses=lambda: self._buses,
-            on_detection=self._hand_over,
-            check=self._kmsg_check,
-            backoff=Backoff(first_seconds=1, max_seconds=300),
-        )
-
-
-def _is_near(one: Incident, gpu_uuid: str, time_ns: int) -> bool:
-    return one.gpu_uuid == gpu_uuid and abs(time_ns - one.time_ns) <= _RECENT_NS
-
-
-def _with_named(found: Sequence[IncidentProcess], seen: Detection) -> Sequence[IncidentProcess]:
-    """Add the process that the source names, where it is not on the GPU any more."""
-    if seen.pid is None or any(one.pid == seen.pid for one in found):
-        return found
-    return [*found, IncidentProcess(pid=seen.pid, command=seen.command)]

@@ -1,9 +1,8 @@
-"""What a source of incidents saw, before it is known who was on the GPU and whether it is news.
-
-An incident, filled in: how loud each kind is, what to do, and the words for people. Pure.
+"""What a source of incidents detected, and the incident made of it.
 
 Whoever finds an incident comes here: the driver's events, the kernel's log, the readings, the
-driver's own start and end. No NVML here, and no clock.
+driver's own start and end. Here stands how severe each kind is, what to do, and the words for
+people. No NVML here, and no clock.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess, Severity
-from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, Xid, find_xid
+from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,7 @@ class Detection:
     action: str | None = None
     """The action that the driver itself asks for."""
     severity: Severity | None = None
-    """How loud it is, where the source says more than the kind does."""
+    """How severe it is, where the source says more than the kind does."""
     detail: str | None = None
     """The source's own words."""
     pid: int | None = None
@@ -83,7 +82,7 @@ _KINDS: Final = {
     "driver_unbound": _Kind(Severity.INFO, "The driver lets go of this GPU"),
 }
 KINDS: Final = frozenset({XID, *_KINDS})
-"""All kinds that the agent tells of."""
+"""All kinds that the agent reports."""
 
 
 def make_incident(
@@ -110,7 +109,16 @@ def make_incident(
     known than the kind or the XID says, such as the action that the driver itself asks for.
     """
     known = find_xid(xid) if kind == XID and xid is not None else None
-    loudness, words, advice = _of_xid(known) if known else _KINDS[kind]
+    if known:
+        # Of a code that is not in the catalogue at least the code is said.
+        words = f"{known.meaning}: {known.code}" if known.category == UNKNOWN else known.meaning
+        own_severity, advice = known.severity, known.immediate
+    else:
+        own_severity, words, advice = _KINDS[kind]
+    asks = kind == "recovery_action" or (kind == XID and xid == RECOVERY_ACTION_CHANGED)
+    if asks and action is not None:
+        # What the driver itself asks for says how severe it is.
+        own_severity = Severity.INFO if action == NO_ACTION else Severity.CRITICAL
     return Incident(
         node=node,
         boot_id=boot_id,
@@ -121,7 +129,7 @@ def make_incident(
         gpu_index=gpu_index,
         gpu_instance=gpu_instance,
         compute_instance=compute_instance,
-        severity=severity or _asked_for(kind, xid, action) or loudness,
+        severity=severity or own_severity,
         xid=xid,
         mnemonic=known.mnemonic if known else None,
         category=known.category if known else None,
@@ -138,17 +146,3 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
         return tuple(Severity)
     own = _KINDS[kind].severity
     return (Severity.INFO, own, Severity.CRITICAL) if kind == "recovery_action" else (own,)
-
-
-def _of_xid(known: Xid) -> _Kind:
-    """Return what the catalogue says; of a code that is not in it at least the code."""
-    words = f"{known.meaning}: {known.code}" if known.category == UNKNOWN else known.meaning
-    return _Kind(known.severity, words, known.immediate)
-
-
-def _asked_for(kind: str, xid: int | None, action: str | None) -> Severity | None:
-    """Return the severity of what the driver asks for, where it asks."""
-    asks = kind == "recovery_action" or (kind == XID and xid == RECOVERY_ACTION_CHANGED)
-    if not asks or action is None:
-        return None
-    return Severity.INFO if action == NO_ACTION else Severity.CRITICAL

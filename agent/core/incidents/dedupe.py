@@ -1,10 +1,9 @@
-"""Two sources see one thing: which sighting is news, and which is the same thing again. Pure.
+"""Which detections are new: several sources see one thing, and readings show it once more.
 
-One source never tells of one thing twice. So a sighting is a repetition where another source has
+One source never reports one thing twice. So a detection is a repetition where another source has
 one within two seconds that is not paired yet; equal XIDs in a burst are paired one by one, the
-oldest first, and each real occurrence leaves exactly one incident, whoever comes first.
-
-What two readings of a GPU's health say that no event has said. Pure.
+oldest first, and each real occurrence leaves exactly one incident, whoever comes first. A reading
+of a GPU's health reports only what got worse since the one before, and no event has said.
 """
 
 from collections import OrderedDict, deque
@@ -13,53 +12,41 @@ from typing import Final, NamedTuple, TypeVar
 from gpuledger.records import GpuHealth
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, recovery_action
 
+T = TypeVar("T")
 WINDOW_NS: Final = 2_000_000_000
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
-
-Key = tuple[str, int | str]
-"""GPU and XID, or GPU and kind."""
-
-
-class Deduplicator:
-    """The sightings that no other source has had yet, a bounded number of them."""
-
-    def __init__(self) -> None:
-        self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
-
-    def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
-        """Take a sighting in; tells whether no other source has had it within the window."""
-        by_source = self._of(key)
-        for other, times in by_source.items():
-            if other != source and _pair(times, time_ns, window_ns):
-                return False
-        by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
-        return True
-
-    def _of(self, key: Key) -> dict[str, deque[int]]:
-        found = self._unpaired.setdefault(key, {})
-        self._unpaired.move_to_end(key)
-        if len(self._unpaired) > _MAX_KEYS:
-            self._unpaired.popitem(last=False)
-        return found
-
-
-def _pair(times: deque[int], time_ns: int, window_ns: int) -> bool:
-    for place, other_ns in enumerate(times):
-        if abs(other_ns - time_ns) <= window_ns:
-            del times[place]
-            return True
-    return False
-
-
-T = TypeVar("T")
-
 _NONE: Final = "none"
 _SAME: Final = {
     "row_remap_pending": {"page_retirement_pending", 63},
     "row_remap_failed": {"page_retirement_failed", 64},
     "recovery_action": {"recovery_action", RECOVERY_ACTION_CHANGED},
 }
+
+Key = tuple[str, int | str]
+"""GPU and XID, or GPU and kind."""
+
+
+class Deduplicator:
+    """The detections that no other source has had yet, a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
+
+    def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
+        """Record a detection; return whether no other source has had it within the window."""
+        by_source = self._unpaired.setdefault(key, {})
+        self._unpaired.move_to_end(key)
+        if len(self._unpaired) > _MAX_KEYS:
+            self._unpaired.popitem(last=False)
+        for other, times_ns in by_source.items():
+            near = (ns for ns in times_ns if abs(ns - time_ns) <= window_ns)
+            if other != source and (paired_ns := next(near, None)) is not None:
+                # The oldest of equal ones: each is paired once.
+                times_ns.remove(paired_ns)
+                return False
+        by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
+        return True
 
 
 class HealthChange(NamedTuple):

@@ -14,7 +14,7 @@ from agent.host.kubelet.assignments import (
     DeviceIndex,
     Unresolved,
     allocate,
-    find_holdings,
+    find_assignments,
 )
 from agent.host.kubelet.client import Kubelet, KubeletError
 from agent.host.kubelet.messages import parse_answer
@@ -52,10 +52,10 @@ class Allocations:
         self._wanted = asyncio.Event()
         self._answer = b""
         self._answered_ns: int | None = None
-        self._holdings: Sequence[DeviceAssignment] = ()
+        self._assignments: Sequence[DeviceAssignment] = ()
         self._resolved: list[DeviceAllocation] = []
         self._resolved_of: tuple[Sequence[DeviceAssignment], DeviceIndex] | None = None
-        self._is_told = False
+        self._is_logged = False
 
     def refresh_soon(self) -> None:
         """Have the kubelet asked within a second: something on the node has changed."""
@@ -66,11 +66,15 @@ class Allocations:
 
         Empty where there is no answer, or where the last one is too old.
         """
-        holdings = self._holdings if self._is_fresh() else ()
+        assignments = self._assignments if self._is_fresh() else ()
         before = self._resolved_of
-        if before is None or before[0] is not holdings or before[1] != devices:
-            self._resolved_of = (holdings, devices)
-            self._resolve(holdings, devices)
+        # Resolved anew only where the answer or the devices changed: it is asked for each tick.
+        if before is None or before[0] is not assignments or before[1] != devices:
+            self._resolved_of = (assignments, devices)
+            self._resolved, unresolved = allocate(assignments, devices)
+            ALLOCATIONS.set(len(self._resolved))
+            for reason in Unresolved:
+                ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])
         return self._resolved
 
     async def run(self) -> None:
@@ -78,9 +82,10 @@ class Allocations:
         while True:
             self._wanted.clear()
             try:
-                self._take(await self._kubelet.list_pods())
+                self._ingest(await self._kubelet.list_pods())
             except KubeletError as error:
-                self._fail(error)
+                KUBELET_ERRORS.labels(reason=error.reason).inc()
+                self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
                 await self._clock.sleep(max(MIN_SECONDS, self._backoff.next_seconds()))
             else:
                 self._backoff.reset()
@@ -100,45 +105,33 @@ class Allocations:
         finally:
             await end_tasks(*waits)
 
-    def _take(self, answer: bytes) -> None:
+    def _ingest(self, answer: bytes) -> None:
         if self._answered_ns is None or answer != self._answer:
             try:
                 pods = parse_answer(answer)
             except ValueError as error:
                 raise KubeletError("malformed", f"no list of pods: {error}") from error
-            self._holdings = find_holdings(pods, self._settings.resource_names)
+            self._assignments = find_assignments(pods, self._settings.resource_names)
             self._answer = answer
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
-        self._check.ok(f"{len(self._holdings)} devices are with containers")
+        self._check.ok(f"{len(self._assignments)} devices are with containers")
 
-    def _fail(self, error: KubeletError) -> None:
-        KUBELET_ERRORS.labels(reason=error.reason).inc()
-        self._judge(f"the kubelet at {self._settings.socket}: {error}")
-
-    def _judge(self, detail: str) -> None:
-        """Return how bad a failure is: not at all where nobody promised that there is a kubelet."""
+    def _evaluate_failure(self, detail: str) -> None:
+        """Set the check: a failure is none while the last answer counts."""
         if self._is_fresh():
             self._check.ok(f"{detail}; the last answer still counts")
         elif self._answered_ns is None and self._settings.enabled == "auto":
-            self._expect_none(detail)
+            # Nobody promised that there is a kubelet: it is said once.
+            if not self._is_logged:
+                self._is_logged = True
+                _log.info("kubelet_not_found", detail=detail)
+            self._check.ok(f"{detail}; ticks have no allocations")
         else:
             self._check.failed(f"{detail}; ticks have no allocations")
-
-    def _expect_none(self, detail: str) -> None:
-        if not self._is_told:
-            self._is_told = True
-            _log.info("kubelet_not_found", detail=detail)
-        self._check.ok(f"{detail}; ticks have no allocations")
 
     def _is_fresh(self) -> bool:
         if self._answered_ns is None:
             return False
         age_ns = self._clock.monotonic_ns() - self._answered_ns
         return age_ns <= self._settings.cache_ttl_seconds * _NS
-
-    def _resolve(self, holdings: Sequence[DeviceAssignment], devices: DeviceIndex) -> None:
-        self._resolved, unresolved = allocate(holdings, devices)
-        ALLOCATIONS.set(len(self._resolved))
-        for reason in Unresolved:
-            ALLOCATIONS_UNRESOLVED.labels(reason=reason.value).set(unresolved[reason])

@@ -13,7 +13,7 @@ from enum import StrEnum
 from fnmatch import translate
 from typing import Final
 
-from agent.host.kubelet.messages import ContainerResources, PodResources, ResourceClaim
+from agent.host.kubelet.messages import ContainerResources, PodResources
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
 
 _OLD_MIG: Final = re.compile(r"MIG-(?P<gpu>GPU-[^/]+)/(?P<instance>\d+)/\d+")
@@ -197,31 +197,34 @@ class DeviceAssignment:
     """The share of the device that the claim holds."""
 
 
-def find_holdings(
+def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
     """Pick the GPU devices out of an answer; a name of a resource may hold `*` and `?`."""
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
-        holding
+        assignment
         for pod in pods
         for container in pod.containers
-        for holding in (*_from_plugins(pod, container, is_gpu), *_from_claims(pod, container))
+        for assignment in (*_from_plugins(pod, container, is_gpu), *_from_claims(pod, container))
     ]
 
 
 def allocate(
-    holdings: Iterable[DeviceAssignment], index: DeviceIndex
+    assignments: Iterable[DeviceAssignment], index: DeviceIndex
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return the holdings whose GPU is known, and count the others by reason."""
+    """Return the assignments whose GPU is known, and count the others by reason."""
     allocations: list[DeviceAllocation] = []
     unresolved: Counter[Unresolved] = Counter()
-    for holding in holdings:
-        place = _find(holding, index)
+    for assignment in assignments:
+        if assignment.claim is None:
+            place = find_device(assignment.device_id, index)
+        else:
+            place = find_claimed(assignment.device_id, index, share_id=assignment.share_id)
         if isinstance(place, Unresolved):
             unresolved[place] += 1
         else:
-            allocations.append(_allocation(holding, place))
+            allocations.append(_allocation(assignment, place))
     return allocations, unresolved
 
 
@@ -233,10 +236,10 @@ def find_on(
     Who holds the GPU as a whole holds the instance too.
     """
     return [
-        each
-        for each in allocations
-        if each.gpu_uuid == gpu_uuid
-        and (gpu_instance is None or each.gpu_instance in (None, gpu_instance))
+        allocation
+        for allocation in allocations
+        if allocation.gpu_uuid == gpu_uuid
+        and (gpu_instance is None or allocation.gpu_instance in (None, gpu_instance))
     ]
 
 
@@ -265,30 +268,20 @@ def _from_claims(pod: PodResources, container: ContainerResources) -> Iterator[D
                     container=container.name,
                     resource_name=device.driver_name,
                     device_id=device.device_name,
-                    claim=_name_claim(claim),
+                    claim=f"{claim.namespace}/{claim.name}",
                     share_id=device.share_id,
                 )
 
 
-def _name_claim(claim: ResourceClaim) -> str:
-    return f"{claim.namespace}/{claim.name}"
-
-
-def _find(holding: DeviceAssignment, index: DeviceIndex) -> DevicePlace | Unresolved:
-    if holding.claim is None:
-        return find_device(holding.device_id, index)
-    return find_claimed(holding.device_id, index, share_id=holding.share_id)
-
-
-def _allocation(holding: DeviceAssignment, place: DevicePlace) -> DeviceAllocation:
+def _allocation(assignment: DeviceAssignment, place: DevicePlace) -> DeviceAllocation:
     return DeviceAllocation(
         gpu_uuid=place.gpu_uuid,
-        device_id=holding.device_id,
-        resource_name=holding.resource_name,
-        namespace=holding.namespace,
-        pod=holding.pod,
-        container=holding.container,
+        device_id=assignment.device_id,
+        resource_name=assignment.resource_name,
+        namespace=assignment.namespace,
+        pod=assignment.pod,
+        container=assignment.container,
         gpu_instance=place.gpu_instance,
         replica=place.replica,
-        claim=holding.claim,
+        claim=assignment.claim,
     )

@@ -1,7 +1,4 @@
-"""The one error of the kubelet's seam, and what its reasons mean to the node's administrator.
-
-The seam to the node's kubelet: one question, answered with bytes or one kind of error.
-"""
+"""The seam to the node's kubelet: one question, answered with bytes or one kind of error."""
 
 import asyncio
 import errno
@@ -50,7 +47,7 @@ class SocketKubelet:
 
     def __init__(self, socket: Path, *, timeout_seconds: float) -> None:
         self._socket = socket
-        self._deadline_seconds = timeout_seconds
+        self._timeout_seconds = timeout_seconds
 
     async def list_pods(self) -> bytes:
         """Ask, on a connection for this one question: a kubelet that restarts leaves none behind.
@@ -62,14 +59,14 @@ class SocketKubelet:
             # Many a node has no kubelet to ask, and there the library would only take memory.
             from agent.host.kubelet.grpc import ask  # noqa: PLC0415  # see above
 
-            async with asyncio.timeout(self._deadline_seconds):
+            async with asyncio.timeout(self._timeout_seconds):
                 return await ask(
                     self._socket,
-                    timeout_seconds=self._deadline_seconds,
+                    timeout_seconds=self._timeout_seconds,
                     max_bytes=MAX_ANSWER_BYTES,
                 )
         except TimeoutError as error:
-            detail = f"no answer within {self._deadline_seconds:g} s"
+            detail = f"no answer within {self._timeout_seconds:g} s"
             raise KubeletError("deadline", detail) from error
         except OSError as error:
             reason = _REASONS.get(error.errno or 0, "broken")

@@ -69,7 +69,7 @@ class ContainerNames:
         if known is None and self._may_look(container_id):
             self._look()
             known = self._names.get(container_id)
-            self._note(container_id, is_known=known is not None)
+            self._record_look(container_id, is_known=known is not None)
         return known
 
     def _may_look(self, container_id: str) -> bool:
@@ -86,22 +86,19 @@ class ContainerNames:
             match = _NAME.fullmatch(name)
             if match:
                 container_id = match["id"]
-                found[container_id] = self._names.get(container_id) or _named(match)
+                found[container_id] = self._names.get(container_id) or ContainerName(
+                    namespace=match["namespace"], pod=match["pod"], container=match["container"]
+                )
             if len(found) >= MAX_NAMES:
                 break
         self._names = found
 
-    def _note(self, container_id: str, *, is_known: bool) -> None:
+    def _record_look(self, container_id: str, *, is_known: bool) -> None:
         _, wait_ns = self._missing.pop(container_id, (0, 0))
         if is_known:
             return
         if len(self._missing) >= MAX_NAMES:
+            # Bounded, whatever ids are asked for; each is looked for once more then.
             self._missing.clear()
         wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
         self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
-
-
-def _named(match: re.Match[str]) -> ContainerName:
-    return ContainerName(
-        namespace=match["namespace"], pod=match["pod"], container=match["container"]
-    )

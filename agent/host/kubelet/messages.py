@@ -1,12 +1,9 @@
-"""The wire form of Protocol Buffers, as much of it as one message needs: its fields, one by one.
-
-Here live numbers and bytes. What a field means is `messages`' business.
-
-The kubelet's answer to `v1.PodResourcesLister/List`: which pod's container holds which device.
+"""The kubelet's answer to `v1.PodResourcesLister/List`: which pod's container holds which device.
 
 Here lives the part of it that concerns devices, by the field numbers of Kubernetes'
-`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are passed over. ADR 010 says why
-no generated code is used; the tests hold this to Protocol Buffers' own.
+`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are passed over. Of the wire
+form of Protocol Buffers as much is read as one message needs: its fields, one by one. ADR 010 says
+why no generated code is used; the tests hold this to Protocol Buffers' own.
 """
 
 from collections.abc import Iterator
@@ -35,18 +32,15 @@ def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
                 raise ValueError(f"field {number} ends {position + size - end} bytes too late")
             yield number, message[position : position + size]
             position += size
+        # A field without bytes of its own: nothing of the answer that concerns devices.
+        elif kind == _VARINT:
+            _, position = _read_varint(message, position)
+        elif kind in _FIXED_BYTES:
+            position += _FIXED_BYTES[kind]
         else:
-            position = _skip(message, position, kind)
+            raise ValueError(f"no such kind of field: {kind}")
     if position > end:
         raise ValueError("the last field is cut off")
-
-
-def _skip(message: bytes, position: int, kind: int) -> int:
-    if kind == _VARINT:
-        return _read_varint(message, position)[1]
-    if kind not in _FIXED_BYTES:
-        raise ValueError(f"no such kind of field: {kind}")
-    return position + _FIXED_BYTES[kind]
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
@@ -133,7 +127,7 @@ def _pod(message: bytes) -> PodResources:
     return PodResources(
         name=_text(fields, 1),
         namespace=_text(fields, 2),
-        containers=[_container(one) for one in fields.get(3, ())],
+        containers=[_container(container) for container in fields.get(3, ())],
     )
 
 
@@ -141,16 +135,14 @@ def _container(message: bytes) -> ContainerResources:
     fields = _gather(message)
     return ContainerResources(
         name=_text(fields, 1),
-        devices=[_devices(one) for one in fields.get(2, ())],
-        claims=[_claim(one) for one in fields.get(5, ())],
-    )
-
-
-def _devices(message: bytes) -> ContainerDevices:
-    fields = _gather(message)
-    return ContainerDevices(
-        resource_name=_text(fields, 1),
-        device_ids=[one.decode() for one in fields.get(2, ())],
+        devices=[
+            ContainerDevices(
+                resource_name=_text(devices, 1),
+                device_ids=[device_id.decode() for device_id in devices.get(2, ())],
+            )
+            for devices in map(_gather, fields.get(2, ()))
+        ],
+        claims=[_claim(claim) for claim in fields.get(5, ())],
     )
 
 
@@ -159,17 +151,15 @@ def _claim(message: bytes) -> ResourceClaim:
     return ResourceClaim(
         name=_text(fields, 2),
         namespace=_text(fields, 3),
-        devices=[_claimed(one) for one in fields.get(4, ())],
-    )
-
-
-def _claimed(message: bytes) -> ClaimedDevice:
-    fields = _gather(message)
-    return ClaimedDevice(
-        driver_name=_text(fields, 2),
-        pool_name=_text(fields, 3),
-        device_name=_text(fields, 4),
-        share_id=_text(fields, 5) or None,
+        devices=[
+            ClaimedDevice(
+                driver_name=_text(device, 2),
+                pool_name=_text(device, 3),
+                device_name=_text(device, 4),
+                share_id=_text(device, 5) or None,
+            )
+            for device in map(_gather, fields.get(4, ()))
+        ],
     )
 
 

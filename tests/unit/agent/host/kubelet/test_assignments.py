@@ -9,7 +9,7 @@ from agent.host.kubelet.assignments import (
     DeviceIndex,
     Unresolved,
     allocate,
-    find_holdings,
+    find_assignments,
     find_on,
 )
 from agent.host.kubelet.messages import (
@@ -62,13 +62,13 @@ def claim(driver: str, device: str, share_id: str | None = None) -> ResourceClai
 def test_only_resources_that_are_gpus_are_looked_at(resource: str, *, is_gpu: bool) -> None:
     names = KubeletSettings().resource_names
 
-    assert bool(find_holdings([pod(given(resource, GPU))], names)) == is_gpu
+    assert bool(find_assignments([pod(given(resource, GPU))], names)) == is_gpu
 
 
 def test_without_names_of_resources_only_claims_are_read() -> None:
     one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
 
-    assert [holding.claim for holding in find_holdings([one], [])] == ["serving/one-gpu"]
+    assert [assignment.claim for assignment in find_assignments([one], [])] == ["serving/one-gpu"]
 
 
 def test_claims_of_other_drivers_are_not_gpus() -> None:
@@ -76,14 +76,14 @@ def test_claims_of_other_drivers_are_not_gpus() -> None:
         claims=(claim("compute-domain.nvidia.com", "channel-0"), claim("gpu.amd.com", "gpu-0"))
     )
 
-    assert find_holdings([one], ["*"]) == []
+    assert find_assignments([one], ["*"]) == []
 
 
 def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
     one = pod(
         given("nvidia.com/gpu", f"{GPU}::2"), claims=(claim("gpu.nvidia.com", "gpu-0", "a1"),)
     )
-    allocations, unresolved = allocate(find_holdings([one], ["nvidia.com/gpu"]), INDEX)
+    allocations, unresolved = allocate(find_assignments([one], ["nvidia.com/gpu"]), INDEX)
 
     plain = DeviceAllocation(
         gpu_uuid=GPU,
@@ -141,14 +141,14 @@ def test_who_holds_an_instance_holds_it_or_the_whole_gpu(
 
 def test_a_device_that_leads_nowhere_is_counted_and_left_out() -> None:
     one = pod(given("nvidia.com/gpu", "GPU-gone", "7", GPU))
-    allocations, unresolved = allocate(find_holdings([one], ["nvidia.com/gpu"]), INDEX)
+    allocations, unresolved = allocate(find_assignments([one], ["nvidia.com/gpu"]), INDEX)
 
     assert [allocation.device_id for allocation in allocations] == [GPU]
     assert unresolved == {Unresolved.UNKNOWN_GPU: 1, Unresolved.UNKNOWN_FORM: 1}
 
 
 def test_a_device_of_a_claim_is_looked_up_by_the_drivers_names_alone() -> None:
-    holding = DeviceAssignment(
+    assignment = DeviceAssignment(
         namespace="n", pod="p", container="c", resource_name="r", device_id=GPU, claim="n/c"
     )
-    assert allocate([holding], INDEX)[1] == {Unresolved.UNKNOWN_FORM: 1}
+    assert allocate([assignment], INDEX)[1] == {Unresolved.UNKNOWN_FORM: 1}
