@@ -21,7 +21,7 @@ from cyclopts.validators import Number
 from agent.context import run_agent
 from agent.gpu.nvidia.session import NvmlSession
 from agent.node import Host
-from agent.recording.format import RecordingHeader, Tape
+from agent.recording.format import RecordingFile, RecordingHeader
 from agent.recording.recorder import Recorder, RecordingLibrary, RecordingProcfs, Redactor
 from agent.settings import AgentSettings
 from agent.source import find_source
@@ -80,7 +80,7 @@ def record_nvml(
         raise UserError(f"--source {source}: it has no NVML to record")
     nvml = found.gpus.library
     header = _header(found, nvml, settings, is_redacted=redact)
-    tape = Tape(out, header, redact=Redactor().write if redact else None)
+    tape = RecordingFile(out, header, redact=Redactor().write if redact else None)
     try:
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
         library = RecordingLibrary(nvml, recorder)
@@ -153,7 +153,7 @@ def _try(nvml: Any, name: str, *of: Any) -> str | None:  # noqa: ANN401  # as ab
     return None
 
 
-async def _run(source: Host, settings: AgentSettings, tape: Tape, seconds: float) -> None:
+async def _run(source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
         run_agent(

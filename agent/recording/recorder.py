@@ -1,10 +1,8 @@
 """Stands between the agent and a library or `/proc`, and writes down what is said.
 
-Answers and errors pass through as they are.
-
-Replaces what names a machine, a program or a pod by a pseudonym, the same one for the same name.
-
-Models, versions and every number that is measured stay as they are.
+Answers and errors pass through as they are. Where it is asked for, what names a machine, a program
+or a pod is replaced by a pseudonym, the same one for the same name; models, versions and every
+number that is measured stay as they are.
 """
 
 import re
@@ -15,7 +13,7 @@ import msgspec
 import pynvml
 
 from agent.host.procfs import Procfs
-from agent.recording.format import RecordingLine, Tape, write_line
+from agent.recording.format import RecordingFile, RecordingLine, write_line
 from agent.recording.serialize import Handles, to_json
 from gpuledger.clock import Clock
 
@@ -23,8 +21,8 @@ from gpuledger.clock import Clock
 class Recorder:
     """Writes lines with their times."""
 
-    def __init__(self, tape: Tape, clock: Clock, *, began_monotonic_ns: int) -> None:
-        self._tape = tape
+    def __init__(self, recording: RecordingFile, clock: Clock, *, began_monotonic_ns: int) -> None:
+        self._file = recording
         self._clock = clock
         self._began_ns = began_monotonic_ns
 
@@ -34,7 +32,7 @@ class Recorder:
 
     def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
         """Write what began at `at_ns` and has ended now."""
-        self._tape.put(RecordingLine(at_ns=at_ns, took_ns=self.now_ns() - at_ns, **facts))
+        self._file.put(RecordingLine(at_ns=at_ns, took_ns=self.now_ns() - at_ns, **facts))
 
 
 class RecordingLibrary:
@@ -130,8 +128,8 @@ class Redactor:
     def write(self, line: RecordingLine) -> bytes:
         """Return a line as it stands in the file."""
         text = write_line(self._without_names(line))
-        text = _UUID.sub(self._replace("uuid", self._uuid), text)
-        text = _CONTAINER.sub(self._replace("container", _hexadecimal), text)
+        text = _UUID.sub(self._replace("uuid", _uuid), text)
+        text = _CONTAINER.sub(self._replace("container", lambda n, _: f"{n:064x}".encode()), text)
         text = _BUS_ID.sub(self._replace("bus", _bus_id), text)
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
@@ -144,33 +142,29 @@ class Redactor:
         if line.call in _SECRET_CALLS:
             result = f"name-{self._number(line.call or '', result.encode())}"
         elif line.read and line.read.endswith("/stat"):
-            result = _COMMAND.sub(self._command, result)
+            # The name in parentheses is a program's.
+            result = _COMMAND.sub(lambda found: f"({self._program(found[0][1:-1])})", result)
         elif line.read and line.read.endswith(_PROGRAM_FILES):
-            result = f"program-{self._number('program', result.strip().encode())}\n"
+            result = f"{self._program(result.strip())}\n"
         return msgspec.structs.replace(line, result=result)
 
-    def _command(self, found: "re.Match[str]") -> str:
-        return f"(program-{self._number('program', found[0][1:-1].encode())})"
+    def _program(self, name: str) -> str:
+        return f"program-{self._number('program', name.encode())}"
 
     def _replace(
         self, kind: str, name: Callable[[int, bytes], bytes]
     ) -> "Callable[[re.Match[bytes]], bytes]":
-        return lambda found: name(self._number(kind, _plain(found[0])), found[0])
+        # Cgroups and the driver write one identity in different ways.
+        return lambda found: name(
+            self._number(kind, found[0].lower().replace(b"_", b"-")), found[0]
+        )
 
     def _number(self, kind: str, identity: bytes) -> int:
         return self._known.setdefault((kind, identity), len(self._known) + 1)
 
-    def _uuid(self, number: int, found: bytes) -> bytes:
-        return f"00000000-0000-4000-8000-{number:012d}".encode().replace(b"-", found[8:9])
 
-
-def _plain(identity: bytes) -> bytes:
-    """Return one spelling of an identity, as cgroups and the driver write it differently."""
-    return identity.lower().replace(b"_", b"-")
-
-
-def _hexadecimal(number: int, _found: bytes) -> bytes:
-    return f"{number:064x}".encode()
+def _uuid(number: int, found: bytes) -> bytes:
+    return f"00000000-0000-4000-8000-{number:012d}".encode().replace(b"-", found[8:9])
 
 
 def _bus_id(number: int, found: bytes) -> bytes:
