@@ -55,7 +55,7 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
     group: CallGroup, reading: MetricSpec
 ) -> None:
     spec = READINGS[group][reading.name]
-    for source in reading.asked:
+    for source in reading.sources:
         is_list = isinstance(source, GpmMetric) and source.count is not None
         is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
@@ -73,7 +73,7 @@ def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
 
 @pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
 def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
-    for question in reading.asked:
+    for question in reading.sources:
         if isinstance(question, FunctionCall):
             assert callable(getattr(pynvml, question.name))
             assert question.fills is None or hasattr(pynvml, question.fills)
@@ -100,6 +100,6 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Me
 
 def test_the_call_that_sleeps_is_not_asked() -> None:
     asked = {
-        one.name for _, reading in ALL for one in reading.asked if isinstance(one, FunctionCall)
+        one.name for _, reading in ALL for one in reading.sources if isinstance(one, FunctionCall)
     }
     assert "nvmlDeviceGetPcieThroughput" not in asked

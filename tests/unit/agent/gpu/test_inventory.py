@@ -175,5 +175,5 @@ def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch
         monkeypatch,
         {"nvmlDeviceGetSerial": write(b"\xff\xfe"), "nvmlDeviceGetName": write(b"NVIDIA L4")},
     )
-    found = Facts(client, uuid="GPU-0", index=0, peers=()).ask()
+    found = Facts(client, uuid="GPU-0", index=0, peers=()).query()
     assert (found.model, found.serial) == ("NVIDIA L4", None)
