@@ -24,7 +24,7 @@ EACH_LINK: Final = -1
 _NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FunctionCall:
     """A function with the arguments behind the handle."""
 
@@ -43,7 +43,7 @@ class FunctionCall:
         return (self.name, *self.arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FieldValue:
     """One of the numbered fields of `nvmlDeviceGetFieldValues`."""
 
@@ -69,7 +69,7 @@ class FieldValue:
         return replace(self, link=link)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpmMetric:
     """One of the metrics of `nvmlGpmMetricsGet`, or several in a row that make a list."""
 
@@ -87,7 +87,7 @@ class GpmMetric:
 Source = FunctionCall | FieldValue | GpmMetric
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSpec:
     """One of our readings and where it comes from."""
 
