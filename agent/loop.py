@@ -1,4 +1,4 @@
-"""The loop that ticks: poll the GPUs, make the tick, report it. It waits for no receiver."""
+"""The loop that ticks: ask the GPUs, make the tick, tell it. Nothing here waits for a receiver."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class SampleLoop:
     """The ticks of one node."""
 
     driver: Driver
-    """The GPUs."""
+    """Whom to ask."""
     sampler: Sampler
     """Who makes ticks of the answers."""
     hardware: InventoryTracker
@@ -67,10 +67,11 @@ class SampleLoop:
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next tick; where the driver keeps accounts, scan meanwhile for processes."""
-        end_ns = self.clock.monotonic_ns() + seconds * 1e9
-        pause_seconds = self.settings.process_scan_seconds
-        # No scan where the tick would come first: it lists the processes itself.
+        """Wait for the next tick; where the driver keeps accounts, look meanwhile who comes."""
+        end_ns, pause_seconds = (
+            self.clock.monotonic_ns() + seconds * 1e9,
+            self.settings.process_scan_seconds,
+        )
         while (
             self.driver.has_process_accounting
             and self.clock.monotonic_ns() + pause_seconds * 1e9 < end_ns
@@ -81,7 +82,7 @@ class SampleLoop:
         await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / 1e9))
 
     async def _try_to_take(self, *, late: bool = False) -> bool:
-        """Take one tick; what goes wrong in it costs that tick, and is logged once."""
+        """Take one tick; what goes wrong in it costs that tick, and is told once."""
         try:
             has_answered = await self.take(late=late)
         except Exception as error:  # noqa: BLE001  # one tick is less than all that come after it
@@ -101,20 +102,19 @@ class SampleLoop:
         return lambda: f"the last tick was {(self.clock.monotonic_ns() - made_ns) / 1e9:.1f} s ago"
 
     async def take(self, *, late: bool = False) -> bool:
-        """Take one tick and report it; return whether the driver answered at all."""
+        """Take one tick and tell it; tells whether the driver answered at all."""
         began_seconds = time.perf_counter()
-        clock_readings: list[ClockReading] = []
+        moments: list[ClockReading] = []
         answers = await self.driver.poll(
-            self.sampler.last_seen(),
-            on_poll=lambda: clock_readings.append(ClockReading.read(self.clock)),
+            self.sampler.last_seen(), on_poll=lambda: moments.append(ClockReading.read(self.clock))
         )
         if answers is None:
             return False
-        self._report_inventory()
+        self._take_stock()
         tick = self.sampler.sample(
             answers,
-            asked_boottime_ns=clock_readings[-1].boottime_ns,
-            at=clock_readings[-1],
+            asked_boottime_ns=moments[-1].boottime_ns,
+            at=moments[-1],
             allocations=self._allocated(),
             late=late,
         )
@@ -123,7 +123,7 @@ class SampleLoop:
         TICK_SECONDS.observe(time.perf_counter() - began_seconds)
         return True
 
-    def _report_inventory(self) -> None:
+    def _take_stock(self) -> None:
         """Report what the node is built of, where that is news."""
         facts = self.driver.inventory()
         if facts:
