@@ -7,8 +7,10 @@ stays as a silent device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from agent.exposition.device_state import DeviceState, place
 from agent.exposition.devices import ShownDevice

@@ -6,7 +6,7 @@ from typing import Final
 import structlog
 
 from gpuledger.records import Incident, Severity
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 
 _LEVELS: Final = {
     Severity.INFO: logging.INFO,

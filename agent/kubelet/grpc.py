@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import METHOD
-from gpuledger.runtime.http.readable import readable
+from gpuledger.runtime.http.messages import readable
 
 _REASONS: Final = {
     Status.UNIMPLEMENTED: "unimplemented",

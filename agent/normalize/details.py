@@ -1,13 +1,9 @@
 """The record that stands beside a tick: what was read and is not booked. Pure."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from agent.normalize.gpu import GpuTick
-from gpuledger.records import NodeReadings, NodeSample
-
-# Of a record that knows nothing else: what is absent is not in it.
-_SILENT: Final = {"uuid"}
+from gpuledger.records import GpuDetails, NodeReadings, NodeSample
 
 
 def read_beside(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
@@ -19,5 +15,5 @@ def read_beside(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
         seq=sample.seq,
         time_ns=sample.time_ns,
         interval_ns=sample.interval_ns,
-        gpus=[one for one in details if vars(one).keys() != _SILENT],
+        gpus=[one for one in details if one != GpuDetails(uuid=one.uuid)],
     )

@@ -5,8 +5,9 @@ Every value is judged by its unit, a counter also by what it was before.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, Final, NamedTuple
+
+from msgspec.structs import fields
 
 from agent.core.raw import CallGroup, RawGpuSample
 from agent.core.readings import READINGS, ReadingSpec

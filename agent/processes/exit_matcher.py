@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from agent.metrics import ACCOUNTS_LATE
 from agent.processes.cgroup import Location
 from agent.processes.lifetime import SLACK_NS, Account, ExitedProcess, ProcessLifetime
@@ -159,7 +161,8 @@ class ExitMatcher:
             for one in totals:
                 self._close((pid, one), facts, None)
             seen = self._record(pid, facts, totals, time_ns)
-            records += [seen, with_totals(replace(seen, change=ProcessChange.ENDED), totals)]
+            ended = msgspec.structs.replace(seen, change=ProcessChange.ENDED)
+            records += [seen, with_totals(ended, totals)]
         return records
 
     def _whose(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
@@ -209,7 +212,7 @@ def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRe
         return record
     busy = [one.busy_seconds for one in totals if one.busy_seconds is not None]
     held = [one.max_memory_bytes for one in totals if one.max_memory_bytes is not None]
-    return replace(
+    return msgspec.structs.replace(
         record,
         totals=sorted(totals, key=lambda one: one.gpu_uuid),
         busy_seconds=sum(busy) if busy else None,

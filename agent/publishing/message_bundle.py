@@ -12,10 +12,10 @@ import structlog
 from agent.metrics import VALUES_CUT
 from agent.sampling import NodeTick
 from gpuledger.bus.protocol import Message
-from gpuledger.codec import encode
+from gpuledger.codec import encode, validate
 from gpuledger.records import Incident, Inventory
 from gpuledger.records.fitting import Cut, fit
-from gpuledger.runtime.repeats import Repeats
+from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES
 
 _NS_PER_MS: Final = 1_000_000
@@ -76,11 +76,12 @@ def _value(record: _NodeRecord) -> bytes:
     Raises `msgspec.ValidationError` where a number is none that its field may have.
     """
     try:
-        return encode(record)
+        validate(record)
     except msgspec.ValidationError:
-        fitted, cut = fit(record)
+        record, cut = fit(record)
         _tell_cut(cut)
-        return encode(fitted)
+        validate(record)
+    return encode(record)
 
 
 def _tell_cut(cut: Cut) -> None:

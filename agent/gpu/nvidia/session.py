@@ -11,9 +11,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import CATALOGUE

@@ -14,7 +14,7 @@ from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
-from simulator.scenario import parse_scenario
+from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.fakes.altered import Altered
 from tests.fakes.nvml_pointers import play

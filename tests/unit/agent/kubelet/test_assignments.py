@@ -1,8 +1,7 @@
 """From the kubelet's answer to allocations."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.kubelet.assignments import DeviceAssignment, allocate, find_holdings, find_on
 from agent.kubelet.devices import DeviceIndex, Unresolved

@@ -16,7 +16,7 @@ from agent.kubelet.errors import KubeletError
 from agent.kubelet.messages import parse_answer
 from simulator.clock import ManualClock
 from simulator.kubelet.server import serve_kubelet
-from simulator.scenario import load_scenario
+from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 
 QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
